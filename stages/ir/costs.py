@@ -1,0 +1,59 @@
+"""What `profile` measures: costs of distinct calls and rates of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one distinct call on one device.
+
+    Attributes:
+        signature: of the call (see `Call.signature`).
+        device: fingerprint of the device.
+        time_s: median time, seconds.
+        output_bytes: bytes of storages it creates.
+        workspace_bytes: peak bytes above inputs and outputs, from the allocator's events.
+        samples: number of timed executions; 0 for an estimate.
+        source: `measured`, or `roofline` when estimated from bytes, flops and the device's rates.
+    """
+
+    signature: str
+    device: str
+    time_s: float
+    output_bytes: int
+    workspace_bytes: int
+    samples: int
+    source: Literal["measured", "roofline"]
+
+
+@dataclass(frozen=True)
+class DeviceDescription:
+    """A device and its rates; `artifacts/device.json` names the target.
+
+    Attributes:
+        fingerprint: hash of what identifies it.
+        name: for people.
+        type: `cpu` or `cuda`.
+        memory_bytes: of the device tier.
+        flops_per_s: of a large float32 matrix product.
+        memory_copy_bytes_per_s: read + write inside the device tier.
+        disk_read_bytes_per_s, disk_write_bytes_per_s: one at a time.
+        disk_duplex_bytes_per_s: both directions at once, summed.
+        update_bytes_per_s: bytes that an AdamW update reads and writes per second.
+        dispatch_s: time of a call that does no work.
+    """
+
+    fingerprint: str
+    name: str
+    type: Literal["cpu", "cuda"]
+    memory_bytes: int
+    flops_per_s: float
+    memory_copy_bytes_per_s: float
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
+    disk_duplex_bytes_per_s: float
+    update_bytes_per_s: float
+    dispatch_s: float

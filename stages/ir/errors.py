@@ -1,0 +1,72 @@
+"""Errors that users see: one clear sentence each, which names the thing and says what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+
+
+class StowageError(Exception):
+    """Any problem that a user can mend; its text is one sentence."""
+
+
+class TraceError(StowageError):
+    """The model cannot be traced; the text names the module and the line."""
+
+
+class TableError(StowageError):
+    """A table on disk is missing, damaged, or not one of ours."""
+
+
+class ParameterError(StowageError):
+    """A parameter in `params.yaml` or an argument of `fit` is wrong."""
+
+
+class PlanMismatchError(StowageError):
+    """A plan, checkpoint or generated step belongs to another model, device or batch."""
+
+
+class IllegalPlanError(StowageError):
+    """The referee rejected a plan: a solver's bug, never the user's fault."""
+
+
+def mib(nbytes: int) -> str:
+    """Bytes as MiB with one decimal, for messages."""
+    return f"{nbytes / MIB:,.1f} MiB"
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A tensor that takes part in a peak."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass
+class Infeasible(StowageError):
+    """No plan fits the budget: a result, not a crash.
+
+    Attributes:
+        budget_bytes: what was asked for.
+        smallest_feasible_bytes: the smallest whole-iteration budget that the planner can meet.
+        binding_step: the step of the smallest plan at which its peak is reached.
+        occupants: the largest tensors in memory at that step, largest first.
+    """
+
+    budget_bytes: int
+    smallest_feasible_bytes: int
+    binding_step: str
+    occupants: list[Occupant] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        largest = ", ".join(f"{o.name} {mib(o.nbytes)}" for o in self.occupants[:3])
+        return (
+            f"The device budget of {mib(self.budget_bytes)} cannot be met: the smallest feasible budget is "
+            f"{mib(self.smallest_feasible_bytes)} ({self.smallest_feasible_bytes} bytes), bound at {self.binding_step}, "
+            f"where the largest tensors are {largest or 'none'}; raise the budget, or make the batch or the model smaller."
+        )

@@ -1,0 +1,106 @@
+"""What `options` and `solve` write: schedules of blocks, and the plan of the whole iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Option:
+    """One schedule of one distinct block (thesis 2.5.1).
+
+    Attributes:
+        block_hash: which block.
+        option: position among the block's options.
+        forward, backward: `BlockSchedule` parts, encoded: node k is k, freeing allocation i is −1 − i.
+        forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: see
+            `simulate.BlockCost`.
+        formulation, status, gap: how it was found.
+    """
+
+    block_hash: str
+    option: int
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    forward_time_s: float
+    backward_time_s: float
+    save_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    recomputed_bytes: int
+    formulation: str
+    status: str
+    gap: float
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One action of the iteration.
+
+    Attributes:
+        row: position.
+        action: `compute` a node or `free` a storage.
+        node: compute node, or -1.
+        storage: storage, or -1.
+        block: block of the node or storage, -1 outside the chain.
+        step: the step it belongs to, for people: `F3 option 2`, `F3 fast`, `B3`.
+        recompute: the node has run before in this iteration.
+        start_s, end_s: predicted, from the start of the iteration.
+        resident_bytes: predicted device bytes after the row.
+        peak_bytes: predicted highest device bytes during the row.
+    """
+
+    row: int
+    action: Literal["compute", "free"]
+    node: int
+    storage: int
+    block: int
+    step: str
+    recompute: bool
+    start_s: float
+    end_s: float
+    resident_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """What a plan states about itself; `summary.json` beside the plan.
+
+    Attributes:
+        plan_hash: of rows and configuration; names checkpoints and `step.py`.
+        configuration_hash: of the training configuration that the plan belongs to.
+        method: formulation at the top level (`rockmate`, `keep_all`, …).
+        device: name of the device that the costs are from.
+        device_budget_bytes: what was asked for.
+        device_peak_bytes: predicted highest device bytes of the iteration, everything included.
+        baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
+        step_time_s: predicted.
+        lower_bound_s: every operation once.
+        recomputed_bytes: bytes of distinct activations made more than once.
+        activation_bytes: bytes of all activations that backward reads.
+        keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
+        solver: name and version; status, gap, time limit and seed of the worst solve.
+    """
+
+    plan_hash: str
+    configuration_hash: str
+    method: str
+    device: str
+    device_budget_bytes: int
+    device_peak_bytes: int
+    baseline_bytes: int
+    step_time_s: float
+    lower_bound_s: float
+    recomputed_bytes: int
+    activation_bytes: int
+    keep_all_peak_bytes: int
+    keep_all_time_s: float
+    smallest_feasible_bytes: int
+    solver: str
+    status: str
+    gap: float
+    time_limit_s: float
+    seed: int
+    estimated_nodes: int

@@ -1,0 +1,43 @@
+"""What `train` writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One training iteration.
+
+    Attributes:
+        iteration: 0 first.
+        loss: after the iteration's forward.
+        eager_loss: plain PyTorch's, NaN when not compared.
+        learning_rate: of the first parameter group, used in this iteration.
+        time_s: wall time.
+        eager_time_s: plain PyTorch's, NaN when not compared.
+        peak_bytes: measured from the allocator's events; -1 when this iteration was not measured (the profiler slows it).
+    """
+
+    iteration: int
+    loss: float
+    eager_loss: float
+    learning_rate: float
+    time_s: float
+    eager_time_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """One allocator event of the measured iteration: device bytes after it.
+
+    Attributes:
+        series: `measured` or `eager`.
+        time_s: from the start of the iteration.
+        resident_bytes: device bytes after the event, everything included.
+    """
+
+    series: str
+    time_s: float
+    resident_bytes: int

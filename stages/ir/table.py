@@ -1,0 +1,100 @@
+"""Tables on disk: one frozen dataclass per row type; the Arrow schema derives from it; legality is checked both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stowage.stages.ir.errors import TableError
+
+Row = TypeVar("Row")
+FORMAT_VERSION = "1"
+_NAME_KEY, _VERSION_KEY = b"stowage.table", b"stowage.format"
+_SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), bytes: pa.binary()}
+
+
+def _arrow_type(annotation: Any) -> pa.DataType:
+    if annotation in _SCALARS:
+        return _SCALARS[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return pa.list_(_arrow_type(arguments[0]))
+    if origin is typing.Literal:
+        return pa.string()
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = [a for a in arguments if a is not type(None)]
+        return _arrow_type(inner)
+    raise TypeError(f"no Arrow type for {annotation!r}")
+
+
+def arrow_schema(row_type: type) -> pa.Schema:
+    """The Arrow schema of a row type, with the table's name and format version in its metadata."""
+    hints = typing.get_type_hints(row_type)
+    columns = [pa.field(f.name, _arrow_type(hints[f.name])) for f in dataclasses.fields(row_type)]
+    return pa.schema(columns, metadata={_NAME_KEY: row_type.__name__.encode(), _VERSION_KEY: FORMAT_VERSION.encode()})
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside, then rename: a killed process leaves the old file or none, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_rows(path: Path, row_type: type[Row], rows: Sequence[Row]) -> None:
+    """Write `rows` as Parquet, atomically and deterministically."""
+    schema = arrow_schema(row_type)
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pydict(columns, schema=schema), sink, compression="zstd")
+    write_atomically(path, sink.getvalue().to_pybytes())
+
+
+def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
+    """Read rows of `row_type`.
+
+    Raises:
+        TableError: the file is missing, is not Parquet, or is another table or version than asked for.
+    """
+    if not path.is_file():
+        raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path} is damaged and cannot be read as Parquet: delete it and run `dvc repro`.") from error
+    expected, metadata = arrow_schema(row_type), table.schema.metadata or {}
+    name, version = metadata.get(_NAME_KEY, b"").decode(), metadata.get(_VERSION_KEY, b"").decode()
+    if name != row_type.__name__ or version != FORMAT_VERSION or not table.schema.equals(expected, check_metadata=False):
+        found = f"a {name} table of format {version}" if name else "not a table of this project"
+        raise TableError(
+            f"{path} is {found}, expected a {row_type.__name__} table of format {FORMAT_VERSION}: "
+            "delete it and run `dvc repro`."
+        )
+    lists = [f.name for f in expected if pa.types.is_list(f.type)]
+    rows = table.to_pylist()
+    for row in rows:
+        for column in lists:
+            if row[column] is not None:
+                row[column] = tuple(row[column])
+    return [row_type(**row) for row in rows]
+
+
+def rows_by(rows: Iterable[Row], key: str) -> dict[int, Row]:
+    """Index rows by an integer column."""
+    return {getattr(row, key): row for row in rows}
