@@ -1,0 +1,143 @@
+"""From YAML to `Settings`, and from what can be wrong with it to one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.settings.models import Settings
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as DVC reads it: `1e-4` is a number, and a key that appears twice is a mistake."""
+
+
+_FLOAT = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)|[0-9][0-9_]*\.[0-9_]*|\.[0-9]+(?:[eE][-+]?[0-9]+)?)$"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        if key_node.value in seen:
+            line = key_node.start_mark.line + 1
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{key_node.value!r} appears twice, the second time on line {line}"
+            )
+        seen.add(key_node.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_settings(path: Path = Path("params.yaml")) -> Settings:
+    """Read and check a parameter file.
+
+    Raises:
+        ParameterError: the file is missing or is not YAML, a key is unknown or missing, or a value is wrong.
+    """
+    return parse_settings(read_parameters(path), str(path))
+
+
+def read_parameters(path: Path) -> dict[str, Any]:
+    """The file's content before any check of keys.
+
+    Raises:
+        ParameterError: the file is missing, is not YAML, or is not a mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except FileNotFoundError as error:
+        raise ParameterError(
+            f"{path} is missing: run in the folder that has it, or restore it with `git checkout`."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path} cannot be read ({error}): make it a readable UTF-8 text file.") from error
+    except yaml.YAMLError as error:
+        raise ParameterError(f"{path} is not valid YAML: {_yaml_problem(error)}.") from error
+    if not isinstance(content, dict):
+        raise ParameterError(f"{path} must be a mapping of sections such as trace and solve, and is {_kind(content)}.")
+    return content
+
+
+def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -> Settings:
+    """Check parameters that are already in memory; `source` names them in messages.
+
+    Raises:
+        ParameterError: a key is unknown or missing, or a value is wrong.
+    """
+    try:
+        return Settings.model_validate(dict(content))
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        more = f" ({len(found) - 1} more to mend after that)" if len(found) > 1 else ""
+        raise ParameterError(f"{source}: {_sentence(found[0])}{more}.") from error
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    location, value = error["loc"], error["input"]
+    key = ".".join(str(part) for part in location) or "the file"
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{key} is not a known key; {_suggestion(location)}"
+        case "missing":
+            return f"{key} is missing; add it"
+        case "value_error":
+            return f"{key}: {error['ctx']['error']}"
+        case "model_type" | "model_attributes_type":
+            return f"{key} must be a section with keys of its own, and is {_kind(value)}; indent its keys below it"
+        case _:
+            wanted = str(error["msg"]).removeprefix("Input should be ")
+            return f"{key} must be {wanted}, and is {_kind(value)}; correct the value"
+
+
+def _suggestion(location: Sequence[str | int]) -> str:
+    prefix = [str(part) for part in location[:-1]]
+    known = [".".join([*prefix, name]) for name in _section_at(prefix).model_fields]
+    unknown = str(location[-1])
+    matches = difflib.get_close_matches(unknown, [name.rpartition(".")[2] for name in known], n=1)
+    if matches:
+        return f"rename it to {'.'.join([*prefix, matches[0]])}"
+    return f"remove it, or use one of {', '.join(known)}"
+
+
+def _section_at(prefix: Sequence[str]) -> type[BaseModel]:
+    section: type[BaseModel] = Settings
+    for part in prefix:
+        field = section.model_fields.get(part)
+        section = _model_in(field.annotation) if field else section
+    return section
+
+
+def _model_in(annotation: Any) -> type[BaseModel]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel))
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        raise TypeError(f"{annotation!r} is not a section")
+    return annotation
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    where = f" on line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{' '.join(str(problem).split())}{where}; mend that line"

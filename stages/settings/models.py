@@ -1,0 +1,221 @@
+"""What `params.yaml` may say: one class per stage, defaults included."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.settings.sizes import resolve_budget
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _function_path(text: str) -> str:
+    module, colon, name = text.partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ValueError(f"{text!r} does not name a function: write 'package.module:function'")
+    return text
+
+
+def _class_name(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError(f"{text!r} is not the name of a class")
+    return text
+
+
+def _budget(value: object) -> object:
+    try:
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            resolve_budget(value, 1 << 40, "it")
+            return value
+    except ParameterError:
+        pass
+    raise ValueError(
+        f"{value!r} is not a budget: write '50%' (of plain PyTorch's peak), '900MiB', '1.5GiB', '12GB' or bytes"
+    )
+
+
+FunctionPath = Annotated[str, AfterValidator(_function_path)]
+ClassName = Annotated[str, AfterValidator(_class_name)]
+Budget = Annotated[str | int, BeforeValidator(_budget)]
+Iterations = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(strict=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSettings(_Section):
+    """Which model; exactly one of `architecture`, `directory` and `callable`.
+
+    Attributes:
+        architecture: a `transformers` model type, `gpt2`; made from its default configuration and `overrides`.
+        directory: a local `transformers` checkpoint: `config.json` and, if present, safetensors weights.
+        callable: `package.module:function`, a function that returns the module.
+        overrides: configuration values that replace the defaults of `architecture` or `directory`.
+    """
+
+    architecture: str | None = None
+    directory: str | None = None
+    callable: FunctionPath | None = None
+    overrides: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSettings:
+        given = [name for name in ("architecture", "directory", "callable") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"exactly one of architecture, directory and callable is needed, found {found}")
+        if self.callable is not None and self.overrides:
+            raise ValueError("overrides change a transformers configuration and cannot be used with callable")
+        return self
+
+
+class OptimizerSettings(_Section):
+    """A class of `torch.optim` and its arguments."""
+
+    name: ClassName = "AdamW"
+    arguments: dict[str, JsonValue] = Field(default_factory=lambda: {"lr": 1e-4})
+
+
+class ScheduleSettings(_Section):
+    """A class of `torch.optim.lr_scheduler` and its arguments."""
+
+    name: ClassName
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class DataSettings(_Section):
+    """Where the training text comes from.
+
+    Attributes:
+        source: `pydoc_topics` (the text of Python's own help), or the path of a text or `.parquet` file.
+        column: the text column of a `.parquet` file.
+        tokenizer: directory of a local tokenizer; None for bytes.
+    """
+
+    source: str = "pydoc_topics"
+    column: str | None = None
+    tokenizer: str | None = None
+
+    @model_validator(mode="after")
+    def _column_of_parquet(self) -> DataSettings:
+        if self.column is not None and not self.source.endswith(".parquet"):
+            raise ValueError(f"column is for .parquet files, and source is {self.source!r}")
+        return self
+
+
+class TraceSettings(_Section):
+    """The training configuration: what the traced program depends on.
+
+    Attributes:
+        model: see `ModelSettings`.
+        batch_size, sequence_length: shape of one batch.
+        loss: `package.module:function` called with the model's outputs and the batch; None for `outputs.loss`.
+        optimizer: see `OptimizerSettings`; None for gradients without an update.
+        seed: of the initial parameters.
+        device: of the target, `cpu` or `cuda`.
+    """
+
+    model: ModelSettings
+    batch_size: Positive = 4
+    sequence_length: Positive = 256
+    loss: FunctionPath | None = None
+    optimizer: OptimizerSettings | None = Field(default_factory=OptimizerSettings)
+    seed: NotNegative = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class ProfileSettings(_Section):
+    """How costs are found.
+
+    Attributes:
+        costs: `measured` on the target, or `roofline` estimates from the device's rates.
+        seconds_per_call: time spent on measuring one distinct call.
+        min_samples: executions of one distinct call, at least.
+    """
+
+    costs: Literal["measured", "roofline"] = "measured"
+    seconds_per_call: PositiveSeconds = 0.3
+    min_samples: Positive = 5
+
+
+class PartitionSettings(_Section):
+    """How the graph is cut.
+
+    Attributes:
+        max_blocks: length of the chain, at most.
+    """
+
+    max_blocks: Positive = 200
+
+
+class OptionsSettings(_Section):
+    """How schedules of blocks are generated (thesis 2.5.1).
+
+    Attributes:
+        peak_budgets, save_budgets: how many budgets of each kind are tried per distinct block.
+        time_limit_s: of one solve.
+        seed: of the solver.
+        workers: solves at the same time; None for the number of cores. Does not change the result.
+        max_exact_nodes: larger blocks are solved by heuristics.
+    """
+
+    peak_budgets: Positive = 6
+    save_budgets: Positive = 6
+    time_limit_s: PositiveSeconds = 5.0
+    seed: NotNegative = 0
+    workers: Positive | None = None
+    max_exact_nodes: NotNegative = 80
+
+
+class SolveSettings(_Section):
+    """The plan of the whole iteration.
+
+    Attributes:
+        device_budget: device bytes that the iteration may use, everything included; a percentage is of the predicted
+            total peak of plain PyTorch.
+        method: `rockmate`, or `auto` for the best of everything that applies.
+        memory_slots: resolution of memory in the dynamic program of the chain.
+    """
+
+    device_budget: Budget = "50%"
+    method: Literal["auto", "rockmate"] = "auto"
+    memory_slots: Positive = 500
+
+
+class TrainSettings(_Section):
+    """The run.
+
+    Attributes:
+        steps: iterations.
+        checkpoint_every: iterations between checkpoints.
+        seed: of data order and dropout.
+        schedule: of the learning rate; None keeps it constant.
+        data: see `DataSettings`.
+        compare_eager: train plain PyTorch beside it and compare losses, bit for bit.
+        measure_iterations: iterations whose memory is recorded; a recorded iteration is slower.
+    """
+
+    steps: Positive = 6
+    checkpoint_every: Positive = 3
+    seed: NotNegative = 0
+    schedule: ScheduleSettings | None = None
+    data: DataSettings = Field(default_factory=DataSettings)
+    compare_eager: bool = True
+    measure_iterations: Iterations = (2,)
+
+
+class Settings(_Section):
+    """All of `params.yaml`, one section per stage; `codegen` has none."""
+
+    trace: TraceSettings
+    profile: ProfileSettings = Field(default_factory=ProfileSettings)
+    partition: PartitionSettings = Field(default_factory=PartitionSettings)
+    options: OptionsSettings = Field(default_factory=OptionsSettings)
+    solve: SolveSettings = Field(default_factory=SolveSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
