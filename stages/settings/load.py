@@ -56,7 +56,7 @@ def read_parameters(path: Path) -> dict[str, Any]:
         ParameterError: the file is missing, is not YAML, or is not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError as error:
         raise ParameterError(
             f"{path} is missing: run in the folder that has it, or restore it with `git checkout`."
