@@ -1,0 +1,70 @@
+"""The door to OR-Tools CP-SAT: deterministic, with a wall-clock safety net."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
+
+# A deterministic second is about a second on an idle machine; the net must not catch a run that is only slowed down.
+WALL_FACTOR = 6.0
+
+_STATUS: dict[int, Status] = {
+    int(cp_model.OPTIMAL): "optimal",
+    int(cp_model.FEASIBLE): "feasible",
+    int(cp_model.INFEASIBLE): "infeasible",
+    int(cp_model.UNKNOWN): "unknown",
+}
+
+
+@dataclass(frozen=True)
+class CpAnswer:
+    """Outcome of a solve, and the values of its variables."""
+
+    outcome: SolverOutcome
+    _solver: Any
+
+    def value(self, expression: Any) -> int:
+        """Value of a variable or linear expression in the answer."""
+        return int(self._solver.value(expression))
+
+
+def solve_cp(model: Any, settings: SolverSettings) -> CpAnswer:
+    """Minimise a `cp_model.CpModel`; hints in the model are its first incumbent.
+
+    Raises:
+        ValueError: the model itself is malformed (a formulation's bug).
+    """
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = settings.threads
+    parameters.interleave_search = settings.threads > 1
+    parameters.random_seed = settings.seed
+    parameters.max_deterministic_time = settings.time_limit_s
+    parameters.max_time_in_seconds = settings.time_limit_s * WALL_FACTOR
+    parameters.relative_gap_limit = settings.gap
+    started = time.perf_counter()
+    code = int(solver.solve(model))
+    if code not in _STATUS:
+        raise ValueError(f"CP-SAT rejects the model: {model.validate()}")
+    status = _STATUS[code]
+    found = status in ("optimal", "feasible")
+    outcome = SolverOutcome(
+        status=status,
+        objective=float(solver.objective_value) if found else math.inf,
+        bound=float(solver.best_objective_bound) if status != "infeasible" else math.inf,
+        solver=cp_version(),
+        wall_s=time.perf_counter() - started,
+    )
+    return CpAnswer(outcome, solver)
+
+
+def cp_version() -> str:
+    """Name and version, for reports and for keys of stored solutions."""
+    return f"CP-SAT {version('ortools')}"
