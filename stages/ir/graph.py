@@ -19,7 +19,7 @@ class ComputeNode:
         reads: storages that must be in memory, persistent ones included, its own outputs not.
         creates: temporary storages it fills.
         mutates: persistent storages it changes.
-        phase: forward (loss included) or backward (updates included).
+        phase: forward (loss included), backward, or update of a parameter.
         block: position of its block in the chain, or `SHARED`.
         once: may be executed only once.
         random: draws random numbers; executed again, it replays the state of its first execution.
@@ -34,7 +34,7 @@ class ComputeNode:
     reads: tuple[int, ...]
     creates: tuple[int, ...]
     mutates: tuple[int, ...]
-    phase: Literal["forward", "backward"]
+    phase: Literal["forward", "backward", "update"]
     block: int
     once: bool
     random: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
 import types
@@ -93,6 +94,31 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
             if row[column] is not None:
                 row[column] = tuple(row[column])
     return [row_type(**row) for row in rows]
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Write one dataclass instance as JSON, atomically, with its type's name."""
+    content = {"table": type(record).__name__, "format": FORMAT_VERSION, **dataclasses.asdict(record)}
+    write_atomically(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_record(path: Path, row_type: type[Row]) -> Row:
+    """Read what `write_record` wrote.
+
+    Raises:
+        TableError: the file is missing, damaged, or holds another record.
+    """
+    if not path.is_file():
+        raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
+    try:
+        content = json.loads(path.read_text())
+        if content.pop("table") != row_type.__name__ or content.pop("format") != FORMAT_VERSION:
+            raise ValueError("another record")
+        return row_type(**content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(
+            f"{path} is damaged or not a {row_type.__name__} of format {FORMAT_VERSION}: delete it and run `dvc repro`."
+        ) from error
 
 
 def rows_by(rows: Iterable[Row], key: str) -> dict[int, Row]:

@@ -4,7 +4,11 @@ downstream needs the model."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 
 StorageRole = Literal["parameter", "buffer", "input", "constant", "state", "temporary"]
 """`temporary`: made during the step. Everything else is persistent: in memory before and after the step."""
@@ -110,3 +114,83 @@ class Gradient:
     parameter: str
     parameter_value: int
     gradient_value: int
+
+
+@dataclass(frozen=True)
+class TraceMeta:
+    """What a trace belongs to; `meta.json` beside the tables.
+
+    Attributes:
+        configuration_hash: of model structure, batch signature, trainable parameters, loss, optimizer class and device
+            type: the training configuration that the trace is of.
+        model: a label for people.
+        device: `cpu` or `cuda`.
+        torch_version: the trace's operators are that version's.
+        loss_value: the value that is the loss.
+        optimizer: label of the optimizer, "" when gradients are left in `.grad`.
+        parameters: number of scalar parameters.
+    """
+
+    configuration_hash: str
+    model: str
+    device: str
+    torch_version: str
+    loss_value: int
+    optimizer: str
+    parameters: int
+
+
+@dataclass(frozen=True)
+class TraceTables:
+    """The whole trace. `calls` are in the order of eager PyTorch's execution, updates last."""
+
+    storages: list[Storage]
+    values: list[Value]
+    calls: list[Call]
+    gradients: list[Gradient]
+    constants: list[Constant]
+    meta: TraceMeta
+
+    def save(self, folder: Path) -> None:
+        """Write every table into `folder`, each atomically."""
+        write_rows(folder / "storages.parquet", Storage, self.storages)
+        write_rows(folder / "values.parquet", Value, self.values)
+        write_rows(folder / "calls.parquet", Call, self.calls)
+        write_rows(folder / "gradients.parquet", Gradient, self.gradients)
+        write_rows(folder / "constants.parquet", Constant, self.constants)
+        write_record(folder / "meta.json", self.meta)
+
+    @staticmethod
+    def load(folder: Path) -> TraceTables:
+        """Read what `save` wrote and check that the tables fit together.
+
+        Raises:
+            TableError: a file is missing, damaged, foreign, or the tables do not belong together.
+        """
+        trace = TraceTables(
+            storages=read_rows(folder / "storages.parquet", Storage),
+            values=read_rows(folder / "values.parquet", Value),
+            calls=read_rows(folder / "calls.parquet", Call),
+            gradients=read_rows(folder / "gradients.parquet", Gradient),
+            constants=read_rows(folder / "constants.parquet", Constant),
+            meta=read_record(folder / "meta.json", TraceMeta),
+        )
+        trace.check(folder)
+        return trace
+
+    def check(self, folder: Path | str = "trace") -> None:
+        """Raise `TableError` unless every reference between the tables holds and every value is read after it exists."""
+        n_storages, n_values = len(self.storages), len(self.values)
+        positions = (
+            [s.storage for s in self.storages] == list(range(n_storages))
+            and [v.value for v in self.values] == list(range(n_values))
+            and [c.call for c in self.calls] == list(range(len(self.calls)))
+        )
+        if not positions or any(not 0 <= v.storage < n_storages for v in self.values):
+            raise TableError(f"{folder}: the tables do not belong together: delete the folder and run `dvc repro`.")
+        exists = {v.value for v in self.values if v.call < 0}
+        for call in self.calls:
+            for value in call.reads:
+                if value not in exists:
+                    raise TableError(f"{folder}: call {call.call} reads value {value} before it exists: run `dvc repro`.")
+            exists.update(v for v in call.returns if v >= 0)

@@ -1,0 +1,162 @@
+"""Fold calls into compute nodes (cNodes): in-place calls join the node that owns the storage (thesis 2.3)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.trace import Call, TraceTables
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Compute nodes in a topological order that keeps eager's order, their blocks not yet known."""
+
+    nodes: list[ComputeNode]
+    storage_bytes: list[int]
+    temporary: frozenset[int]
+
+
+def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
+    """Make compute nodes from calls.
+
+    Calls that write a temporary storage join the call that made it, and so does every call that reads it in between:
+    it would find another content after the node has run. Groups that would then depend on each other are merged.
+
+    Args:
+        trace: the trace.
+        costs: by call signature.
+
+    Raises:
+        TableError: a call has no cost.
+    """
+    storage_of = [v.storage for v in trace.values]
+    temporary = frozenset(s.storage for s in trace.storages if s.role == "temporary")
+    calls = [c for c in trace.calls if not c.is_view]
+    creator: dict[int, int] = {}
+    touched_by: dict[int, list[int]] = defaultdict(list)
+    graph = nx.DiGraph()
+    joined = nx.Graph()
+    for call in calls:
+        graph.add_node(call.call)
+        joined.add_node(call.call)
+        for storage in {storage_of[v] for v in call.reads} | set(call.mutates):
+            if storage in temporary:
+                if storage in call.mutates:
+                    for other in touched_by[storage]:
+                        joined.add_edge(other, call.call)
+                elif storage in creator:
+                    graph.add_edge(creator[storage], call.call)
+            touched_by[storage].append(call.call)
+        for storage in {storage_of[v] for v in call.returns if v >= 0}:
+            if storage in temporary and storage not in creator:
+                creator[storage] = call.call
+                touched_by[storage].append(call.call)
+    _order_persistent(calls, storage_of, temporary, graph)
+    _order_random(calls, graph)
+
+    group_of: dict[int, int] = {}
+    for component in nx.connected_components(joined):
+        group_of.update(dict.fromkeys(component, min(component)))
+    grouped = nx.DiGraph()
+    grouped.add_nodes_from(group_of.values())
+    grouped.add_edges_from((group_of[a], group_of[b]) for a, b in graph.edges if group_of[a] != group_of[b])
+    members: dict[int, list[int]] = defaultdict(list)
+    leader: dict[int, int] = {}
+    for component in nx.strongly_connected_components(grouped):
+        leader.update(dict.fromkeys(component, min(component)))
+    for call_number, group in group_of.items():
+        members[leader[group]].append(call_number)
+    merged = nx.DiGraph()
+    merged.add_nodes_from(members)
+    merged.add_edges_from((leader[a], leader[b]) for a, b in grouped.edges if leader[a] != leader[b])
+    last = {group: max(numbers) for group, numbers in members.items()}
+    order = nx.lexicographical_topological_sort(merged, key=last.__getitem__)
+
+    by_number = {c.call: c for c in calls}
+    nodes = [
+        _node(i, [by_number[n] for n in sorted(members[group])], trace, costs, storage_of, temporary, creator)
+        for i, group in enumerate(order)
+    ]
+    return Folded(_mark_once(nodes), [s.nbytes for s in trace.storages], temporary)
+
+
+def _order_persistent(
+    calls: list[Call], storage_of: list[int], temporary: frozenset[int], graph: nx.DiGraph
+) -> None:
+    """Reads and writes of a persistent storage keep their order."""
+    last_write: dict[int, int] = {}
+    reads_since: dict[int, list[int]] = defaultdict(list)
+    for call in calls:
+        written = {s for s in call.mutates if s not in temporary}
+        for storage in {storage_of[v] for v in call.reads} - temporary:
+            if storage in last_write:
+                graph.add_edge(last_write[storage], call.call)
+            reads_since[storage].append(call.call)
+        for storage in written:
+            for reader in reads_since.pop(storage, []):
+                if reader != call.call:
+                    graph.add_edge(reader, call.call)
+            if storage in last_write:
+                graph.add_edge(last_write[storage], call.call)
+            last_write[storage] = call.call
+
+
+def _order_random(calls: list[Call], graph: nx.DiGraph) -> None:
+    """First executions draw from the global generator in eager's order."""
+    random = [c.call for c in calls if c.is_random]
+    graph.add_edges_from(zip(random, random[1:]))
+
+
+def _node(
+    number: int,
+    calls: list[Call],
+    trace: TraceTables,
+    costs: Mapping[str, Cost],
+    storage_of: list[int],
+    temporary: frozenset[int],
+    creator: Mapping[int, int],
+) -> ComputeNode:
+    missing = [c for c in calls if c.signature not in costs]
+    if missing:
+        raise TableError(f"The costs lack call {missing[0].target} ({missing[0].signature}): run the profile stage.")
+    members = {c.call for c in calls}
+    creates = {s for c in calls for v in c.returns if v >= 0 and creator.get(s := storage_of[v]) in members}
+    mutates = {s for c in calls for s in c.mutates} - temporary
+    found = [costs[c.signature] for c in calls]
+    label = max(calls, key=lambda c: costs[c.signature].time_s)
+    phases = {c.phase for c in calls}
+    replayable = all(c.replay_arguments for c in calls if set(c.mutates) - temporary)
+    return ComputeNode(
+        node=number,
+        calls=tuple(c.call for c in calls),
+        reads=tuple(sorted({storage_of[v] for c in calls for v in c.reads} - creates)),
+        creates=tuple(sorted(creates)),
+        mutates=tuple(sorted(mutates)),
+        phase="update" if "update" in phases else "backward" if "backward" in phases else "forward",
+        block=SHARED,
+        once=bool(mutates) and not replayable,
+        random=any(c.is_random for c in calls),
+        time_s=max(sum(c.time_s for c in found), 1e-7),
+        workspace_bytes=max(c.workspace_bytes for c in found),
+        estimated=any(c.source == "roofline" for c in found),
+        name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",
+    )
+
+
+def _mark_once(nodes: list[ComputeNode]) -> list[ComputeNode]:
+    """A node that reads a persistent storage which a later node changes for good may run only once.
+
+    Updates of parameters are left out: they are placed after the last possible reader (see `blocks`).
+    """
+    last_change = {s: n.node for n in nodes if n.phase != "update" and n.once for s in n.mutates}
+    return [
+        replace(node, once=True) if any(last_change.get(s, -1) > node.node for s in node.reads) else node
+        for node in nodes
+    ]

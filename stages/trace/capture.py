@@ -1,0 +1,269 @@
+"""One training step as a `torch.fx` graph: forward, loss and backward through `make_fx` on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.trace.checks import SelfChange, check_module, without_gradient_checkpointing
+
+Loss = Callable[[Any, Any], torch.Tensor]
+PATH, PHASE = "stowage_path", "stowage_phase"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A traced step.
+
+    Attributes:
+        module: the graph module; placeholders are parameters, buffers, then tensors of the batch, in that order; its
+            outputs are the loss, then one gradient (or None) per trainable parameter.
+        parameters, buffers: names in placeholder order.
+        trainable: names of parameters that have a gradient output, in output order.
+        inputs: labels of the batch's tensors.
+        notices: what the user should know, one sentence each.
+    """
+
+    module: fx.GraphModule
+    parameters: list[str]
+    buffers: list[str]
+    trainable: list[str]
+    inputs: list[str]
+    notices: list[str]
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call as users do: a mapping gives keywords, a tuple or list positions, anything else one argument."""
+    if isinstance(batch, dict):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*batch)
+    return model(batch)
+
+
+def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
+    """The scalar to differentiate: `loss(outputs, batch)`, else `outputs.loss`, else the output itself if it is one."""
+    if loss is not None:
+        result = loss(outputs, batch)
+    elif isinstance(getattr(outputs, "loss", None), torch.Tensor):
+        result = outputs.loss
+    elif isinstance(outputs, torch.Tensor) and outputs.ndim == 0:
+        result = outputs
+    else:
+        raise TraceError(
+            f"The model returns {type(outputs).__name__} without a scalar `loss`: pass loss=callable(outputs, batch), "
+            "or put labels into the batch."
+        )
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        raise TraceError(f"The loss must be one number, but it is {shape}: reduce it, for example with .mean().")
+    if not result.requires_grad:
+        raise TraceError("The loss depends on no trainable parameter: check requires_grad and torch.no_grad in the model.")
+    return result
+
+
+class _Program(nn.Module):
+    """Calls the model and computes the loss; notices buffers that forward replaces instead of changing in place."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        given = dict(self.model.named_buffers())
+        result = loss_of(call_model(self.model, batch), batch, self.loss)
+        for name, buffer in self.model.named_buffers():
+            if given.get(name) is not buffer:
+                raise TraceError(
+                    f"Buffer '{name}' is replaced in forward, which a planned step would not repeat: change it in place "
+                    f"(`self.{name.rpartition('.')[2]}.copy_(...)`)."
+                )
+        return result
+
+
+class _Marker:
+    """Marks graph nodes with the path of the module that made them and with their phase, as they appear."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.stack: list[str] = []
+        self.deepest: list[str] = []
+        self.phase = "forward"
+        self._paths = {id(module): path for path, module in model.named_modules()}
+
+    def sweep(self) -> None:
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        for node in reversed(mode.tracer.graph.nodes):
+            if PHASE in node.meta:
+                break
+            node.meta[PHASE] = self.phase
+            node.meta[PATH] = self.stack[-1] if self.stack else ""
+
+    def enter(self, module: nn.Module, _arguments: Any) -> None:
+        self.sweep()
+        path = self._paths.get(id(module))
+        self.stack.append(path if path is not None else (self.stack[-1] if self.stack else ""))
+        self.deepest = list(self.stack)
+
+    def leave(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
+        self.sweep()
+        if self.stack:
+            self.stack.pop()
+
+
+@contextlib.contextmanager
+def _marking(model: nn.Module, marker: _Marker) -> Iterator[None]:
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(marker.enter),
+        nn.modules.module.register_module_forward_hook(marker.leave),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """The gradient as eager's `AccumulateGrad` would leave it in `.grad`: in memory of its own, laid out as the parameter.
+
+    Eager keeps a gradient that already is so and copies any other (an expanded one after `y.sum()`, one shared by two
+    parameters, one with other strides).
+    """
+    storage = gradient.untyped_storage()
+    own = storage._cdata not in taken and storage.nbytes() == gradient.numel() * gradient.element_size()
+    if own and gradient.stride() == parameter.stride():
+        taken.add(storage._cdata)
+        return gradient
+    copy = torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device)
+    copy.copy_(gradient)
+    taken.add(copy.untyped_storage()._cdata)
+    return copy
+
+
+def _user_line(error: BaseException) -> str:
+    """`file:line` of the innermost frame that is neither PyTorch's nor ours."""
+    skip = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(skip)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
+
+
+def _explain(error: BaseException, marker: _Marker) -> TraceError:
+    where = f"Module '{(marker.deepest or [''])[-1]}' ({_user_line(error)})"
+    if isinstance(error, DataDependentOutputException):
+        return TraceError(
+            f"{where} reads a tensor's value during the step ({error.func}), so its control flow depends on data and "
+            "cannot be planned: compute the value before the step and pass it in the batch."
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return TraceError(
+            f"{where} makes a tensor whose shape depends on data ({error.func}), which cannot be planned: use an "
+            "operation with a fixed shape, such as torch.where."
+        )
+    if isinstance(error, (UnsupportedOperatorException, NotImplementedError)):
+        return TraceError(
+            f"{where} calls an operator without a fake kernel ({error}): register one with torch.library.register_fake."
+        )
+    return TraceError(f"{where} cannot be traced: {type(error).__name__}: {str(error).strip().splitlines()[0]}.")
+
+
+def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
+    """Trace one training step of `model` on `batch`; neither weights nor random state are touched.
+
+    Parameters and batch may be fake tensors (a model without weights in memory) or real.
+
+    Raises:
+        TraceError: the step cannot be traced; the text names the module and the line.
+    """
+    check_module(model)
+    notices: list[str] = []
+    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    trainable = [name for name, p in parameters.items() if p.requires_grad]
+    leaves, structure = pytree.tree_flatten(batch)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    labels = _labels(batch)
+    marker = _Marker(model)
+    program = _Program(model, loss)
+
+    def step(
+        parameter_list: list[torch.Tensor], buffer_list: list[torch.Tensor], tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        given = dict(zip(parameters, parameter_list, strict=True))
+        for name in trainable:
+            given[name].requires_grad_(True)
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        state = {**given, **dict(zip(buffers, buffer_list, strict=True))}
+        with _marking(model, marker):
+            result = torch.func.functional_call(
+                program, {f"model.{name}": tensor for name, tensor in state.items()}, (structure.unflatten(filled),)
+            )
+        marker.sweep()
+        marker.phase = "backward"
+        gradients = torch.autograd.grad(result, [given[name] for name in trainable], allow_unused=True)
+        taken = {tensor.untyped_storage()._cdata for tensor in [*parameter_list, *buffer_list, *tensors, result]}
+        owned = [
+            None if g is None else _as_accumulated(g, given[name], taken)
+            for name, g in zip(trainable, gradients, strict=True)
+        ]
+        marker.sweep()
+        return [result, *owned]
+
+    values = (list(parameters.values()), list(buffers.values()), [leaves[i] for i in places])
+    everything = [*values[0], *values[1], *values[2]]
+    is_fake = [isinstance(tensor, FakeTensor) for tensor in everything]
+    if any(is_fake) and not all(is_fake):
+        raise TraceError("Some parameters or batch tensors are fake and some real: make all of them fake, or all real.")
+    change = SelfChange(model)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_gradient_checkpointing(model, notices))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad())
+        if any(is_fake):
+            stack.enter_context(next(t for t in everything if isinstance(t, FakeTensor)).fake_mode)
+        try:
+            traced = make_fx(
+                step,
+                tracing_mode="real" if any(is_fake) else "fake",
+                record_stack_traces=True,
+                _allow_non_fake_inputs=True,
+            )(*values)
+        except TraceError:
+            raise
+        except Exception as error:
+            raise _explain(error, marker) from error
+    change.check()
+    return Captured(
+        module=traced,
+        parameters=list(parameters),
+        buffers=list(buffers),
+        trainable=trainable,
+        inputs=[labels[i] for i in places],
+        notices=notices,
+    )
+
+
+def _labels(batch: Any) -> list[str]:
+    """A name for each leaf of the batch, such as `input_ids` or `0`."""
+    pairs, _ = pytree.tree_flatten_with_path(batch)
+    return ["".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "batch" for path, _ in pairs]

@@ -1,0 +1,339 @@
+"""From an fx graph to tables: values, storages, calls, who aliases and who mutates what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import keyword
+import math
+import operator
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
+from stowage.stages.trace.capture import PATH, PHASE, Captured
+from stowage.stages.trace.operators import ALIASES, fresh_factory, is_random, mutated_arguments, replay_arguments
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class Lowering:
+    """Builds the tables while walking the graph once; `finish` drops what nothing needs."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.storages: list[Storage] = []
+        self.values: list[Value] = []
+        self.calls: list[Call] = []
+        self.constants: list[Constant] = []
+        self.gradients: list[Gradient] = []
+        self.loss_value = -1
+        self._value_of: dict[fx.Node, Any] = {}
+        self._storage_of: dict[int, int] = {}
+        self._tensors: list[torch.Tensor] = []
+        self._names: set[str] = set()
+        self._module_of_storage: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Walk the graph."""
+        nodes = list(self.captured.module.graph.nodes)
+        sources = [n for n in nodes if n.op == "placeholder"]
+        roles: list[tuple[StorageRole, str]] = [
+            *(("parameter", name) for name in self.captured.parameters),
+            *(("buffer", name) for name in self.captured.buffers),
+            *(("input", name) for name in self.captured.inputs),
+        ]
+        for node, (role, name) in zip(sources, roles, strict=True):
+            prefix = {"parameter": "p", "buffer": "b", "input": "x"}[role]
+            self._value_of[node] = self._persistent(node.meta["val"], role, name, f"{prefix}_{name}")
+        for node in nodes:
+            if node.op == "get_attr":
+                self._value_of[node] = self._constant(node)
+            elif node.op == "call_function":
+                self._lower(node)
+            elif node.op == "output":
+                self._outputs(node)
+
+    def _identifier(self, text: str) -> str:
+        base = re.sub(r"\W", "_", text)
+        if base[0].isdigit() or keyword.iskeyword(base):
+            base = f"v_{base}"
+        name, n = base, 1
+        while name in self._names:
+            n += 1
+            name = f"{base}_{n}"
+        self._names.add(name)
+        return name
+
+    def _value(self, tensor: torch.Tensor, storage: int, call: int, output: int, name: str) -> int:
+        value = Value(
+            value=len(self.values),
+            storage=storage,
+            call=call,
+            output=output,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(int(n) for n in tensor.shape),
+            stride=tuple(int(n) for n in tensor.stride()),
+            offset=int(tensor.storage_offset()),
+            name=self._identifier(name),
+        )
+        self.values.append(value)
+        self._tensors.append(tensor)  # keeps storages alive, so that their identities stay unique
+        return value.value
+
+    def _new_storage(self, tensor: torch.Tensor, role: StorageRole, name: str) -> int:
+        storage = Storage(len(self.storages), int(tensor.untyped_storage().nbytes()), role, name)
+        self.storages.append(storage)
+        self._storage_of[tensor.untyped_storage()._cdata] = storage.storage
+        return storage.storage
+
+    def _persistent(self, tensor: torch.Tensor, role: StorageRole, name: str, identifier: str) -> int:
+        known = self._storage_of.get(tensor.untyped_storage()._cdata)
+        storage = known if known is not None else self._new_storage(tensor, role, name)
+        return self._value(tensor, storage, -1, 0, identifier)
+
+    def _constant(self, node: fx.Node) -> int:
+        tensor = getattr(self.captured.module, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            raise TraceError(f"The step uses an object of type {type(tensor).__name__} that is not a tensor.")
+        value = self._persistent(node.meta.get("val", tensor), "constant", str(node.target), f"c{node.target}")
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+        self.constants.append(Constant(value, bytes(content.numpy()) if tensor.numel() else b""))
+        return value
+
+    def _lower(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            self._value_of[node] = self._value_of[source][index]  # type: ignore[index]
+            return
+        target = node.target
+        if not isinstance(target, OpOverload):
+            raise TraceError(f"The step calls {target}, which is not a registered operator: use torch.library.")
+        if target in ALIASES:
+            self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]
+            return
+        args, kwargs = list(node.args), dict(node.kwargs)
+        result = node.meta["val"]
+        factory = fresh_factory(target, result) if isinstance(result, torch.Tensor) else None
+        if factory is not None:
+            target, args, kwargs = factory
+        self._call(node, target, args, kwargs, result)
+
+    def _call(self, node: fx.Node, target: OpOverload, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        reads: list[int] = []
+        encoded = self._encode(args, kwargs, reads)
+        written = [args[i] for i in mutated_arguments(target, args) if i < len(args)]
+        written += [kwargs[a.name] for a in target._schema.arguments if a.kwarg_only and _writes(a) and a.name in kwargs]
+        flat = [item for w in written for item in (w if isinstance(w, (list, tuple)) else [w]) if item is not None]
+        mutated = {self.values[self._value_of[w]].storage for w in flat}
+        returns, nested = self._returns(node, target, result)
+        created = {self.values[v].storage for v in returns if v >= 0} & self._fresh
+        replay = replay_arguments(target, args)
+        module = node.meta.get(PATH, "")
+        phase: Phase = node.meta.get(PHASE, "backward")
+        if phase == "backward":
+            module = next((self._module_of_storage[s] for v in reversed(reads) if (s := self.values[v].storage) in
+                           self._module_of_storage), module)
+        for storage in created:
+            self._module_of_storage.setdefault(storage, module)
+        self.calls.append(
+            Call(
+                call=len(self.calls),
+                target=str(target),
+                arguments=encoded,
+                reads=tuple(reads),
+                returns=tuple(returns),
+                mutates=tuple(sorted(mutated - created)),
+                is_view=not mutated and not created and any(v >= 0 for v in returns),
+                is_random=is_random(target),
+                replay_arguments="" if replay is None else self._encode(replay, kwargs, []),
+                phase=phase,
+                module=module,
+                location=_location(node.meta.get("stack_trace") or node.stack_trace or ""),
+                signature=self._signature(str(target), encoded),
+            )
+        )
+        self._value_of[node] = nested
+
+    def _returns(self, node: fx.Node, target: OpOverload, result: Any) -> tuple[list[int], Any]:
+        self._fresh: set[int] = set()
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        returns: list[int] = []
+        for i, tensor in enumerate(outputs):
+            if not isinstance(tensor, torch.Tensor):
+                if tensor is not None and not isinstance(tensor, (bool, int, float)):
+                    raise TraceError(f"Operator {target} returns {type(tensor).__name__}, which cannot be planned.")
+                returns.append(-1)
+                continue
+            storage = self._storage_of.get(tensor.untyped_storage()._cdata)
+            if storage is None:
+                storage = self._new_storage(tensor, "temporary", f"{node.name}" + (f".{i}" if len(outputs) > 1 else ""))
+                self._fresh.add(storage)
+            name = node.name if len(outputs) == 1 else f"{node.name}_{i}"
+            returns.append(self._value(tensor, storage, len(self.calls), i, name))
+        return returns, (returns if isinstance(result, (list, tuple)) else returns[0])
+
+    def _encode(self, args: list[Any], kwargs: dict[str, Any], reads: list[int]) -> str:
+        def leaf(item: Any) -> Any:
+            if isinstance(item, fx.Node):
+                value = self._value_of[item]
+                reads.append(value)
+                return {"value": value}
+            if isinstance(item, (list, tuple)):
+                return [leaf(element) for element in item]
+            if isinstance(item, (bool, str)) or item is None:
+                return item
+            if isinstance(item, int):
+                return int(item)
+            if isinstance(item, float):
+                return item if math.isfinite(item) else {"float": str(item)}
+            if isinstance(item, complex):
+                return {"complex": [item.real, item.imag]}
+            if isinstance(item, torch.dtype):
+                return {"dtype": str(item).removeprefix("torch.")}
+            if isinstance(item, torch.device):
+                return {"device": str(item)}
+            if isinstance(item, torch.layout):
+                return {"layout": str(item).removeprefix("torch.")}
+            if isinstance(item, torch.memory_format):
+                return {"memory_format": str(item).removeprefix("torch.")}
+            if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise TraceError("A shape of the step depends on data, which cannot be planned.")
+            raise TraceError(f"An operator takes an argument of type {type(item).__name__}, which cannot be stored.")
+
+        content = {"args": [leaf(a) for a in args], "kwargs": {k: leaf(a) for k, a in kwargs.items()}}
+        return json.dumps(content, separators=(",", ":"))
+
+    def _signature(self, target: str, encoded: str) -> str:
+        def describe(match: re.Match[str]) -> str:
+            value = self.values[int(match.group(1))]
+            shape = "x".join(map(str, value.shape))
+            return f'"{value.dtype}[{shape}]{list(value.stride)}+{value.offset}"'.replace(" ", "")
+
+        return target + re.sub(r'\{"value":(\d+)\}', describe, encoded)
+
+    def _outputs(self, node: fx.Node) -> None:
+        loss, *gradients = node.args[0]  # type: ignore[misc]
+        self.loss_value = self._value_of[loss]  # type: ignore[index]
+        parameter_value = {name: i for i, name in enumerate(self.captured.parameters)}
+        for name, gradient in zip(self.captured.trainable, gradients, strict=True):
+            value = -1 if gradient is None else self._value_of[gradient]  # type: ignore[index]
+            self.gradients.append(Gradient(name, parameter_value[name], value))
+
+
+def _writes(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _location(stack_trace: str) -> str:
+    """`package/file.py:line` of the innermost frame outside PyTorch, independent of where packages are installed."""
+    inside = os.path.join("site-packages", "torch") + os.sep
+    for file, line in reversed(_FRAME.findall(stack_trace)):
+        if inside in file or f"{os.sep}stages{os.sep}trace{os.sep}" in file:
+            continue
+        short = file.split(f"site-packages{os.sep}")[-1]
+        return f"{os.path.relpath(short) if os.path.isabs(short) else short}:{line}"
+    return ""
+
+
+def merge_equal_constants_of_step(calls: list[Call], values: list[Value], storages: list[Storage]) -> dict[int, int]:
+    """Find equal calls that read nothing but each other's results and constants of the step (masks, positions).
+
+    Returns a map from value to the earlier value that equals it bit for bit. Every layer of a Transformer builds the
+    same mask; one is enough. Calls that are random, that mutate, or whose storage is ever written are left alone.
+    """
+    written = {s for call in calls for s in call.mutates}
+    constant = {v.value for v in values if v.call < 0 and storages[v.storage].role in ("input", "buffer", "constant")
+                and v.storage not in written}
+    same: dict[int, int] = {}
+    seen: dict[str, Call] = {}
+    for call in calls:
+        touched = {values[v].storage for v in call.returns if v >= 0}
+        if call.phase != "forward" or call.is_random or call.mutates or touched & written:
+            continue
+        if any(same.get(v, v) not in constant for v in call.reads):
+            continue
+        constant.update(v for v in call.returns if v >= 0)
+        key = call.target + _renumber(call.arguments, same)
+        first = seen.setdefault(key, call)
+        if first is not call:
+            same.update({b: a for a, b in zip(first.returns, call.returns) if b >= 0})
+    return same
+
+
+def _renumber(text: str, numbers: dict[int, int]) -> str:
+    return re.sub(
+        r'\{"value":(\d+)\}', lambda m: f'{{"value":{numbers.get(int(m.group(1)), int(m.group(1)))}}}', text
+    )
+
+
+def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], int]:
+    """Drop calls that nothing needs and renumber everything densely.
+
+    Kept are the ancestors of the loss and the gradients, and everything that draws random numbers or changes something
+    persistent (eager would do that too).
+    """
+    calls, values, storages = lowering.calls, lowering.values, lowering.storages
+    same = merge_equal_constants_of_step(calls, values, storages)
+    resolve = {v.value: same.get(v.value, v.value) for v in values}
+    needed = {resolve[lowering.loss_value]} | {resolve[g.gradient_value] for g in lowering.gradients if g.gradient_value >= 0}
+    needed_storages = {values[v].storage for v in needed}
+    kept: list[Call] = []
+    for call in reversed(calls):
+        if all(same.get(v, v) != v for v in call.returns if v >= 0) and any(v >= 0 for v in call.returns):
+            continue
+        persistent = any(storages[s].role != "temporary" for s in call.mutates)
+        changes_needed = any(s in needed_storages for s in call.mutates)
+        if persistent or changes_needed or call.is_random or any(v in needed for v in call.returns):
+            kept.append(call)
+            for v in (resolve[v] for v in call.reads):
+                needed.add(v)
+                needed_storages.add(values[v].storage)
+    kept.reverse()
+
+    used = {v for call in kept for v in call.returns if v >= 0} | needed | {v.value for v in values if v.call < 0}
+    value_number = {v: i for i, v in enumerate(sorted(used))}
+    storage_number = {s: i for i, s in enumerate(sorted({values[v].storage for v in used}))}
+    call_number = {call.call: i for i, call in enumerate(kept)}
+    to_new = {v: value_number[resolve[v]] for v in resolve if resolve[v] in value_number}
+    new_values = [
+        replace(
+            values[old],
+            value=new,
+            storage=storage_number[values[old].storage],
+            call=-1 if values[old].call < 0 else call_number[values[old].call],
+        )
+        for old, new in value_number.items()
+    ]
+    new_calls = [
+        replace(
+            call,
+            call=call_number[call.call],
+            arguments=_renumber(call.arguments, to_new),
+            replay_arguments=_renumber(call.replay_arguments, to_new),
+            reads=tuple(to_new[v] for v in call.reads),
+            returns=tuple(-1 if v < 0 else value_number[v] for v in call.returns),
+            mutates=tuple(sorted(storage_number[s] for s in call.mutates)),
+        )
+        for call in kept
+    ]
+    gradients = [
+        replace(g, parameter_value=to_new[g.parameter_value],
+                gradient_value=-1 if g.gradient_value < 0 else to_new[g.gradient_value])
+        for g in lowering.gradients
+    ]
+    constants = [replace(c, value=to_new[c.value]) for c in lowering.constants if c.value in to_new]
+    new_storages = [replace(storages[old], storage=new) for old, new in storage_number.items()]
+    return new_storages, new_values, new_calls, gradients, constants, to_new[lowering.loss_value]
+
+
+def content_hash(*parts: str) -> str:
+    """A short hash of text."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]

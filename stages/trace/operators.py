@@ -1,0 +1,75 @@
+"""Facts about ATen operators that their schemas do not tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+ALIASES = {aten.detach.default, aten.alias.default}
+"""Return their input under another name: the trace drops them."""
+
+_BATCH_NORM_STATISTICS: dict[OpOverload, tuple[int, int, int]] = {
+    aten.native_batch_norm.default: (3, 4, 5),
+    aten.cudnn_batch_norm.default: (3, 4, 5),
+    aten.miopen_batch_norm.default: (3, 4, 5),
+}
+"""Operator -> positions of running mean, running variance and the training flag."""
+
+_LIKE = {
+    aten.empty_like.default: "empty",
+    aten.zeros_like.default: "zeros",
+    aten.ones_like.default: "ones",
+    aten.new_empty.default: "empty",
+    aten.new_zeros.default: "zeros",
+    aten.new_ones.default: "ones",
+}
+
+
+def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
+    """Positions of arguments that the operator writes in place.
+
+    Batch normalisation in training mode writes its running statistics although its schema does not say so.
+    """
+    found = [
+        i
+        for i, argument in enumerate(target._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    statistics = _BATCH_NORM_STATISTICS.get(target)
+    if statistics and arguments[statistics[2]]:
+        found += [i for i in statistics[:2] if arguments[i] is not None]
+    return found
+
+
+def replay_arguments(target: OpOverload, arguments: list[Any]) -> list[Any] | None:
+    """Arguments for a second execution where that must differ: batch statistics are updated once. None if equal."""
+    statistics = _BATCH_NORM_STATISTICS.get(target)
+    if not statistics or not arguments[statistics[2]] or arguments[statistics[0]] is None:
+        return None
+    return [None if i in statistics[:2] else argument for i, argument in enumerate(arguments)]
+
+
+def is_random(target: OpOverload) -> bool:
+    """Whether the operator draws from the global generator."""
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def fresh_factory(target: OpOverload, output: torch.Tensor) -> tuple[OpOverload, list[Any], dict[str, Any]] | None:
+    """A factory call in place of one that reads only its input's shape (`empty_like`), or None.
+
+    Without this a dropout mask would keep its input in memory. Only for results that are contiguous, or uninitialised.
+    """
+    kind = _LIKE.get(target)
+    if kind is None:
+        return None
+    options = {"dtype": output.dtype, "device": output.device}
+    shape = list(output.shape)
+    if kind == "empty":
+        return aten.empty_strided.default, [shape, list(output.stride())], options
+    if not output.is_contiguous():
+        return None
+    return (aten.zeros if kind == "zeros" else aten.ones).default, [shape], options
