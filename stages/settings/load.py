@@ -56,18 +56,28 @@ def read_parameters(path: Path) -> dict[str, Any]:
         ParameterError: the file is missing, is not YAML, or is not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError as error:
         raise ParameterError(
             f"{path} is missing: run in the folder that has it, or restore it with `git checkout`."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"{path} cannot be read ({error}): make it a readable UTF-8 text file.") from error
-    except yaml.YAMLError as error:
-        raise ParameterError(f"{path} is not valid YAML: {_yaml_problem(error)}.") from error
     if not isinstance(content, dict):
         raise ParameterError(f"{path} must be a mapping of sections such as trace and solve, and is {_kind(content)}.")
     return content
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """One YAML value, read as `read_parameters` reads them.
+
+    Raises:
+        ParameterError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ParameterError(f"{source} is not valid YAML: {_yaml_problem(error)}.") from error
 
 
 def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -> Settings:

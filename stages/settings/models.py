@@ -75,11 +75,15 @@ class ModelSettings(_Section):
         return self
 
 
+def _adamw_arguments() -> dict[str, JsonValue]:
+    return {"lr": 1e-4}
+
+
 class OptimizerSettings(_Section):
     """A class of `torch.optim` and its arguments."""
 
     name: ClassName = "AdamW"
-    arguments: dict[str, JsonValue] = Field(default_factory=lambda: {"lr": 1e-4})
+    arguments: dict[str, JsonValue] = Field(default_factory=_adamw_arguments)
 
 
 class ScheduleSettings(_Section):

@@ -1,0 +1,38 @@
+"""The chain of stages as Prefect tasks. Prefect orchestrates and caches nothing; DVC decides what is stale."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stowage.flows._dvc import reproduce
+from stowage.flows._prefect import NO_CACHE, create_markdown_artifact, get_run_logger, task
+from stowage.flows._project import find_root
+from stowage.flows._results import RunResult, collect, markdown
+from stowage.flows._workspace import open_workspace
+
+
+@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
+def run_stage(root: Path, stage: str) -> None:
+    """One stage: `dvc repro --single-item`."""
+    reproduce(root, stage, _logger().info)
+
+
+def run_chain(stages: Sequence[str], overrides: Mapping[str, Any] | None, root: Path | None, title: str) -> RunResult:
+    """Run `stages` in order, in the project itself or, with overrides, in a worktree; the body of the flows."""
+    logger = _logger()
+    project = find_root(root)
+    with open_workspace(project, overrides or {}, logger.info) as workspace:
+        for stage in stages:
+            run_stage(workspace.root, stage)
+        result = collect(workspace, stages)
+    summary = markdown(result)
+    create_markdown_artifact(summary, key=f"stowage-{title}", description=f"What `{title}` found.")
+    logger.info("Artifacts are in %s", result.folder)
+    return result
+
+
+def _logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+    return get_run_logger()

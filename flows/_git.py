@@ -1,0 +1,77 @@
+"""Checkouts of the working tree as it is, beside the working tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stowage.stages.ir.errors import StowageError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A commit of tracked files as they are now and of new Python files; on no branch.
+
+    Attributes:
+        commit: its hash.
+        tree: hash of its content; equal for equal content.
+    """
+
+    commit: str
+    tree: str
+
+
+def git(root: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a Git command prints, stripped.
+
+    Raises:
+        StowageError: it failed.
+    """
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=root,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = (done.stderr.strip() or "no message").splitlines()[-1].removeprefix("fatal: ")
+        raise StowageError(f"`git {' '.join(arguments)}` failed in {root}: {words}")
+    return done.stdout.strip()
+
+
+def snapshot(root: Path) -> Snapshot:
+    """Commit the working tree as it is without touching it, its index or its branch."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        git(root, "read-tree", "HEAD", environment=index)
+        git(root, "add", "--update", ":/", environment=index)
+        git(root, "add", "--", ":/*.py", environment=index)
+        tree = git(root, "write-tree", environment=index)
+    if tree == git(root, "rev-parse", "HEAD^{tree}"):
+        return Snapshot(git(root, "rev-parse", "HEAD"), tree)
+    nobody = {f"GIT_{who}_{what}": "stowage" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    commit = git(root, "commit-tree", tree, "-p", "HEAD", "-m", "A run's snapshot", environment=nobody)
+    return Snapshot(commit, tree)
+
+
+def add_worktree(root: Path, folder: Path, commit: str) -> None:
+    """Check `commit` out in `folder`; one that a killed run left is taken over, ignored files and all."""
+    if (folder / ".git").exists():
+        git(folder, "reset", "--hard", commit)
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    git(root, "worktree", "prune")
+    git(root, "worktree", "add", "--detach", str(folder), commit)
+
+
+def remove_worktree(root: Path, folder: Path) -> None:
+    """Remove a checkout that `add_worktree` made."""
+    shutil.rmtree(folder, ignore_errors=True)
+    git(root, "worktree", "prune")

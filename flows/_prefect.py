@@ -1,0 +1,22 @@
+"""Prefect, with defaults for closed networks and for a flow that starts a server of its own. Prefect reads its settings
+when it is imported, so flows import it from here."""
+
+from __future__ import annotations
+
+import os
+
+DEFAULTS = {
+    "DO_NOT_TRACK": "1",
+    "DVC_NO_ANALYTICS": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+}
+for _name, _value in DEFAULTS.items():
+    os.environ.setdefault(_name, _value)
+
+from prefect import flow, get_run_logger, task  # noqa: E402
+from prefect.artifacts import create_markdown_artifact  # noqa: E402
+from prefect.cache_policies import NO_CACHE  # noqa: E402
+from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
+
+__all__ = ["NO_CACHE", "ThreadPoolTaskRunner", "create_markdown_artifact", "flow", "get_run_logger", "task"]

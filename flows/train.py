@@ -1,0 +1,36 @@
+"""Plan the training step, then train under the plan.
+
+python -m stowage.flows.train
+python -m stowage.flows.train --set train.steps=20
+prefect deployment run train/local --watch
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from stowage.flows._chain import run_chain
+from stowage.flows._command import Assignments, one_sentence
+from stowage.flows._overrides import parse_assignments
+from stowage.flows._prefect import flow
+from stowage.flows._project import TRAIN_STAGES
+from stowage.flows._results import RunResult, markdown
+
+
+@flow(name="train")
+def train(overrides: dict[str, Any] | None = None, root: Path | None = None) -> RunResult:
+    """Plan and train as `params.yaml` says; arguments and errors as those of `plan`."""
+    return run_chain(TRAIN_STAGES, overrides, root, "train")
+
+
+def main(assignments: Assignments = None) -> None:
+    """Plan the training step that params.yaml describes, and train under the plan."""
+    with one_sentence():
+        typer.echo(markdown(train(parse_assignments(assignments or []))))
+
+
+if __name__ == "__main__":
+    typer.run(main)
