@@ -1,0 +1,220 @@
+"""From the chain to blocks: which node belongs where, where each parameter is updated, and one `BlockGraph` a block."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
+from stowage.stages.ir.graph import SHARED, Block, ComputeNode
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.partition.chain import Chain, find_chain
+
+
+@dataclass
+class _Members:
+    forward: list[ComputeNode] = field(default_factory=list)
+    backward: list[ComputeNode] = field(default_factory=list)
+
+
+def gradient_accumulators(nodes: Sequence[ComputeNode], trace: TraceTables) -> frozenset[int]:
+    """Storages of partial parameter gradients: operands of the additions that end in a parameter's gradient.
+
+    A parameter used twice (tied embeddings) gets its gradient in parts, which wait for each other outside the chain.
+    """
+    creator = {s: n for n in nodes for s in n.creates}
+    readers: dict[int, int] = defaultdict(int)
+    for node in nodes:
+        for storage in node.reads:
+            readers[storage] += 1
+    final = {trace.values[g.gradient_value].storage for g in trace.gradients if g.gradient_value >= 0}
+    found: set[int] = set(final)
+    stack = [s for s in final if s in creator]
+    while stack:
+        node = creator[stack.pop()]
+        additive = all(trace.calls[c].target in ("aten.add.Tensor", "aten.empty_strided.default", "aten.copy_.default")
+                       for c in node.calls)
+        if not additive or node.phase != "backward":
+            continue
+        for storage in node.reads:
+            if storage in creator and readers[storage] == 1 and creator[storage].phase == "backward":
+                found.add(storage)
+                stack.append(storage)
+    return frozenset(found)
+
+
+def partition(
+    trace: TraceTables, nodes: Sequence[ComputeNode], *, smallest_block: int = 4
+) -> tuple[list[ComputeNode], list[Block]]:
+    """Assign every node to a block and describe each block.
+
+    Returns:
+        nodes, renumbered in the order of first execution without recomputation; and the blocks.
+    """
+    parameters = frozenset(s.storage for s in trace.storages if s.role in ("parameter", "state"))
+    temporary = frozenset(s.storage for s in trace.storages if s.role == "temporary")
+    chain = find_chain(
+        [n for n in nodes if n.phase != "update"],
+        parameters,
+        temporary,
+        gradient_accumulators(nodes, trace),
+        [s.nbytes for s in trace.storages],
+        smallest_block=smallest_block,
+    )
+    block_of = _assign(chain, nodes)
+    updates = [n for n in nodes if n.phase == "update"]
+    members = [_Members() for _ in range(len(chain.cuts) + 1)]
+    for node in nodes:
+        block = block_of.get(node.node, SHARED)
+        if node.phase != "update" and block != SHARED:
+            (members[block].forward if node.phase == "forward" else members[block].backward).append(node)
+    _place_updates(updates, members, trace)
+
+    ordered: list[ComputeNode] = [replace(n, block=SHARED) for n in chain.free if block_of[n.node] == SHARED]
+    for block, group in enumerate(members):
+        ordered += [replace(n, block=block) for n in group.forward]
+    for block in range(len(members) - 1, -1, -1):
+        ordered += [replace(n, block=block) for n in members[block].backward]
+    numbered = [replace(n, node=i) for i, n in enumerate(ordered)]
+    return numbered, _describe(numbered, chain, trace)
+
+
+def _assign(chain: Chain, nodes: Sequence[ComputeNode]) -> dict[int, int]:
+    """Node -> block. Parameter-free nodes go to the one block that reads them, else they are shared."""
+    forward_borders = [c.forward_position for c in chain.cuts]
+    backward_borders = [c.backward_position for c in reversed(chain.cuts)]
+    last_block = len(chain.cuts)
+    block_of = {n.node: bisect_left(forward_borders, e) for n, e in zip(chain.forward, chain.effective)}
+    block_of |= {n.node: last_block - bisect_left(backward_borders, i) for i, n in enumerate(chain.backward)}
+    readers: dict[int, set[int]] = defaultdict(set)
+    for node in nodes:
+        if node.node in block_of:
+            for storage in node.reads:
+                readers[storage].add(block_of[node.node])
+    for node in reversed(chain.free):
+        blocks = set().union(*(readers[s] for s in node.creates))
+        block_of[node.node] = blocks.pop() if len(blocks) == 1 else SHARED
+        for storage in node.reads:
+            readers[storage].add(block_of[node.node])
+    return block_of
+
+
+def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: TraceTables) -> None:
+    """Put each update where its gradient is complete and nothing can need the old parameter any more.
+
+    A recomputation later in the same block could read the parameter again. It can only serve backward nodes that read
+    what descends from the parameter's readers, so the update follows the last of those; in a chain that is the node
+    that completes the gradient, or a near neighbour.
+    """
+    made_in: dict[int, int] = {}
+    read_in: dict[int, int] = {}
+    for block, group in enumerate(members):
+        for node in group.backward:
+            made_in.update(dict.fromkeys(node.creates, block))
+        for node in [*group.forward, *group.backward]:
+            for storage in node.reads:
+                read_in[storage] = min(read_in.get(storage, block), block)
+    placed: dict[int, list[tuple[int, ComputeNode]]] = defaultdict(list)
+    for update in updates:
+        gradient = trace.values[trace.calls[update.calls[0]].reads[0]].storage
+        parameter = trace.values[trace.calls[update.calls[0]].reads[1]].storage
+        block = min(made_in[gradient], read_in.get(parameter, made_in[gradient]))
+        group = members[block]
+        derived = {parameter}
+        for node in group.forward:
+            if derived.intersection(node.reads):
+                derived.update(node.creates)
+        needs = [i for i, n in enumerate(group.backward) if derived.intersection(n.reads) or gradient in n.creates]
+        placed[block].append((max(needs, default=len(group.backward) - 1), update))
+    for block, pairs in placed.items():
+        after: dict[int, list[ComputeNode]] = defaultdict(list)
+        for position, update in pairs:
+            after[position].append(update)
+        members[block].backward = [
+            *after[-1],
+            *(n for i, node in enumerate(members[block].backward) for n in (node, *after[i])),
+        ]
+
+
+def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> list[Block]:
+    """One `Block` for each block of the chain."""
+    count = len(chain.cuts) + 1
+    final = {trace.values[trace.meta.loss_value].storage}
+    updated = {trace.values[trace.calls[c].reads[0]].storage for n in nodes if n.phase == "update" for c in n.calls}
+    final |= {trace.values[g.gradient_value].storage for g in trace.gradients if g.gradient_value >= 0} - updated
+    crossing = {s for cut in chain.cuts for s in cut.gradients}
+    made_in = {s: n.block for n in nodes for s in n.creates if n.phase != "forward"}
+    last_read = {s: n.block for n in nodes if n.phase != "forward" for s in n.reads}
+    staying: dict[int, tuple[int, int]] = {}
+    for storage, block in made_in.items():
+        end = SHARED if storage in final else last_read.get(storage, block)
+        if end < block and storage not in crossing and block != SHARED:
+            staying[storage] = (block, end)
+
+    blocks: list[Block] = []
+    for block in range(count):
+        inside = [n for n in nodes if n.block == block]
+        created = {s for n in inside for s in n.creates}
+        incoming = chain.cuts[block].gradients if block < count - 1 else ()
+        outgoing = set(chain.cuts[block - 1].gradients if block else ())
+        outgoing |= {s for s, (made, _) in staying.items() if made == block} | (final & created)
+        output = (chain.cuts[block].storage,) if block < count - 1 else ()
+        graph, numbers, storages = _graph(inside, output, incoming, outgoing, trace)
+        blocks.append(
+            Block(
+                block=block,
+                block_hash=graph.content_hash(),
+                graph=graph.to_json(),
+                nodes=numbers,
+                storages=storages,
+                label=_label(inside, trace),
+                resident_bytes=sum(
+                    trace.storages[s].nbytes for s, (made, end) in staying.items() if made > block and end <= block
+                ),
+                consumed=tuple(sorted(s for s, (made, end) in staying.items() if end == block)),
+            )
+        )
+    return blocks
+
+
+def _graph(
+    inside: list[ComputeNode],
+    output: tuple[int, ...],
+    incoming: tuple[int, ...],
+    outgoing: set[int],
+    trace: TraceTables,
+) -> tuple[BlockGraph, tuple[int, ...], tuple[int, ...]]:
+    """Relabel a block's nodes and storages by position."""
+    storages = [s for n in inside for s in n.creates]
+    storages += [s for s in sorted(incoming) if s not in storages]
+    index = {s: i for i, s in enumerate(storages)}
+    graph = BlockGraph(
+        nodes=tuple(
+            BlockNode(
+                name=n.name,
+                time_s=n.time_s,
+                workspace_bytes=n.workspace_bytes,
+                reads=tuple(sorted(index[s] for s in n.reads if s in index)),
+                creates=tuple(sorted(index[s] for s in n.creates)),
+                once=n.once,
+            )
+            for n in inside
+        ),
+        forward_count=sum(n.phase == "forward" for n in inside),
+        allocations=tuple(BlockAllocation(trace.storages[s].name, trace.storages[s].nbytes) for s in storages),
+        output=tuple(index[s] for s in output),
+        incoming=tuple(sorted(index[s] for s in incoming)),
+        outgoing=tuple(sorted(index[s] for s in outgoing)),
+    )
+    return graph, tuple(n.node for n in inside), tuple(storages)
+
+
+def _label(inside: list[ComputeNode], trace: TraceTables) -> str:
+    """First and last module path of the block's forward."""
+    modules = [trace.calls[c].module for n in inside if n.phase == "forward" for c in n.calls]
+    named = [m for m in modules if m]
+    if not named:
+        return trace.meta.model
+    return named[0] if named[0] == named[-1] else f"{named[0]} … {named[-1]}"

@@ -1,0 +1,254 @@
+"""Find the block sequence of Rockmate (thesis 2.3): each block depends only on the one before.
+
+Cuts are found in the graph alone. Values that depend on no parameter (masks, positions, rotary tables) are set aside
+first: they cross every layer and would hide every cut.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stowage.stages.ir.graph import ComputeNode
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A border between two blocks.
+
+    Attributes:
+        forward_position: the border lies after this position among the chain's forward nodes.
+        backward_position: the border lies after this position among the backward nodes.
+        storage: what crosses in forward (`x`).
+        gradients: what crosses in backward: the gradient of `x`, or nothing.
+    """
+
+    forward_position: int
+    backward_position: int
+    storage: int
+    gradients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The block sequence.
+
+    Attributes:
+        cuts: from the first block to the last.
+        forward: nodes on the chain, in order; `effective` is the position at which each one counts: nodes that read only
+            parameters move to their first reader.
+        backward: backward nodes on the chain, without updates.
+        free: nodes that depend on no parameter.
+    """
+
+    cuts: list[Cut]
+    forward: list[ComputeNode]
+    effective: list[int]
+    backward: list[ComputeNode]
+    free: list[ComputeNode]
+
+
+def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], temporary: frozenset[int]) -> set[int]:
+    """Nodes whose results depend on no parameter and on no random number, and that change nothing."""
+    dependent: set[int] = set()
+    free: set[int] = set()
+    for node in nodes:
+        depends = any(s in parameters or s in dependent for s in node.reads) or node.random or node.mutates or node.once
+        if depends:
+            dependent.update(node.creates)
+        else:
+            free.add(node.node)
+    return free
+
+
+def find_chain(
+    nodes: Sequence[ComputeNode],
+    parameters: frozenset[int],
+    temporary: frozenset[int],
+    accumulators: frozenset[int],
+    storage_bytes: Sequence[int],
+    *,
+    smallest_block: int,
+) -> Chain:
+    """Cut the step into blocks.
+
+    Args:
+        nodes: compute nodes in topological order.
+        parameters: storages of parameters.
+        temporary: storages made during the step.
+        accumulators: storages of parameter gradients in the making; they may cross borders.
+        storage_bytes: by storage.
+        smallest_block: neighbours with fewer forward nodes than this together are merged.
+    """
+    free = parameter_free(nodes, parameters, temporary)
+    forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
+    backward = [n for n in nodes if n.phase == "backward" and n.node not in free]
+    on_chain = {s for n in forward for s in n.creates}
+    effective = _effective_positions(forward, on_chain)
+    made_at = {s: position for n, position in zip(forward, effective) for s in n.creates}
+    last_read: dict[int, int] = {}
+    for node, position in zip(forward, effective):
+        for storage in node.reads:
+            if storage in made_at:
+                last_read[storage] = max(last_read.get(storage, -1), position)
+    crossing = _crossing(len(forward), made_at, last_read)
+
+    seen: set[int] = set()
+    borders: list[tuple[int, int]] = []
+    for position in range(len(forward) - 1):
+        if len(crossing[position]) == 1:
+            (storage,) = crossing[position]
+            if storage not in seen:
+                seen.add(storage)
+                borders.append((position, storage))
+    cuts = _match_backward(borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes)
+    return Chain(
+        cuts=_merge_small(cuts, effective, smallest_block),
+        forward=forward,
+        effective=effective,
+        backward=backward,
+        free=[n for n in nodes if n.node in free],
+    )
+
+
+def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int]) -> list[int]:
+    """Nodes that read nothing made on the chain (casts of weights) count where they are first read.
+
+    Random nodes stay where they are: their order decides the numbers they draw.
+    """
+    creator = {s: i for i, n in enumerate(forward) for s in n.creates}
+    source = []
+    for node in forward:
+        made = [creator[s] for s in node.reads if s in on_chain]
+        source.append(not node.random and not node.mutates and all(source[i] for i in made))
+    effective = list(range(len(forward)))
+    first_reader: dict[int, int] = {}
+    for i in range(len(forward) - 1, -1, -1):
+        if source[i]:
+            readers = [first_reader[s] for s in forward[i].creates if s in first_reader]
+            if readers:
+                effective[i] = min(readers)
+        for storage in forward[i].reads:
+            if storage in creator:
+                first_reader[storage] = min(first_reader.get(storage, effective[i]), effective[i])
+    return effective
+
+
+def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int]) -> list[set[int]]:
+    """For each position, the storages made at or before it and read after it."""
+    starts: dict[int, list[int]] = defaultdict(list)
+    ends: dict[int, list[int]] = defaultdict(list)
+    for storage, last in last_read.items():
+        if last > made_at[storage]:
+            starts[made_at[storage]].append(storage)
+            ends[last].append(storage)
+    alive: set[int] = set()
+    found: list[set[int]] = []
+    for position in range(count):
+        alive.difference_update(ends[position])
+        alive.update(s for s in starts[position])
+        found.append(set(alive) if len(alive) <= 1 else {-1, -2})
+    return found
+
+
+def _spans(
+    forward: Sequence[ComputeNode], effective: Sequence[int], parameters: frozenset[int], made_at: dict[int, int]
+) -> dict[int, tuple[int, int]]:
+    """Storage -> first and last forward position it belongs to: where it is made, or where a parameter is read."""
+    spans = {s: (position, position) for s, position in made_at.items()}
+    for node, position in zip(forward, effective):
+        for storage in parameters.intersection(node.reads):
+            low, high = spans.get(storage, (position, position))
+            spans[storage] = (min(low, position), max(high, position))
+    return spans
+
+
+def _match_backward(
+    borders: list[tuple[int, int]],
+    spans: dict[int, tuple[int, int]],
+    backward: Sequence[ComputeNode],
+    accumulators: frozenset[int],
+    storage_bytes: Sequence[int],
+) -> list[Cut]:
+    """Give every forward border its place in the backward pass, or drop the border.
+
+    At a border with interface x: what belongs after it is not read later in backward, what belongs before it (x
+    excepted) is not read earlier, and at most one gradient crosses; where several places do, one at which the gradient
+    is as large as x.
+    """
+    made = {s: i for i, n in enumerate(backward) for s in n.creates if s not in accumulators}
+    last: dict[int, int] = {}
+    for i, node in enumerate(backward):
+        for storage in node.reads:
+            if storage in made:
+                last[storage] = i
+    crossing = _crossing(len(backward), made, last)
+    last_read, first_read = _reads_by_position(backward, spans)
+    matched: list[Cut] = []
+    previous = -1
+    for position, storage in reversed(borders):
+        low = max(previous, last_read(position), 0)
+        high = first_read(position, storage)
+        places = [p for p in range(low, high) if -1 not in crossing[p]]
+        alike = [p for p in places if any(storage_bytes[g] == storage_bytes[storage] for g in crossing[p])]
+        if places:
+            place = (alike or places)[0]
+            matched.append(Cut(position, place, storage, tuple(crossing[place])))
+            previous = place
+    return matched[::-1]
+
+
+def _reads_by_position(
+    backward: Sequence[ComputeNode], spans: dict[int, tuple[int, int]]
+) -> tuple[Callable[[int], int], Callable[[int, int], int]]:
+    """Two look-ups for a border after a forward position.
+
+    The last backward position that reads what belongs wholly after the border; the first that reads what belongs wholly
+    before it, leaving out one storage.
+    """
+    later = sorted((spans[s][0], i) for i, n in enumerate(backward) for s in n.reads if s in spans)
+    latest: list[int] = []
+    for _, i in reversed(later):
+        latest.append(max(i, latest[-1] if latest else -1))
+    latest.reverse()
+    starts = [start for start, _ in later]
+    earlier = sorted((spans[s][1], i, s) for i, n in enumerate(backward) for s in n.reads if s in spans)
+    first: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    none = (len(backward), -1)
+    best, second = none, none
+    for _, i, s in earlier:
+        if i < best[0]:
+            best, second = (i, s), (best if best[1] != s else second)
+        elif s != best[1] and i < second[0]:
+            second = (i, s)
+        first.append((best, second))
+    ends = [end for end, _, _ in earlier]
+
+    def last_read(position: int) -> int:
+        at = bisect_right(starts, position)
+        return latest[at] if at < len(latest) else -1
+
+    def first_read(position: int, but: int) -> int:
+        at = bisect_right(ends, position) - 1
+        if at < 0:
+            return len(backward)
+        one, two = first[at]
+        return two[0] if one[1] == but else one[0]
+
+    return last_read, first_read
+
+
+def _merge_small(cuts: list[Cut], effective: list[int], smallest: int) -> list[Cut]:
+    """Drop borders so that every block has at least `smallest` forward nodes, as far as its neighbours allow."""
+    kept: list[Cut] = []
+    start = -1
+    for cut in cuts:
+        inside = sum(1 for e in effective if start < e <= cut.forward_position)
+        if inside >= smallest:
+            kept.append(cut)
+            start = cut.forward_position
+    while kept and sum(1 for e in effective if e > kept[-1].forward_position) < smallest:
+        kept.pop()
+    return kept
