@@ -1,0 +1,274 @@
+"""What a traced step depends on besides the numbers in its tensors, for a batch and for a model.
+
+A traced step replays the calls of one forward. If something that steered those calls differs later (a Python number in
+the batch, dropout switched off, a weight frozen) it would go on without a word and give wrong gradients. So both
+signatures are taken when tracing, stored with the plan as JSON, and compared on every training step.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as module_globals
+
+from stowage.stages.ir.errors import ParameterError
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PLAIN = frozenset((bool, int, float, str))
+# Attributes that steer nothing in forward; `training` is a column of its own.
+_IGNORED = frozenset(("training", "_is_full_backward_hook", "call_super_init", "_is_hf_initialized", "name_or_path"))
+_dtype_names: dict[torch.dtype, str] = {}
+_AT_MOST = 8
+
+
+class Leaf(NamedTuple):
+    """One leaf of a batch, or an empty container.
+
+    Attributes:
+        path: how Python reaches it: `batch['labels']`.
+        kind: `tensor`, or the type's name.
+        value: a tensor's dtype, shape, strides, device and requires_grad in words; else the value's `repr`.
+        same_as: path of an earlier leaf that is the same tensor object, "" for none.
+    """
+
+    path: str
+    kind: str
+    value: str
+    same_as: str
+
+
+class Module(NamedTuple):
+    """One module: its path, class, mode, number of hooks, plain attributes, and own parameters and buffers."""
+
+    path: str
+    kind: str
+    training: bool
+    hooks: int
+    attributes: tuple[tuple[str, Any], ...]
+    tensors: tuple[tuple[str, tuple[int, ...], str, bool, str], ...]
+
+
+@dataclass(frozen=True)
+class BatchSignature:
+    """Structure of a batch: every tensor's form, every other leaf's value."""
+
+    leaves: tuple[Leaf, ...]
+
+    def differences(self, other: BatchSignature) -> list[str]:
+        """How `other` (the batch at hand) departs from this one (the batch that was traced); empty when equal."""
+        if self.leaves == other.leaves:
+            return []
+        mine, theirs = {leaf.path: leaf for leaf in self.leaves}, {leaf.path: leaf for leaf in other.leaves}
+        found = [f"{p} is missing; the step was traced with it." for p in mine if p not in theirs]
+        found += [f"{p} is new; the step was traced without it." for p in theirs if p not in mine]
+        for path in (p for p in mine if p in theirs):
+            found += _leaf_differences(mine[path], theirs[path])
+        return _shorten(found or ["the batch has the same parts in another order."])
+
+    def to_json(self) -> str:
+        """Canonical text; equal signatures have equal text."""
+        return json.dumps([list(leaf) for leaf in self.leaves], separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> BatchSignature:
+        """Inverse of `to_json`."""
+        return BatchSignature(tuple(Leaf(*row) for row in json.loads(text)))
+
+
+@dataclass(frozen=True)
+class ModelSignature:
+    """Modes, hooks, plain attributes, and the form of parameters and buffers; and the global switches around them."""
+
+    modules: tuple[Module, ...]
+    context: tuple[tuple[str, str], ...]
+
+    def differences(self, other: ModelSignature) -> list[str]:
+        """How `other` (the model now) departs from this one (the model that was traced); empty when equal."""
+        if self == other:
+            return []
+        now = dict(other.context)
+        found = [f"{k} is {now.get(k)}; the step was traced with {v}." for k, v in self.context if now.get(k) != v]
+        mine, theirs = {m.path: m for m in self.modules}, {m.path: m for m in other.modules}
+        found += [f"{_place(p)} is gone; the step was traced with it." for p in mine if p not in theirs]
+        found += [f"{_place(p)} is new; the step was traced without it." for p in theirs if p not in mine]
+        for path in (p for p in mine if p in theirs):
+            found += _module_differences(mine[path], theirs[path])
+        return _shorten(found or ["the model has the same modules in another order."])
+
+    def to_json(self) -> str:
+        """Canonical text; equal signatures have equal text."""
+        content = {"modules": [list(m) for m in self.modules], "context": list(self.context)}
+        return json.dumps(content, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> ModelSignature:
+        """Inverse of `to_json`."""
+        raw = json.loads(text)
+        modules = tuple(
+            Module(
+                path, kind, training, hooks,
+                tuple((k, v) for k, v in attributes),
+                tuple((name, tuple(shape), dtype, grad, same) for name, shape, dtype, grad, same in tensors),
+            )
+            for path, kind, training, hooks, attributes, tensors in raw["modules"]
+        )  # fmt: skip
+        return ModelSignature(modules, tuple((k, v) for k, v in raw["context"]))
+
+
+def batch_signature(batch: Any) -> BatchSignature:
+    """The signature of a batch: mappings, lists, tuples, tensors, NumPy arrays, and plain values.
+
+    Raises:
+        ParameterError: a leaf whose value cannot be compared (an object without a `repr` of its own).
+    """
+    leaves: list[Leaf] = []
+    _walk_batch(batch, "batch", leaves, {})
+    return BatchSignature(tuple(leaves))
+
+
+def model_signature(model: nn.Module) -> ModelSignature:
+    """The signature of a model and of the switches that steer its forward. Microseconds per module."""
+    rows: list[Module] = []
+    _walk_modules(model, "", rows, {}, set())
+    return ModelSignature(tuple(rows), _context())
+
+
+def _walk_batch(item: Any, path: str, leaves: list[Leaf], seen: dict[int, str]) -> None:
+    if isinstance(item, torch.Tensor):
+        first = seen.setdefault(id(item), path)
+        form = f"{_dtype(item.dtype)} {tuple(item.shape)} strides {item.stride()} on {item.device}"
+        form += " requires_grad" if item.requires_grad else ""
+        leaves.append(Leaf(path, "tensor", form, "" if first == path else first))
+    elif isinstance(item, Mapping):
+        leaves.append(Leaf(path, "mapping", f"{len(item)} entries", ""))
+        for key, value in item.items():
+            _walk_batch(value, f"{path}[{key!r}]", leaves, seen)
+    elif isinstance(item, (list, tuple)):
+        leaves.append(Leaf(path, type(item).__name__, f"{len(item)} entries", ""))
+        for position, value in enumerate(item):
+            _walk_batch(value, f"{path}[{position}]", leaves, seen)
+    elif isinstance(item, np.ndarray):
+        leaves.append(Leaf(path, "ndarray", f"{item.dtype} {item.shape} {item.tolist()!r}", ""))
+    else:
+        value = repr(item)
+        if _ADDRESS.search(value):
+            raise ParameterError(
+                f"{path} is a {type(item).__name__}, whose value cannot be compared from step to step: "
+                "pass tensors, numbers, strings, and lists or dictionaries of them."
+            )
+        leaves.append(Leaf(path, type(item).__name__, value, ""))
+
+
+def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[int, str], seen: set[int]) -> None:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    state = module.__dict__
+    hooks = 0
+    for name in _HOOKS:
+        if state[name]:
+            hooks += len(state[name])
+    prefix = f"{path}." if path else ""
+    tensors = []
+    for table in (state["_parameters"], state["_buffers"]):
+        for name, tensor in table.items():
+            if tensor is None:
+                continue
+            full = prefix + name
+            first = names.setdefault(id(tensor), full)
+            tensors.append(
+                (name, tuple(tensor.shape), _dtype(tensor.dtype), tensor.requires_grad, "" if first == full else first)
+            )
+            if tensor._backward_hooks:
+                hooks += len(tensor._backward_hooks)
+    attributes = tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
+    rows.append(Module(path, type(module).__qualname__, module.training, hooks, attributes, tuple(tensors)))
+    for name, child in state["_modules"].items():
+        if child is not None:
+            _walk_modules(child, prefix + name, rows, names, seen)
+
+
+def _context() -> tuple[tuple[str, str], ...]:
+    """Global switches that change which operators a forward calls."""
+    state = []
+    for device in ("cpu", "cuda"):
+        enabled = torch.is_autocast_enabled(device)
+        state.append((f"autocast on {device}", _dtype(torch.get_autocast_dtype(device)) if enabled else "off"))
+    hooks = sum(
+        len(getattr(module_globals, f"_global{name}", ()))
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    )
+    state.append(("the number of global module hooks", str(hooks)))
+    state.append(("the default dtype", _dtype(torch.get_default_dtype())))
+    state.append(("deterministic algorithms", "on" if torch.are_deterministic_algorithms_enabled() else "off"))
+    return tuple(state)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def _leaf_differences(before: Leaf, now: Leaf) -> list[str]:
+    if (before.kind, before.value) != (now.kind, now.value):
+        return [f"{before.path} is {_leaf_text(now)}; the step was traced with {_leaf_text(before)}."]
+    if before.same_as != now.same_as:
+        was, is_now = (f"the same tensor as {s}" if s else "a tensor of its own" for s in (before.same_as, now.same_as))
+        return [f"{before.path} is {is_now}; the step was traced with {was}."]
+    return []
+
+
+def _leaf_text(leaf: Leaf) -> str:
+    value = leaf.value if len(leaf.value) <= 120 else leaf.value[:117] + "…"
+    return value if leaf.kind in ("NoneType", "bool", "int", "float", "str") else f"{leaf.kind} {value}"
+
+
+def _module_differences(before: Module, now: Module) -> list[str]:
+    place, found = _place(before.path), []
+    if before.kind != now.kind:
+        found.append(f"{place} is a {now.kind}; the step was traced with a {before.kind}.")
+    if before.training != now.training:
+        mode = {True: "training", False: "evaluation"}
+        found.append(f"{place} is in {mode[now.training]} mode; the step was traced in {mode[before.training]} mode.")
+    if before.hooks != now.hooks:
+        found.append(f"{place} has {now.hooks} hooks; the step was traced with {before.hooks}.")
+    old, new = dict(before.attributes), dict(now.attributes)
+    for name in sorted(old.keys() | new.keys()):
+        if (name in old) != (name in new) or type(old[name]) is not type(new[name]) or old[name] != new[name]:
+            was, is_now = (repr(side[name]) if name in side else "absent" for side in (old, new))
+            found.append(f"{place}: {name} is {is_now}; the step was traced with {was}.")
+    mine, theirs = {t[0]: t for t in before.tensors}, {t[0]: t for t in now.tensors}
+    prefix = f"{before.path}." if before.path else ""
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            was_text, now_text = _tensor_text(mine.get(name)), _tensor_text(theirs.get(name))
+            found.append(f"{prefix}{name} is {now_text}; the step was traced with it {was_text}.")
+    return found
+
+
+def _tensor_text(tensor: tuple[str, tuple[int, ...], str, bool, str] | None) -> str:
+    if tensor is None:
+        return "absent"
+    _, shape, dtype, grad, same = tensor
+    tied = f", tied to {same}" if same else ""
+    return f"{dtype} {shape}, {'trained' if grad else 'not trained'}{tied}"
+
+
+def _place(path: str) -> str:
+    return f"module {path}" if path else "the model"
+
+
+def _shorten(sentences: list[str]) -> list[str]:
+    if len(sentences) <= _AT_MOST:
+        return sentences
+    return [*sentences[:_AT_MOST], f"and {len(sentences) - _AT_MOST} more differences."]
