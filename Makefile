@@ -1,0 +1,55 @@
+# make run     the main job: plan and train the model of params.yaml, and print the result
+# make test    everything that must hold before a commit, set up from scratch if needed
+# make check   the same without setup
+# make format  rewrite the code as `make check` wants it
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+# One importable package `stowage` out of flows/ and stages/, for tools that read code without running it.
+PACKAGE := build/typing/stowage
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export DO_NOT_TRACK := 1
+export DVC_NO_ANALYTICS := 1
+
+.PHONY: run setup test check lint types contracts tests format
+
+run: setup
+	dvc repro
+	python -m stowage.flows.show
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: setup
+	$(MAKE) check
+
+check: lint types contracts tests
+
+lint:
+	ruff check .
+	ruff format --check .
+
+types: $(PACKAGE)
+	MYPYPATH=build/typing mypy -p stowage.flows -p stowage.stages
+
+contracts: $(PACKAGE)
+	PYTHONPATH=build/typing lint-imports
+
+tests:
+	pytest
+
+format:
+	ruff check --fix .
+	ruff format .
+
+$(PACKAGE):
+	mkdir -p $@
+	ln -sfn ../../../flows $@/flows
+	ln -sfn ../../../stages $@/stages
