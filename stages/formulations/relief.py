@@ -1,0 +1,158 @@
+"""Relieve the peak: add cuts to a choice until both budgets hold, cheapest bytes first.
+
+One pass walks the timeline with the memory that would be in use; wherever that exceeds its budget it gives up the idle
+copy that is cheapest to make again per byte (and per stage of idleness, to the power `foresight`). Making copies again
+takes memory too, so passes repeat on the schedule that follows, until the budgets hold or nothing idle is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from stowage.stages.formulations.lazy import Candidate, candidate_of, with_cuts
+from stowage.stages.formulations.staged import StagedGraph
+
+_MOST_PASSES = 40
+_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A forward node's copy between two uses.
+
+    Attributes:
+        node: which.
+        after, until: positions in the timeline of the use before and of the use after.
+        stage: stage of the use before: the cut goes there.
+        next_stage: stage of the use after.
+        nbytes: bytes that a cut frees.
+    """
+
+    node: int
+    after: int
+    until: int
+    stage: int
+    next_stage: int
+    nbytes: int
+
+
+def relieve(
+    graph: StagedGraph, start: Candidate, peak_bytes: int, save_bytes: int, *, foresight: float = 0.5
+) -> Candidate | None:
+    """A candidate within both budgets that grows out of `start`, or None where the rule finds none."""
+    current = start
+    for _ in range(_MOST_PASSES):
+        if current.cost.within(peak_bytes, save_bytes):
+            return current
+        cuts = _one_pass(graph, current, peak_bytes, save_bytes, foresight)
+        if not cuts:
+            return None
+        grown = candidate_of(graph, with_cuts(current.choice, cuts))
+        if grown.executions == current.executions:
+            return None
+        current = grown
+    return None
+
+
+def polish(graph: StagedGraph, found: Candidate, peak_bytes: int, save_bytes: int, tries: int) -> Candidate:
+    """Take back cuts that turn out not to be needed, dearest first, at most `tries` attempts."""
+    dearest = sorted(
+        (k for k in found.choice if len(found.executions[k]) > 1),
+        key=lambda k: (-graph.nodes[k].time_s * (len(found.executions[k]) - 1), k),
+    )
+    for k in dearest[:tries]:
+        trial = candidate_of(graph, {other: cuts for other, cuts in found.choice.items() if other != k})
+        if trial.cost.time_s < found.cost.time_s and trial.cost.within(peak_bytes, save_bytes):
+            found = trial
+    return found
+
+
+def idle_copies(graph: StagedGraph, current: Candidate) -> list[Idle]:
+    """Every stretch in which a forward node's outputs wait unused and could be given up, in order of `after`."""
+    found: list[Idle] = []
+    last: dict[int, int] = {}
+    stretch: dict[tuple[int, int, int], int] = {}
+    events = current.line.events
+    for position, (_, r) in enumerate(events):
+        for a in graph.nodes[r].reads:
+            k = graph.creator[a]
+            before = last[a]
+            if k < graph.loss and not graph.nodes[k].once and events[before][0] < events[position][0]:
+                key = (k, before, position)
+                stretch[key] = stretch.get(key, 0) + graph.nbytes[a]
+            last[a] = position
+        for a in graph.nodes[r].creates:
+            last[a] = position
+    found = [Idle(k, b, u, events[b][0], events[u][0], size) for (k, b, u), size in stretch.items() if size]
+    return sorted(found, key=lambda idle: (idle.after, idle.node, idle.until))
+
+
+def _one_pass(
+    graph: StagedGraph, current: Candidate, peak_bytes: int, save_bytes: int, foresight: float
+) -> list[tuple[int, int]]:
+    """Cuts that would bring every moment of the timeline within budget if making things again took no memory."""
+    events, nbytes = current.line.events, graph.nbytes
+    starting: dict[int, list[Idle]] = {}
+    for idle in idle_copies(graph, current):
+        starting.setdefault(idle.after, []).append(idle)
+    heap: list[tuple[float, int, int, Idle]] = []
+    returning: dict[int, int] = {}
+    cuts: list[tuple[int, int]] = []
+    used = 0
+    for position, (_, k) in enumerate(events):
+        node = graph.nodes[k]
+        # What was given up comes back when it is used again.
+        used += returning.pop(position, 0)
+        if k == graph.loss:
+            used = _give_up(heap, used, save_bytes, position, returning, cuts)
+        used += sum(nbytes[a] for a in node.creates)
+        used = _give_up(heap, used, peak_bytes - node.workspace_bytes, position, returning, cuts)
+        used -= sum(nbytes[a] for a in current.line.freed[position])
+        for idle in starting.get(position, ()):
+            price = _seconds_again(graph, current, idle) / (idle.nbytes * (idle.until - idle.after) ** foresight)
+            heapq.heappush(heap, (price, idle.node, idle.until, idle))
+    return cuts
+
+
+def _give_up(
+    heap: list[tuple[float, int, int, Idle]],
+    used: int,
+    limit: int,
+    position: int,
+    returning: dict[int, int],
+    cuts: list[tuple[int, int]],
+) -> int:
+    """Pop the cheapest idle copies until `used` is within `limit`; returns what is in use then."""
+    while used > limit and heap:
+        _, _, until, idle = heapq.heappop(heap)
+        if until > position:
+            cuts.append((idle.node, idle.stage))
+            returning[until] = returning.get(until, 0) + idle.nbytes
+            used -= idle.nbytes
+    return used
+
+
+def _seconds_again(graph: StagedGraph, current: Candidate, idle: Idle) -> float:
+    """Time to make a copy again at its next use: itself, and whichever of its ancestors are not there by then."""
+    total, seen, stack = 0.0, {idle.node}, [idle.node]
+    while stack and len(seen) <= _DEPTH:
+        k = stack.pop()
+        total += graph.nodes[k].time_s
+        for a in graph.nodes[k].reads:
+            c = graph.creator[a]
+            if c not in seen and not _there(graph, current, a, idle.next_stage):
+                seen.add(c)
+                stack.append(c)
+    return total
+
+
+def _there(graph: StagedGraph, current: Candidate, a: int, stage: int) -> bool:
+    """Whether allocation `a` is in memory at some moment of `stage` (or is held across it), as things stand."""
+    runs = current.executions[graph.creator[a]]
+    if stage in runs:
+        return True
+    earlier = [t for t in runs if t < stage]
+    later = [t for t in runs if t > stage]
+    uses = (t for r in graph.readers[a] for t in current.executions[r])
+    return any(t >= stage and (not later or t < later[0]) for t in uses) and bool(earlier)
