@@ -68,6 +68,7 @@ class Call:
         arguments: JSON, see `ir.arguments`.
         reads: values among the arguments, in order of appearance.
         returns: values returned, -1 where an output is not a tensor.
+        returns_many: the operator returns a list or tuple, even if of one.
         mutates: storages written in place (not those it creates).
         is_view: returns only windows on its inputs' storages and writes nothing.
         is_random: draws from the global generator.
@@ -84,6 +85,7 @@ class Call:
     arguments: str
     reads: tuple[int, ...]
     returns: tuple[int, ...]
+    returns_many: bool
     mutates: tuple[int, ...]
     is_view: bool
     is_random: bool

@@ -1,0 +1,10 @@
+"""What generated code imports."""
+
+from __future__ import annotations
+
+from stowage.stages.runtime.iteration import Iteration
+from stowage.stages.runtime.program import Program
+from stowage.stages.runtime.randomness import RandomStates
+from stowage.stages.runtime.updates import PerParameterUpdates
+
+__all__ = ["Iteration", "PerParameterUpdates", "Program", "RandomStates"]

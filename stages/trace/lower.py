@@ -38,7 +38,7 @@ class Lowering:
         self._value_of: dict[fx.Node, Any] = {}
         self._storage_of: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
-        self._names: set[str] = set()
+        self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration"}
         self._module_of_storage: dict[int, str] = {}
 
     def run(self) -> None:
@@ -150,6 +150,7 @@ class Lowering:
                 arguments=encoded,
                 reads=tuple(reads),
                 returns=tuple(returns),
+                returns_many=isinstance(result, (list, tuple)),
                 mutates=tuple(sorted(mutated - created)),
                 is_view=not mutated and not created and any(v >= 0 for v in returns),
                 is_random=is_random(target),

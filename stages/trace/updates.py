@@ -90,6 +90,7 @@ def append_updates(
                 arguments=json.dumps(arguments, separators=(",", ":")),
                 reads=(gradient.gradient_value, gradient.parameter_value),
                 returns=(),
+                returns_many=False,
                 mutates=tuple(sorted([parameter.storage, *states])),
                 is_view=False,
                 is_random=False,

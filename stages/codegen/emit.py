@@ -1,0 +1,159 @@
+"""Write `step.py` from the tables alone: one line an operation, deterministic."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+
+from stowage.stages.ir.arguments import render_arguments
+from stowage.stages.ir.errors import MIB
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.plan import PlanRow, PlanSummary
+from stowage.stages.ir.trace import Call, TraceTables
+
+_HEADER = '''"""One training iteration of {model} on {device}.
+
+Plan {plan}: {method}, device budget {budget:,.1f} MiB, predicted peak {peak:,.1f} MiB, predicted time {time:.3f} s.
+Each line is one operation; the comment gives its block, the bytes it makes and its predicted time. `again` marks a
+recomputation. `del` frees. Written by codegen; change the plan, not this file.
+"""
+
+import torch
+from torch import Tensor
+
+from stowage.stages.runtime import Iteration
+
+aten = torch.ops.aten
+
+
+@torch.no_grad()
+def step(run: Iteration) -> Tensor:
+'''
+
+
+class _Emitter:
+    def __init__(self, trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow]) -> None:
+        self.trace = trace
+        self.nodes = nodes
+        self.rows = rows
+        self.lines: list[str] = []
+        self.defined: set[int] = set()
+        self.names_of_storage: dict[int, list[int]] = defaultdict(list)
+        self.call_of = {v: c for c in trace.calls for v in c.returns if v >= 0}
+        self.runs = [0] * len(nodes)
+        self.total = [0] * len(nodes)
+        for row in rows:
+            if row.node >= 0:
+                self.total[row.node] += 1
+
+    def name(self, value: int) -> str:
+        return self.trace.values[value].name
+
+    def _define(self, value: int) -> None:
+        self.defined.add(value)
+        self.names_of_storage[self.trace.values[value].storage].append(value)
+
+    def _ensure(self, value: int) -> None:
+        """Make sure that `value` has a name: fetch persistent tensors, make views, both just before they are needed."""
+        if value in self.defined:
+            return
+        call = self.call_of.get(value)
+        if call is None:
+            storage = self.trace.storages[self.trace.values[value].storage]
+            self.lines.append(f'{self.name(value)} = run.{storage.role}["{storage.name}"]')
+            self._define(value)
+            return
+        if not call.is_view:
+            raise AssertionError(f"value {self.name(value)} is read before call {call.call} has run")
+        for read in call.reads:
+            self._ensure(read)
+        self.lines.append(self._assignment(call, call.arguments))
+        for output in call.returns:
+            if output >= 0 and output not in self.defined:
+                self._define(output)
+
+    def _assignment(self, call: Call, arguments: str) -> str:
+        text = f"{call.target}({render_arguments(arguments, self.name)})"
+        if all(v < 0 for v in call.returns):
+            return text
+        targets = ", ".join(self.name(v) if v >= 0 else "_" for v in call.returns)
+        return f"{targets}{',' if call.returns_many and len(call.returns) == 1 else ''} = {text}"
+
+    def _call(self, call: Call, node: ComputeNode, again: bool, note: str) -> None:
+        for read in call.reads:
+            self._ensure(read)
+        if call.target == "stowage.update":
+            parameter = json.loads(call.arguments)["args"][0]
+            self.lines.append(f'run.update("{parameter}", {self.name(call.reads[0])}){note}')
+            return
+        arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
+        self.lines.append(self._assignment(call, arguments) + note)
+        for value in call.returns:
+            if value >= 0 and value not in self.defined:
+                self._define(value)
+
+    def compute(self, row: PlanRow) -> None:
+        node = self.nodes[row.node]
+        again = self.runs[row.node] > 0
+        self.runs[row.node] += 1
+        nbytes = sum(self.trace.storages[s].nbytes for s in node.creates)
+        where = "shared" if node.block < 0 else f"block {node.block}"
+        note = f"  # {where}, {nbytes / MIB:.1f} MiB, {node.time_s * 1e3:.2f} ms{', again' if again else ''}"
+        calls = [self.trace.calls[c] for c in node.calls]
+        if not node.random or self.total[row.node] == 1:
+            for i, call in enumerate(calls):
+                self._call(call, node, again, note if i == len(calls) - 1 else "")
+            return
+        own = set(node.creates)
+        for read in (v for call in calls for v in call.reads):
+            if self.trace.values[read].storage not in own:
+                self._ensure(read)
+        self.lines.append(f"with run.random.{'replay' if again else 'record'}({node.node}):")
+        start = len(self.lines)
+        for i, call in enumerate(calls):
+            self._call(call, node, again, note if i == len(calls) - 1 else "")
+        self.lines[start:] = ["    " + line for line in self.lines[start:]]
+        if again and self.runs[row.node] == self.total[row.node]:
+            self.lines.append(f"run.random.forget({node.node})")
+
+    def free(self, row: PlanRow) -> None:
+        names = self.names_of_storage.pop(row.storage, [])
+        if names:
+            self.lines.append(f"del {', '.join(self.name(v) for v in names)}")
+        self.defined.difference_update(names)
+
+
+def emit_step(
+    trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], summary: PlanSummary
+) -> str:
+    """The text of `step.py`: equal plans give equal bytes."""
+    emitter = _Emitter(trace, nodes, rows)
+    label = ""
+    for row in rows:
+        if row.step != label:
+            label = row.step
+            emitter.lines += ["", f"# {label}"]
+        if row.action == "compute":
+            emitter.compute(row)
+        else:
+            emitter.free(row)
+    updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
+    left = [g for g in trace.gradients if g.gradient_value >= 0 and g.gradient_value not in updated]
+    if left:
+        emitter.lines += ["", "# gradients stay"]
+        for gradient in left:
+            emitter._ensure(gradient.gradient_value)
+            emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)})')
+    emitter._ensure(trace.meta.loss_value)
+    emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
+    header = _HEADER.format(
+        model=trace.meta.model,
+        device=summary.device,
+        plan=summary.plan_hash,
+        method=summary.method,
+        budget=summary.device_budget_bytes / MIB,
+        peak=summary.device_peak_bytes / MIB,
+        time=summary.step_time_s,
+    )
+    return header + "\n".join(f"    {line}" if line else "" for line in emitter.lines) + "\n"

@@ -1,0 +1,98 @@
+"""A generated step, loaded and bound to a model and an optimizer."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.trace import Constant, Value
+from stowage.stages.runtime.iteration import Iteration
+from stowage.stages.runtime.randomness import RandomStates
+from stowage.stages.runtime.updates import PerParameterUpdates
+
+
+def source_hash(source: str) -> str:
+    """The hash that a plan's manifest states for its generated code."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Iteration], torch.Tensor]:
+    """Compile generated code, if it is what codegen wrote.
+
+    Raises:
+        PlanMismatchError: the text's hash differs from the manifest's.
+    """
+    if source_hash(source) != expected_hash:
+        raise PlanMismatchError(
+            f"{filename} is not what codegen wrote (its hash differs from the manifest's): run `dvc repro` again."
+        )
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"__name__": f"stowage_step_{expected_hash[:12]}"}
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - the hash was checked
+    step: Callable[[Iteration], torch.Tensor] = namespace["step"]
+    return step
+
+
+def constant_tensors(
+    constants: Sequence[Constant], values: Sequence[Value], names: Sequence[str], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Constants of the trace as tensors, by storage name."""
+    found: dict[str, torch.Tensor] = {}
+    for constant in constants:
+        value = values[constant.value]
+        dtype = getattr(torch, value.dtype)
+        flat = torch.frombuffer(bytearray(constant.content), dtype=dtype) if constant.content else torch.empty(0, dtype=dtype)
+        found[names[value.storage]] = flat.reshape(value.shape).to(device)
+    return found
+
+
+class Program:
+    """Runs a generated step on a model.
+
+    Attributes:
+        updates: the per-parameter optimizer, or None when gradients stay in `.grad`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Iteration], torch.Tensor],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        constants: dict[str, torch.Tensor],
+        input_names: Sequence[str],
+    ) -> None:
+        self._step = step
+        self._model = model
+        self._constants = constants
+        self._input_names = list(input_names)
+        parameters = dict(model.named_parameters())
+        self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
+        device = next((p.device for p in parameters.values()), torch.device("cpu"))
+        self._random = RandomStates(device)
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One iteration; returns the loss."""
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        run = Iteration(
+            parameter=dict(self._model.named_parameters()),
+            buffer=dict(self._model.named_buffers()),
+            input=dict(zip(self._input_names, tensors, strict=True)),
+            constant=self._constants,
+            random=self._random,
+            update=self.updates if self.updates is not None else _no_update,
+        )
+        try:
+            return self._step(run)
+        finally:
+            self._random.clear()
+
+
+def _no_update(name: str, gradient: torch.Tensor) -> None:
+    raise PlanMismatchError(f"The plan updates parameter {name}, but no optimizer was given: plan with optimizer=None.")
