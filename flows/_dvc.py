@@ -33,19 +33,25 @@ def dvc_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "dvc", *arguments]
 
 
+def run_quietly(command: Sequence[str], root: Path) -> tuple[int, str]:
+    """Exit status of a short command, and what it printed; what it complained of if it failed."""
+    done = subprocess.run(
+        command, cwd=root, env=stage_environment(root), capture_output=True, text=True, errors="replace", check=False
+    )
+    return done.returncode, done.stdout if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())
+
+
 def dvc_output(root: Path, *arguments: str) -> str:
     """What a short DVC command prints.
 
     Raises:
         StowageError: it failed.
     """
-    done = subprocess.run(
-        dvc_command(*arguments), cwd=root, env=stage_environment(root), capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise StowageError(f"`dvc {' '.join(arguments)}` failed in {root}: {words.removeprefix('ERROR: ')}")
-    return done.stdout
+    code, said = run_quietly(dvc_command(*arguments), root)
+    if code != 0:
+        words = (said or "no message").splitlines()[-1].removeprefix("ERROR: ")
+        raise StowageError(f"`dvc {' '.join(arguments)}` failed in {root}: {words}")
+    return said
 
 
 def changed_stages(root: Path, stages: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""`params.yaml`: what is right loads, and what is wrong is one sentence that names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.settings import load_settings, parse_bytes, parse_settings, resolve_budget
+
+ROOT = Path(__file__).parents[2]
+
+
+def with_value(key: str, value: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {"trace": {"model": {"architecture": "gpt2"}}}
+    place = content
+    *sections, name = key.split(".")
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[name] = value
+    return content
+
+
+def test_the_main_job_loads() -> None:
+    settings = load_settings(ROOT / "params.yaml")
+    assert settings.trace.model.architecture == "gpt2"
+    assert settings.trace.optimizer is not None
+    assert settings.trace.optimizer.arguments["lr"] == 1e-4
+    assert settings.solve.device_budget == "50%"
+    assert settings.train.measure_iterations == (2,)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("trace.batch_sze", 4, "rename it to trace.batch_size"),
+        ("trian", {}, "rename it to train"),
+        ("trace.optimizer.nam", "SGD", "rename it to trace.optimizer.name"),
+        ("solve.colour", "red", "use one of solve.device_budget"),
+        ("trace.batch_size", "four", "trace.batch_size must be a valid integer, and is 'four' (str)"),
+        ("trace.batch_size", True, "trace.batch_size must be a valid integer"),
+        ("trace.sequence_length", 0, "trace.sequence_length must be greater than 0"),
+        ("trace.device", "tpu", "trace.device must be 'cpu' or 'cuda'"),
+        ("trace.loss", "my_loss", "'package.module:function'"),
+        ("trace.optimizer.name", "torch.optim.SGD", "not the name of a class"),
+        ("trace.model.directory", "somewhere", "exactly one of architecture, directory and callable"),
+        ("trace.model.architecture", None, "found none of them"),
+        ("profile", None, "profile must be a section"),
+        ("options.time_limit_s", float("nan"), "options.time_limit_s must be a finite number"),
+        ("solve.device_budget", "5 apples", "'5 apples' is not a budget"),
+        ("solve.device_budget", "-50%", "is not a budget"),
+        ("solve.device_budget", 1.5, "is not a budget"),
+        ("train.data.column", "text", "column is for .parquet files"),
+        ("train.measure_iterations", [1, "b"], "train.measure_iterations.1 must be a valid integer"),
+    ],
+)
+def test_each_mistake_is_one_sentence(key: str, value: Any, says: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse_settings(with_value(key, value), "params.yaml")
+    text = str(caught.value)
+    assert text.startswith("params.yaml: ")
+    assert says in text
+    assert "\n" not in text
+    assert text.endswith(".")
+
+
+def test_callable_and_overrides_exclude_each_other() -> None:
+    content = {"trace": {"model": {"callable": "my.model:build", "overrides": {"n_layer": 2}}}}
+    with pytest.raises(ParameterError, match="cannot be used with callable"):
+        parse_settings(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("trace: [", "is not valid YAML"),
+        ("trace:\n  seed: 1\n  seed: 2\n", "'seed' appears twice"),
+        ("- a list\n", "must be a mapping of sections"),
+        ("", "must be a mapping of sections such as trace and solve, and is empty"),
+        ("solve: {}\n", "trace is missing"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParameterError) as caught:
+        load_settings(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"params\.yaml is missing"):
+        load_settings(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "0.0001", "1E-4"])
+def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"trace: {{model: {{architecture: gpt2}}, optimizer: {{name: SGD, arguments: {{lr: {text}}}}}}}\n")
+    optimizer = load_settings(path).trace.optimizer
+    assert optimizer is not None
+    assert optimizer.arguments == {"lr": 1e-4}
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("900MiB", 900 << 20), ("1.5GiB", 3 << 29), ("12GB", 12 * 10**9), ("4096", 4096), (4096, 4096), ("7 kib", 7168)],
+)
+def test_sizes(text: str | int, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "twelve", "0", "-3MiB", 0, "5MiBs", True, None])
+def test_what_is_not_a_size(text: Any) -> None:
+    with pytest.raises(ParameterError, match=r"size is .* write"):
+        parse_bytes(text)
+
+
+@given(percent=st.integers(1, 200), whole=st.integers(1, 1 << 50))
+def test_percentages_are_of_the_whole(percent: int, whole: int) -> None:
+    assert abs(resolve_budget(f"{percent}%", whole) - whole * percent / 100) <= 1 + whole * 1e-12
+
+
+def test_a_size_is_not_of_the_whole() -> None:
+    assert resolve_budget("900MiB", 5) == 900 << 20
