@@ -21,19 +21,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ortools.sat.python import cp_model
-
 from stowage.stages.formulations.staged import (
     Executions,
     StagedGraph,
     cost_of,
     memory_unit,
+    run_once,
     schedule_of,
     timeline,
     units,
 )
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
-from stowage.stages.solver.cp import solve_cp
+from stowage.stages.solver.cp import CpAnswer, cp_model, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
 
 VERSION = "1"
@@ -134,18 +133,13 @@ def solve_executions(
     hint: Executions | None = None,
 ) -> tuple[Executions | None, SolveReport | None]:
     """As `retention`, but the answer as executions, which can be the hint of the next solve."""
-    graph = StagedGraph.of(block)
-    unit = memory_unit(graph, (peak_bytes, save_bytes), _LARGEST_MEMORY)
-    total_s = sum(node.time_s for node in graph.nodes)
-    model = _Model(graph, unit, total_s / _TIME_STEPS or 1.0)
-    model.groups = group_allocations(graph)
-    _computations(model, computations, recompute_backward)
-    _reads(model)
-    _memory(model, peak_bytes // unit)
-    _memory_at_loss(model, save_bytes // unit)
-    _objective(model)
+    model = _model(block, (peak_bytes, save_bytes), computations, recompute_backward)
+    _memory(model, peak_bytes // model.unit)
+    _memory_at_loss(model, save_bytes // model.unit)
+    model.cp.minimize(_time(model))
     if hint is not None:
         _hint(model, hint)
+    graph = model.graph
     answer = solve_cp(model.cp, settings)
     outcome = answer.outcome
     bound_s = max(outcome.bound, 0.0) * model.time_unit
@@ -153,14 +147,44 @@ def solve_executions(
         return None, None
     if not outcome.found:
         return None, SolveReport("retention", "feasible", float("inf"), bound_s)
-    executions = {
-        k: [answer.value(run.stage) for run in runs if run.present is None or answer.value(run.present)]
-        for k, runs in model.runs.items()
-    }
+    executions = _executions(model, answer)
     objective_s = cost_of(graph, timeline(graph, executions)).time_s
     if outcome.status == "optimal":
         return executions, SolveReport("retention", "optimal", objective_s, objective_s)
     return executions, SolveReport("retention", "feasible", objective_s, min(objective_s, bound_s))
+
+
+def smallest_peak(
+    block: BlockGraph, settings: SolverSettings, *, computations: int = 2, hint: Executions | None = None
+) -> tuple[Executions, int]:
+    """Executions with (nearly: within the limits of `settings`) the least M_peak, whatever they take; and that peak.
+
+    Backward nodes run once. The thesis has no way to find this number (2.6.0.0.1).
+    """
+    model = _model(block, (), computations, recompute_backward=False)
+    graph = model.graph
+    plain = hint or run_once(graph)
+    before = cost_of(graph, timeline(graph, plain)).peak_bytes
+    peak = model.cp.new_int_var(0, units(before, model.unit), "peak")
+    _memory(model, peak)
+    model.cp.minimize(peak)
+    model.cp.add_hint(peak, units(before, model.unit))
+    _hint(model, plain)
+    answer = solve_cp(model.cp, settings)
+    if not answer.outcome.found:
+        return plain, before
+    executions = _executions(model, answer)
+    return executions, cost_of(graph, timeline(graph, executions)).peak_bytes
+
+
+def _model(block: BlockGraph, budgets: Iterable[int], computations: int, recompute_backward: bool) -> _Model:
+    graph = StagedGraph.of(block)
+    total_s = sum(node.time_s for node in graph.nodes)
+    model = _Model(graph, memory_unit(graph, budgets, _LARGEST_MEMORY), total_s / _TIME_STEPS or 1.0)
+    model.groups = group_allocations(graph)
+    _computations(model, computations, recompute_backward)
+    _reads(model)
+    return model
 
 
 def group_allocations(graph: StagedGraph) -> list[Group]:
@@ -245,7 +269,7 @@ def _one_copy(model: _Model, k: int, reader_key: tuple[int, int], reader: Comput
         cp.add(sum(choices) == reader.present)
 
 
-def _memory(model: _Model, peak: int) -> None:
+def _memory(model: _Model, peak: Any) -> None:
     """Copies and workspace fit in M_peak at every event."""
     cp, intervals, demands = model.cp, [], []
     for (g, m), end in sorted(model.ends.items()):
@@ -292,14 +316,21 @@ def _memory_at_loss(model: _Model, save: int) -> None:
     cp.add(sum(terms) <= save)
 
 
-def _objective(model: _Model) -> None:
+def _time(model: _Model) -> Any:
     """Total compute time; rounded down per node, so that the bound stays a bound."""
     terms: list[Any] = []
     for k, node in enumerate(model.graph.nodes):
         cost = int(node.time_s / model.time_unit)
         terms.append(cost)
         terms.extend(cost * run.present for run in model.runs[k][1:])
-    model.cp.minimize(sum(terms))
+    return sum(terms)
+
+
+def _executions(model: _Model, answer: CpAnswer) -> Executions:
+    return {
+        k: [answer.value(run.stage) for run in runs if run.present is None or answer.value(run.present)]
+        for k, runs in model.runs.items()
+    }
 
 
 def _hint(model: _Model, executions: Executions) -> None:
@@ -331,8 +362,7 @@ def _serving(stages: list[int], reader_stage: int) -> int:
 def _last_uses(model: _Model, stages: dict[int, list[int]]) -> dict[tuple[int, int], int]:
     T, found = model.size, {}
     for g, group in enumerate(model.groups):
-        uses: Iterable[int] = ((r, t) for r in group.readers for t in stages[r])  # type: ignore[assignment]
-        for r, t in uses:  # type: ignore[misc]
+        for r, t in [(r, t) for r in group.readers for t in stages[r]]:
             key = (g, _serving(stages[group.creator], t))
             found[key] = max(found.get(key, 0), t * T + r + 1)
         if group.outgoing:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from ortools.sat.python import cp_model
+try:
+    from ortools.sat.python import cp_model
+except ImportError as error:
+    if "highspy" in sys.modules:
+        raise ImportError(
+            "OR-Tools cannot be loaded after highspy (or PuLP, which loads it): import stowage.stages.solver.milp "
+            "before pulp, or take pulp from there."
+        ) from error
+    raise
 
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 

@@ -1,20 +1,30 @@
-"""The door to MILP solvers, through PuLP: HiGHS by default, CBC where HiGHS is missing or asked for."""
+"""The door to MILP solvers, through PuLP: HiGHS by default, CBC where HiGHS is missing or asked for.
+
+Formulations take PuLP from here (`from stowage.stages.solver.milp import pulp`): PuLP loads highspy when it is
+imported, after which OR-Tools cannot be (see `highs_child`), so OR-Tools has to be loaded first.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from stowage.stages.solver import cp as _cp  # noqa: F401, I001  OR-Tools before PuLP, see above
 import pulp
 
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
 MilpSolver = Literal["highs", "cbc"]
+# Over the time limit, for reading and writing the model; then the child is killed.
+_GRACE_S = 60.0
 
 
 def solve_milp(
@@ -26,24 +36,28 @@ def solve_milp(
 ) -> SolverOutcome:
     """Minimise a `pulp.LpProblem`; the answer is left in its variables.
 
-    With `warm_start` the variables' initial values (`setInitialValue`) are the first incumbent.
+    With `warm_start` the variables' initial values (`setInitialValue`) are the first incumbent. HiGHS and CBC count
+    wall time only: an answer at the time limit may differ from run to run, an optimal one does not.
     """
-    if solver == "highs" and not _highs_available():
-        solver = "cbc"
     started = time.perf_counter()
-    outcome = _solve_highs if solver == "highs" else _solve_cbc
-    status, objective, bound = outcome(problem, settings, warm_start)
-    return SolverOutcome(status, objective, bound, milp_version(solver), time.perf_counter() - started)
+    if solver == "highs" and highs_available():
+        status, objective, bound = _solve_highs(problem, settings, warm_start)
+        name = milp_version("highs")
+    else:
+        status, objective, bound = _solve_cbc(problem, settings, warm_start)
+        name = milp_version("cbc")
+    return SolverOutcome(status, objective, bound, name, time.perf_counter() - started)
 
 
 def milp_version(solver: MilpSolver = "highs") -> str:
     """Name and version, for reports and for keys of stored solutions."""
-    if solver == "highs" and _highs_available():
+    if solver == "highs" and highs_available():
         return f"HiGHS {version('highspy')} (PuLP {version('pulp')})"
     return f"CBC (PuLP {version('pulp')})"
 
 
-def _highs_available() -> bool:
+def highs_available() -> bool:
+    """Whether highspy is installed."""
     try:
         version("highspy")
     except PackageNotFoundError:
@@ -52,22 +66,43 @@ def _highs_available() -> bool:
 
 
 def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tuple[Status, float, float]:
-    command = pulp.HiGHS(
-        msg=False,
-        timeLimit=settings.time_limit_s,
-        gapRel=settings.gap,
-        threads=settings.threads,
-        warmStart=warm_start,
-        random_seed=settings.seed,
-    )
-    problem.solve(command)
-    info = problem.solverModel.getInfo()
-    has_answer = math.isfinite(info.objective_function_value) and info.primal_solution_status == 2
-    return _judge(problem, has_answer, info.mip_dual_bound if math.isfinite(info.mip_dual_bound) else -math.inf)
+    request = {
+        "options": {
+            "time_limit": float(settings.time_limit_s),
+            "mip_rel_gap": float(settings.gap),
+            "threads": settings.threads,
+            "random_seed": settings.seed,
+        },
+        "start": {v.name: v.varValue or 0.0 for v in problem.variables()} if warm_start else None,
+    }
+    with tempfile.TemporaryDirectory(prefix="stowage-highs-") as name:
+        folder = Path(name)
+        problem.writeMPS(str(folder / "model.mps"))
+        (folder / "request.json").write_text(json.dumps(request))
+        command = [sys.executable, "-m", "stowage.stages.solver.highs_child", name]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=settings.time_limit_s + _GRACE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "unknown", math.inf, -math.inf
+        if done.returncode:
+            raise RuntimeError(f"HiGHS failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+        answer = json.loads((folder / "answer.json").read_text())
+    bound = -math.inf if answer["bound"] is None else float(answer["bound"])
+    if answer["infeasible"]:
+        return "infeasible", math.inf, math.inf
+    if answer["objective"] is None:
+        return "unknown", math.inf, bound
+    for variable in problem.variables():
+        value = answer["values"].get(variable.name, 0.0)
+        variable.varValue = round(value) if variable.cat == pulp.LpInteger else value
+    objective = float(answer["objective"])
+    return "optimal" if answer["optimal"] else "feasible", objective, min(objective, bound)
 
 
 def _solve_cbc(problem: Any, settings: SolverSettings, warm_start: bool) -> tuple[Status, float, float]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="stowage-cbc-") as folder:
         log = Path(folder) / "cbc.log"
         command = pulp.PULP_CBC_CMD(
             msg=False,
@@ -77,21 +112,16 @@ def _solve_cbc(problem: Any, settings: SolverSettings, warm_start: bool) -> tupl
             warmStart=warm_start,
             options=[f"randomCbcSeed {settings.seed + 1}", f"randomSeed {settings.seed + 1}"],
             logPath=str(log),
-            keepFiles=False,
         )
         problem.solve(command)
         text = log.read_text() if log.exists() else ""
-    bounds = re.findall(r"(?:Lower bound|best possible)[: ]+([-+.\deE]+)", text)
-    has_answer = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    return _judge(problem, has_answer, float(bounds[-1]) if bounds else -math.inf)
-
-
-def _judge(problem: Any, has_answer: bool, bound: float) -> tuple[Status, float, float]:
     if problem.status == pulp.LpStatusInfeasible:
         return "infeasible", math.inf, math.inf
-    if not has_answer:
+    bounds = re.findall(r"(?:Lower bound|best possible)[: ]+([-+.\deE]+)", text)
+    bound = float(bounds[-1]) if bounds else -math.inf
+    if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return "unknown", math.inf, bound
     objective = float(pulp.value(problem.objective) or 0.0)
     if problem.sol_status == pulp.LpSolutionOptimal:
-        return "optimal", objective, min(objective, bound) if math.isfinite(bound) else objective
+        return "optimal", objective, objective * (1.0 - settings.gap)
     return "feasible", objective, min(objective, bound)

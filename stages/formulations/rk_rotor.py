@@ -1,0 +1,193 @@
+"""RK-Rotor (thesis 2.5): which option each block of a chain runs with, by dynamic programming over memory slots.
+
+| symbol | meaning | unit |
+|---|---|---|
+| L | number of blocks, 0 first | |
+| x_s | input of block s; kept by whoever called the sub-problem, never counted inside it | slots |
+| F_s^o, B_s^o | forward and backward of block s with option o | s |
+| F_s^0 | fast-forward: computes x_{s+1} and keeps nothing | s |
+| x̄_s^o | kept between F_s^o and B_s^o, x_{s+1} included | slots |
+| g_t | gradient of x_{t+1}, in memory while blocks s..t wait for it | bytes |
+| G_t | parameter gradients of blocks > t that stay in memory | bytes |
+| Opt(s, t, m) | least time to run blocks s..t forward and backward with m slots besides x_s | s |
+
+Deviations from the thesis, each of which makes the plan cheaper or truer:
+
+- The sub-problem s..t with t < L−1 starts when block t+1 has finished its backward: g_t and G_t occupy memory from its
+  start, so they are added to every forward's need (Rotor's m_∅ and m_all count |g_t| likewise). B_s runs when all blocks
+  after s are done: G_s is added to its need. So gradients that stay are subtracted exactly, not as a constant.
+- When block t < L−1 runs for the last time nobody needs x_{t+1} any more; its tail options leave out what only x_{t+1}
+  needed (a recomputed block stops early).
+- (2.21) lets i reach t: keeping x_t and running block t alone is a valid choice.
+- In (2.20) and (2.21) indices i of options and times belong to block s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ChainOption:
+    """One way to run a block forward and backward; bytes leave out the block's input."""
+
+    time_s: float
+    save_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class ChainBlock:
+    """A block as RK-Rotor sees it.
+
+    Attributes:
+        input_bytes: x_s; 0 for the first block, whose inputs are always in memory.
+        gradient_bytes: g_s, the gradient of its output; 0 for the last block.
+        resident_bytes: G_s.
+        options: o > 0, when the output is needed.
+        tail_options: o > 0 for the last execution, when the output is not needed; same order and length.
+        fast_time_s, fast_peak_bytes: F^0; infinite time where a block cannot be run without keeping anything.
+    """
+
+    input_bytes: int
+    gradient_bytes: int
+    resident_bytes: int
+    options: Sequence[ChainOption]
+    tail_options: Sequence[ChainOption]
+    fast_time_s: float
+    fast_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """One step of the sequence: `fast` F^0, `forward` F^o, `backward` B^o, or `drop` the input of a block."""
+
+    kind: Literal["fast", "forward", "backward", "drop"]
+    block: int
+    option: int = -1
+    tail: bool = False
+
+
+class RkRotor:
+    """The table of Algorithm 5, for every memory from 0 to `slots` slots of `slot_bytes`."""
+
+    def __init__(self, blocks: Sequence[ChainBlock], slots: int, slot_bytes: int) -> None:
+        self.blocks = blocks
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        count = len(blocks)
+        self._opt: Floats = np.full((count, count, slots + 1), np.inf)
+        self._fast_time, self._fast_need = self._fast_forwards()
+        self._input = [self._up(b.input_bytes) for b in blocks]
+        self._solve()
+
+    def _up(self, nbytes: int) -> int:
+        return -(-nbytes // self.slot_bytes)
+
+    def _fast_forwards(self) -> tuple[Floats, NDArray[np.int64]]:
+        """Time and need in bytes of F^0_s … F^0_{i-1}, for every s < i; x_s is not counted."""
+        count = len(self.blocks)
+        time = np.full((count, count + 1), np.inf)
+        need = np.zeros((count, count + 1), dtype=np.int64)
+        for s in range(count):
+            total, high = 0.0, 0
+            for i in range(s + 1, count + 1):
+                block = self.blocks[i - 1]
+                total += block.fast_time_s
+                high = max(high, (block.input_bytes if i - 1 > s else 0) + block.fast_peak_bytes)
+                time[s, i], need[s, i] = total, high
+        return time, need
+
+    def _options(self, s: int, t: int) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+        """Times, kept slots and needed slots of block s's options inside sub-problem s..t (validity of 2.20)."""
+        tail = s == t and t < len(self.blocks) - 1
+        options = self.blocks[s].tail_options if tail else self.blocks[s].options
+        waiting = self.blocks[t].gradient_bytes + self.blocks[t].resident_bytes
+        staying = self.blocks[s].resident_bytes
+        need = [
+            self._up(max(o.forward_peak_bytes + waiting, o.backward_peak_bytes + staying)) for o in options
+        ]
+        return (
+            np.array([o.time_s for o in options]),
+            np.array([self._up(o.save_bytes) for o in options], dtype=np.int64),
+            np.array(need, dtype=np.int64),
+        )
+
+    def _first_case(self, s: int, t: int) -> Floats:
+        """(2.20): block s runs once, with option o; rows are options, columns memory."""
+        time, save, need = self._options(s, t)
+        memory = np.arange(self.slots + 1)
+        valid = memory[None, :] >= need[:, None]
+        if s == t:
+            return np.where(valid, time[:, None], np.inf)
+        left = memory[None, :] - save[:, None]
+        rest = np.where(left >= 0, self._opt[s + 1, t][np.maximum(left, 0)], np.inf)
+        return np.where(valid, time[:, None] + rest, np.inf)
+
+    def _second_case(self, s: int, t: int) -> Floats:
+        """(2.21): blocks s..i−1 run fast, x_i is kept; rows are i = s+1..t, columns memory."""
+        waiting = self.blocks[t].gradient_bytes + self.blocks[t].resident_bytes
+        memory = np.arange(self.slots + 1)
+        borders = np.arange(s + 1, t + 1)
+        need = -(-(self._fast_need[s, borders] + waiting) // self.slot_bytes)
+        kept = np.array([self._input[i] for i in borders], dtype=np.int64)
+        left = memory[None, :] - kept[:, None]
+        after = np.where(left >= 0, self._opt[borders[:, None], t, np.maximum(left, 0)], np.inf)
+        total = self._fast_time[s, borders][:, None] + after + self._opt[s, borders - 1]
+        return np.where(memory[None, :] >= need[:, None], total, np.inf)
+
+    def _solve(self) -> None:
+        """Algorithm 5: (2.22) for every sub-problem, short ones first."""
+        count = len(self.blocks)
+        for length in range(count):
+            for s in range(count - length):
+                t = s + length
+                best = self._first_case(s, t).min(axis=0)
+                if length:
+                    best = np.minimum(best, self._second_case(s, t).min(axis=0))
+                self._opt[s, t] = best
+
+    def time_s(self, slots: int) -> float:
+        """Opt(0, L−1, slots), infinite when infeasible."""
+        return float(self._opt[0, len(self.blocks) - 1, slots])
+
+    def smallest_slots(self) -> int | None:
+        """Fewest slots for which a sequence exists, or None if `slots` is too few."""
+        feasible = np.flatnonzero(np.isfinite(self._opt[0, len(self.blocks) - 1]))
+        return int(feasible[0]) if len(feasible) else None
+
+    def sequence(self, slots: int) -> list[ChainStep]:
+        """Algorithm 6, without recursion: the steps for a feasible number of slots."""
+        steps: list[ChainStep] = []
+        stack: list[tuple[int, int, int] | ChainStep] = [(0, len(self.blocks) - 1, slots)]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, ChainStep):
+                steps.append(item)
+                continue
+            s, t, m = item
+            first = self._first_case(s, t)[:, m]
+            option = int(first.argmin())
+            second = self._second_case(s, t)[:, m] if t > s else np.array([np.inf])
+            if first[option] <= second.min():
+                tail = s == t and t < len(self.blocks) - 1
+                todo: list[tuple[int, int, int] | ChainStep] = [ChainStep("forward", s, option, tail)]
+                if t > s:
+                    todo.append((s + 1, t, m - self._up(self.blocks[s].options[option].save_bytes)))
+                todo.append(ChainStep("backward", s, option, tail))
+            else:
+                i = s + 1 + int(second.argmin())
+                todo = [ChainStep("fast", s)]
+                for j in range(s + 1, i):
+                    todo += [ChainStep("fast", j), ChainStep("drop", j)]
+                todo += [(i, t, m - self._input[i]), ChainStep("drop", i), (s, i - 1, m)]
+            stack.extend(reversed(todo))
+        return steps

@@ -1,0 +1,173 @@
+"""The independent pieces of work behind one block's options.
+
+How the work is cut does not depend on how many workers there are, so neither do the options.
+
+- `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
+- `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far settles it;
+- `sweep`: for blocks too large for exact solving, the greedy frontier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stowage.stages.formulations.fixed import keep_all, recompute_all
+from stowage.stages.formulations.lazy import Candidate
+from stowage.stages.formulations.retention import smallest_peak, solve_executions
+from stowage.stages.formulations.selective import best_within, family, report_of, selective_frontier
+from stowage.stages.formulations.staged import (
+    Executions,
+    StagedCost,
+    StagedGraph,
+    cost_of,
+    run_once,
+    schedule_of,
+    timeline,
+)
+from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.simulate.block import replay_block
+from stowage.stages.solver.outcome import SolverSettings
+
+# Times are sums of floats in different orders.
+_SAME = 1.0 + 1e-9
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule and how it was found."""
+
+    schedule: BlockSchedule
+    report: SolveReport
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Budgets to solve for, and what is known before solving.
+
+    Attributes:
+        peaks: M_peak, bytes, largest first.
+        saves: M_save, bytes, largest first.
+        found: fixed and greedy schedules.
+    """
+
+    peaks: tuple[int, ...]
+    saves: tuple[int, ...]
+    found: tuple[Found, ...]
+
+
+@dataclass(frozen=True)
+class GridSize:
+    """How much to try.
+
+    Attributes:
+        peak_budgets, save_budgets: values of each budget (thesis 2.6.0.0.1).
+        computations: of one node at most, in exact solving.
+        max_exact_nodes: blocks with more nodes are left to the greedy rules.
+        greedy_levels: peak budgets of the greedy frontier for those.
+    """
+
+    peak_budgets: int = 6
+    save_budgets: int = 6
+    computations: int = 3
+    max_exact_nodes: int = 80
+    greedy_levels: int = 24
+
+
+def fixed_policies(graph: BlockGraph) -> list[Found]:
+    """Keep all, recompute all."""
+    bound = sum(node.time_s for node in graph.nodes)
+    found = []
+    for name, schedule in (("keep_all", keep_all(graph)), ("recompute_all", recompute_all(graph))):
+        cost = replay_block(graph, schedule)
+        time_s = cost.forward_time_s + cost.backward_time_s
+        found.append(Found(schedule, SolveReport(name, "heuristic", time_s, min(bound, time_s))))
+    return found
+
+
+def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
+    """Budgets evenly spaced (2.6.0.0.1), but over the range that can be met: peaks from the smallest there is to plain
+    PyTorch's, saves from the block's output to what plain PyTorch saves."""
+    staged = StagedGraph.of(graph)
+    plain = cost_of(staged, timeline(staged, run_once(staged)))
+    greedy = family(staged)
+    smallest = min(greedy, key=lambda c: (c.cost.peak_bytes, c.cost.time_s))
+    hint = smallest.executions if _most_runs(smallest.executions) <= size.computations else None
+    executions, least = smallest_peak(graph, settings, computations=size.computations, hint=hint)
+    output = sum(staged.nbytes[a] for a in set(graph.output))
+    found = [
+        *fixed_policies(graph),
+        *(Found(schedule_of(staged, c.line), report_of(staged, c)) for c in greedy),
+        _found(staged, executions, "smallest_peak"),
+    ]
+    peaks = _spaced(min(least, plain.peak_bytes), plain.peak_bytes, size.peak_budgets)
+    saves = _spaced(output, max(output, plain.save_bytes), size.save_budgets)
+    return Grid(peaks, saves, tuple(found))
+
+
+def row(
+    graph: BlockGraph, peak_bytes: int, saves: Sequence[int], size: GridSize, settings: SolverSettings
+) -> list[Found]:
+    """The fastest schedules under one peak budget, for save budgets given largest first."""
+    staged = StagedGraph.of(graph)
+    starts = family(staged)
+    found: list[Found] = []
+    settled: tuple[StagedCost, bool] | None = None
+    bound_s, hint = sum(node.time_s for node in graph.nodes), None
+    for save_bytes in saves:
+        if settled and settled[1] and settled[0].save_bytes <= save_bytes:
+            continue
+        greedy = best_within(staged, starts, peak_bytes, save_bytes)
+        if greedy and greedy.cost.time_s <= bound_s * _SAME:
+            report = SolveReport("selective", "optimal", greedy.cost.time_s, greedy.cost.time_s)
+            found.append(Found(schedule_of(staged, greedy.line), report))
+            settled = greedy.cost, True
+            continue
+        hint = _hint(greedy, size.computations) or hint
+        executions, report_ = solve_executions(
+            graph, peak_bytes, save_bytes, settings, computations=size.computations, hint=hint
+        )
+        if greedy and (executions is None or report_ is None or greedy.cost.time_s < report_.objective_s / _SAME):
+            # More computations of a node than the exact model may use, or its limit came first.
+            found.append(Found(schedule_of(staged, greedy.line), report_of(staged, greedy)))
+        if executions is None or report_ is None:
+            if greedy is None and report_ is None:
+                break
+            continue
+        hint = executions
+        line = timeline(staged, executions)
+        found.append(Found(schedule_of(staged, line), report_))
+        settled = cost_of(staged, line), report_.status == "optimal"
+        bound_s = max(bound_s, report_.bound_s)
+    return found
+
+
+def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
+    """The greedy frontier, and the fixed policies."""
+    greedy = selective_frontier(graph, size.greedy_levels)
+    return [*fixed_policies(graph), *(Found(schedule, report) for schedule, report in greedy)]
+
+
+def _found(staged: StagedGraph, executions: Executions, formulation: str) -> Found:
+    line = timeline(staged, executions)
+    bound = sum(node.time_s for node in staged.nodes)
+    return Found(
+        schedule_of(staged, line), SolveReport(formulation, "heuristic", cost_of(staged, line).time_s, bound)
+    )
+
+
+def _hint(greedy: Candidate | None, computations: int) -> Executions | None:
+    if greedy is None or _most_runs(greedy.executions) > computations:
+        return None
+    return greedy.executions
+
+
+def _most_runs(executions: Executions) -> int:
+    return max((len(stages) for stages in executions.values()), default=0)
+
+
+def _spaced(low: int, high: int, count: int) -> tuple[int, ...]:
+    """`count` values from `high` down to `low`, both included, without repetitions."""
+    if count < 2:
+        return (high,)
+    return tuple(sorted({high - (high - low) * i // (count - 1) for i in range(count)}, reverse=True))
