@@ -17,8 +17,7 @@ export DVC_NO_ANALYTICS := 1
 .PHONY: run setup test check lint types contracts tests format
 
 run: setup
-	dvc repro
-	python -m stowage.flows.show
+	if dvc status --quiet; then python -m stowage.flows.show; else dvc repro; fi
 
 setup: $(INSTALLED)
 

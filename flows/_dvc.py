@@ -117,4 +117,4 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 def _last_words(tail: Sequence[str]) -> str:
     said = [line for line in tail if not _NOT_THE_REASON.search(line)]
-    return said[-1].removeprefix("ERROR: ") if said else "it said nothing; see its log above."
+    return re.sub(r"^error: ", "", said[-1], flags=re.IGNORECASE) if said else "it said nothing; see its log above."

@@ -1,0 +1,72 @@
+"""Projects in temporary folders: a toy whose stages are one-liners, and a copy of this one with a tiny model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pipeline_projects import ROOT, TINY, TOY_STAGE, TOY_STAGES, commit, run, set_parameters
+
+from stowage.flows._project import import_path
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """A Git and DVC project of two stages that only write their parameters down."""
+    folder = tmp_path / "toy"
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / ".stowage" / "costs").mkdir(parents=True)
+    for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore"):
+        shutil.copyfile(ROOT / name, folder / name)
+    (folder / "toy.py").write_text(TOY_STAGE)
+    stages = {
+        name: {
+            "cmd": f"python toy.py {name}",
+            "deps": ["toy.py", *deps],
+            "params": [parameter],
+            "outs": [out],
+        }
+        for name, (parameter, deps, out) in TOY_STAGES.items()
+    }
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}, sort_keys=False))
+    parameters = {"trace": {"model": {"architecture": "gpt2"}, "seed": 0}, "solve": {"device_budget": "50%"}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters, sort_keys=False))
+    run(["git", "init", "--quiet", "--initial-branch", "main"], folder)
+    commit(folder, "Toy")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of this repository, edits included, with a tiny GPT-2, planned and trained through DVC, committed."""
+    folder = tmp_path_factory.mktemp("tiny") / "project"
+    run(["git", "init", "--quiet", "--initial-branch", "main", str(folder)], ROOT)
+    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, folder / name
+        if source.is_file() and name != "dvc.lock" and not name.startswith("tests/"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    set_parameters(folder, TINY)
+    import_path(folder)
+    run([sys.executable, "-m", "stowage.stages.device"], folder)
+    run(["dvc", "repro"], folder)
+    commit(folder, "Planned")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Prefect database of the tests' own, and one temporary server for all of them."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    from stowage.flows import _prefect
+
+    assert _prefect.DEFAULTS.keys() <= os.environ.keys()
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
