@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from stowage.flows._project import TRAIN_STAGES
 from stowage.stages.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
+MODULE = re.compile(r"stowage(\.\w+)+")
 NOT_PARAMETERS = {"profile.seconds_per_call", "profile.min_samples", "options.workers"}
 """Cannot change a result: timings are kept once measured, and schedules do not depend on who computes them."""
 
@@ -35,11 +37,14 @@ def file_of(module: str) -> Path | None:
 
 
 def imports(path: Path, module: str) -> set[str]:
-    """Modules of ours that a file imports, anywhere in it, with the packages that they are in."""
+    """Modules of ours that a file imports, anywhere in it, or names in a string (to run them as processes of their own),
+    with the packages that they are in."""
     found: set[str] = set()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
+            found.add(node.value)
+        elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""

@@ -1,0 +1,122 @@
+"""The real pipeline on a tiny GPT-2: through `dvc`, then through the flows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pipeline_projects import run, set_parameters
+
+from stowage.flows._project import TRAIN_STAGES, stage_environment
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.run import StepRecord
+from stowage.stages.ir.table import read_record, read_rows
+
+STATUS = ["dvc", "status", "--json"]
+SMALLER = {"solve": {"device_budget": "90%"}}
+
+
+def ran(output: str) -> list[str]:
+    """Stages whose command `dvc repro` really ran."""
+    return [stage for stage in TRAIN_STAGES if f"Running stage '{stage}'" in output]
+
+
+def test_the_plan_keeps_its_budget_and_the_numbers_of_plain_pytorch(tiny: Path) -> None:
+    summary = read_record(tiny / "artifacts" / "solve" / "summary.json", PlanSummary)
+    assert summary.device_peak_bytes <= summary.device_budget_bytes
+    steps = read_rows(tiny / "artifacts" / "train" / "steps.parquet", StepRecord)
+    assert len(steps) == 3
+    assert all(step.loss == step.eager_loss for step in steps)
+    compile((tiny / "artifacts" / "codegen" / "step.py").read_text(), "step.py", "exec")
+
+
+def test_a_second_repro_does_nothing(tiny: Path) -> None:
+    assert ran(run(["dvc", "repro"], tiny)) == []
+    assert json.loads(run(STATUS, tiny)) == {}
+    assert run(["git", "status", "--porcelain"], tiny) == ""
+
+
+def test_a_budget_runs_only_what_follows_from_it_and_comes_back_from_the_cache(tiny: Path) -> None:
+    lock = (tiny / "dvc.lock").read_bytes()
+    set_parameters(tiny, SMALLER)
+    changed = ran(run(["dvc", "repro"], tiny))
+    assert changed[0] == "solve"
+    assert set(changed) <= {"solve", "codegen", "train"}
+    run(["git", "checkout", "--quiet", "params.yaml"], tiny)
+    assert ran(run(["dvc", "repro"], tiny)) == []
+    assert (tiny / "dvc.lock").read_bytes() == lock
+
+
+def test_how_often_a_call_is_timed_invalidates_nothing(tiny: Path) -> None:
+    set_parameters(tiny, {"profile": {"min_samples": 2}, "options": {"workers": 1}})
+    assert ran(run(["dvc", "repro"], tiny)) == []
+    run(["git", "checkout", "--quiet", "params.yaml"], tiny)
+
+
+def test_a_broken_parameter_is_one_sentence(tiny: Path) -> None:
+    set_parameters(tiny, {"trace": {"batch_sze": 2}})
+    environment = stage_environment(tiny)
+    for command in (["-m", "stowage.stages.trace"], ["-m", "stowage.flows.plan"]):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tiny, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        assert "trace.batch_sze is not a known key; rename it to trace.batch_size" in done.stderr
+        assert "Traceback" not in done.stderr.rpartition("error: ")[2]
+    run(["git", "checkout", "--quiet", "params.yaml"], tiny)
+
+
+@pytest.mark.usefixtures("prefect_home")
+def test_a_flow_and_dvc_agree(tiny: Path) -> None:
+    from stowage.flows.plan import plan
+
+    result = plan(root=tiny)
+    assert result.folder == tiny / "artifacts"
+    assert json.loads(run(STATUS, tiny)) == {}
+    assert run(["git", "status", "--porcelain"], tiny) == ""
+
+
+@pytest.mark.usefixtures("prefect_home")
+def test_a_flow_with_overrides_leaves_the_project_alone(tiny: Path) -> None:
+    from stowage.flows.compare import report
+    from stowage.flows.plan import plan
+
+    result = plan({"solve.device_budget": "85%"}, root=tiny)
+    assert result.folder.is_relative_to(tiny / ".stowage" / "runs")
+    here = read_record(tiny / "artifacts" / "solve" / "summary.json", PlanSummary)
+    assert result.summary.device_budget_bytes > here.device_budget_bytes
+    assert (result.folder / "codegen" / "step.py").is_file()
+    assert json.loads(run(STATUS, tiny)) == {}
+    assert run(["git", "status", "--porcelain"], tiny) == ""
+    assert "The trace is unchanged." in report(tiny, "HEAD", result.folder)
+
+
+@pytest.mark.usefixtures("prefect_home")
+def test_blocks_that_miss_in_the_store_are_tasks(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from stowage.flows.plan import plan
+
+    plan({"options.seed": 7}, root=tiny)
+    assert "distinct blocks to solve" in caplog.text
+    caplog.clear()
+    plan({"options.seed": 7, "solve.device_budget": "88%"}, root=tiny)
+    assert "distinct blocks to solve" not in caplog.text
+
+
+def test_a_plan_of_a_commit_is_compared_with_the_present_one(tiny: Path) -> None:
+    set_parameters(tiny, SMALLER)
+    output = run([sys.executable, "-m", "stowage.flows.compare", "--before", "HEAD", "--replan"], tiny)
+    assert "| predicted peak |" in output
+    assert "The trace is unchanged." in output
+    run(["git", "checkout", "--quiet", "."], tiny)
+    run(["dvc", "checkout", "--force", "--quiet"], tiny)
+
+
+def test_a_clone_with_the_cache_needs_no_run(tiny: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    run(["git", "clone", "--quiet", str(tiny), str(clone)], tmp_path)
+    run(["dvc", "cache", "dir", "--local", str(tiny / ".dvc" / "cache")], clone)
+    assert ran(run(["dvc", "repro"], clone)) == []
+    assert run(["git", "status", "--porcelain"], clone) == ""
