@@ -1,0 +1,16 @@
+"""What a run looked like: one HTML page that needs nothing else, four plots, and the table that a run ends with.
+
+facts.py        the headline numbers, predicted beside measured beside plain PyTorch
+activations.py  what the plan does with every forward result: kept, recomputed, dropped
+curves.py       memory over time and the timeline, merged and thinned to what a plot can show
+figures.py      the four plots
+units.py        bytes, times and ratios as text
+page.py         the HTML page
+write.py        the page and its plots on disk
+console.py      the table for a terminal
+"""
+
+from stowage.stages.report.console import summary_table
+from stowage.stages.report.write import write_report
+
+__all__ = ["summary_table", "write_report"]

@@ -1,0 +1,126 @@
+"""The headline numbers of a run: what was predicted, what was measured, and plain PyTorch beside both."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.report.units import NOTHING, percent, ratio, seconds, size, times
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Numbers that were measured, None where they were not.
+
+    Attributes:
+        peak_bytes, eager_peak_bytes: highest device bytes of the measured iterations, everything included.
+        step_s, eager_step_s: median wall time of the iterations that were not slowed by the profiler, seconds.
+        compared: iterations whose loss plain PyTorch also computed.
+        equal: those of them with the same loss, bit for bit.
+        loss_difference: the largest difference among them.
+    """
+
+    peak_bytes: int | None
+    eager_peak_bytes: int | None
+    step_s: float | None
+    eager_step_s: float | None
+    compared: int
+    equal: int
+    loss_difference: float
+
+
+def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> Facts:
+    """Facts from the records of a run; both may be empty."""
+    peaks: dict[str, int] = {}
+    for sample in memory:
+        peaks[sample.series] = max(peaks.get(sample.series, -1), sample.resident_bytes)
+    measured = max([s.peak_bytes for s in steps if s.peak_bytes >= 0] + [peaks.get("measured", -1)])
+    quick = [s for s in steps if s.peak_bytes < 0] or list(steps)
+    compared = [s for s in steps if not math.isnan(s.eager_loss)]
+    return Facts(
+        peak_bytes=None if measured < 0 else measured,
+        eager_peak_bytes=peaks.get("eager"),
+        step_s=_median(s.time_s for s in quick),
+        eager_step_s=_median(s.eager_time_s for s in quick),
+        compared=len(compared),
+        equal=sum(same_loss(s) for s in compared),
+        loss_difference=max((abs(s.loss - s.eager_loss) for s in compared), default=0.0),
+    )
+
+
+def same_loss(step: StepRecord) -> bool:
+    """Whether plain PyTorch's loss was the same number; NaN equals NaN in neither."""
+    return step.loss == step.eager_loss
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = [v for v in values if not math.isnan(v)]
+    return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the headline table, as text."""
+
+    label: str
+    plan: str
+    eager: str
+    ratio: str
+    note: str = ""
+
+
+def headline(summary: PlanSummary, facts: Facts) -> list[Line]:
+    """The rows of the headline table; what is predicted for plain PyTorch is the iteration that keeps everything."""
+    s, f = summary, facts
+
+    def peak(label: str, mine: int | None, eager: int | None, note: str) -> Line:
+        return Line(label, size(mine), size(eager), times(ratio(mine, eager)), note)
+
+    def time(label: str, mine: float | None, eager: float | None, note: str) -> Line:
+        return Line(label, seconds(mine), seconds(eager), times(ratio(mine, eager)), note)
+
+    spare = s.device_budget_bytes - (s.device_peak_bytes if f.peak_bytes is None else f.peak_bytes)
+    return [
+        Line(
+            "Device budget", size(s.device_budget_bytes), NOTHING, NOTHING,
+            f"{size(spare)} to spare" if spare >= 0 else f"exceeded by {size(-spare)}",
+        ),
+        peak("Predicted peak", s.device_peak_bytes, s.keep_all_peak_bytes,
+             f"{size(s.baseline_bytes)} of it parameters, states, buffers and inputs"),
+        peak("Measured peak", f.peak_bytes, f.eager_peak_bytes, off_by(f.peak_bytes, s.device_peak_bytes)),
+        time("Predicted step time", s.step_time_s, s.keep_all_time_s,
+             f"{percent(overhead(s))} above the lower bound of {seconds(s.lower_bound_s)}"),
+        time("Measured step time", f.step_s, f.eager_step_s, off_by(f.step_s, s.step_time_s)),
+    ]  # fmt: skip
+
+
+def overhead(summary: PlanSummary) -> float | None:
+    """Predicted step time above its lower bound, as a fraction of the bound."""
+    bound = summary.lower_bound_s
+    return (summary.step_time_s - bound) / bound if bound > 0 else None
+
+
+def off_by(measured: float | None, predicted: float) -> str:
+    """How far a measurement is from its prediction."""
+    if measured is None:
+        return "not measured"
+    if predicted <= 0:
+        return ""
+    return f"{100 * (measured - predicted) / predicted:+.1f}% against the prediction"
+
+
+def verdict(facts: Facts) -> str:
+    """One sentence on the losses."""
+    f = facts
+    if not f.compared:
+        return "The losses were not compared with plain PyTorch."
+    if f.equal == f.compared:
+        return f"All {f.compared} compared losses equal plain PyTorch's, bit for bit."
+    return (
+        f"{f.equal} of {f.compared} compared losses equal plain PyTorch's; "
+        f"the largest difference is {f.loss_difference:.3g}."
+    )

@@ -1,0 +1,269 @@
+"""The report as one HTML page: numbers, plots and tables, styled inside; it loads nothing and runs no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from stowage.stages.ir.plan import Option, PlanSummary
+from stowage.stages.ir.run import StepRecord
+from stowage.stages.report.activations import FATES, MEANING, BlockFates, Treatment, totals, treatments
+from stowage.stages.report.facts import Facts, headline, overhead, same_loss, verdict
+from stowage.stages.report.figures import FATE_COLOURS
+from stowage.stages.report.units import NOTHING, number, percent, ranges, seconds, size
+
+_STEPS_SHOWN = 12
+_CSS = """
+:root { color-scheme: light; }
+body { margin: 0 auto; max-width: 1060px; padding: 2rem 1.5rem 4rem; background: #fff; color: #22272d;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .5rem; }
+p { margin: .3rem 0 .8rem; max-width: 50rem; } .lead { font-size: 1.05rem; } .quiet { color: #646c75; }
+table { border-collapse: collapse; width: 100%; margin: .4rem 0 1rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid #e6e8eb; vertical-align: top; }
+th { color: #646c75; font-weight: 600; font-size: .85rem; } .n { text-align: right; white-space: nowrap; }
+td.main { font-weight: 600; } td.main .quiet { font-weight: 400; } td.note { padding-left: 1rem; }
+.good { color: #1d7a46; } .bad { color: #b3202e; font-weight: 600; }
+code { font: .88em ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
+svg { display: block; width: 100%; height: auto; } figure { margin: .4rem 0 0; }
+details { margin: .2rem 0 .6rem; } summary { cursor: pointer; color: #33608c; }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .45em; }
+ul.legend { list-style: none; margin: .2rem 0 1rem; padding: 0; } .scroll { overflow-x: auto; }
+"""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page shows; figures are SVG text."""
+
+    title: str
+    summary: PlanSummary
+    facts: Facts
+    fates: Sequence[BlockFates]
+    options: Sequence[Option]
+    steps: Sequence[StepRecord]
+    figures: Mapping[str, str]
+    paths: Mapping[str, str]
+
+    def html(self) -> str:
+        """The whole page."""
+        s = self.summary
+        sections = [
+            f"<h1>{escape(self.title)}</h1>",
+            f'<p class="quiet">Method <code>{escape(s.method)}</code>, device {escape(s.device)}, '
+            f"plan <code>{escape(s.plan_hash[:12])}</code></p>",
+            f'<p class="lead">{escape(_lead(s, self.facts))} {escape(verdict(self.facts))}</p>',
+            _headline_table(s, self.facts),
+            "<h2>Memory over one iteration</h2>",
+            "<p>Everything on the device: parameters, gradients, optimizer states, activations, buffers, inputs and "
+            "workspace. Each line is drawn over its own iteration, because measuring slows one down.</p>",
+            self._figure("memory", "Predicted, measured and plain PyTorch's memory over one iteration"),
+            "<h2>Timeline</h2>",
+            "<p>What the compute stream does, by predicted time; numbers are blocks of the chain. Backward of a block "
+            "that was not kept is preceded by its recomputation.</p>",
+            self._figure("timeline", "Timeline of forward, recomputation, backward and updates"),
+            "<h2>Block by block</h2>",
+            _fate_legend(self.fates),
+            self._figure("blocks", "Bytes kept, recomputed and dropped by block"),
+            _treatment_table(self.fates, self.options),
+            "<h2>Loss</h2>",
+            self._figure("loss", "Loss by iteration, beside plain PyTorch's"),
+            _loss_table(self.steps),
+            "<h2>The plan</h2>",
+            _pairs(_plan_facts(s)),
+            "<h2>Files</h2>",
+            _pairs((escape(name), f"<code>{escape(path)}</code>") for name, path in self.paths.items()),
+        ]
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{escape(self.title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
+            + "\n".join(sections)
+            + "\n</body>\n</html>\n"
+        )
+
+    def _figure(self, name: str, alternative: str) -> str:
+        svg = self.figures[name].replace("<svg ", f'<svg role="img" aria-label="{escape(alternative)}" ', 1)
+        return f"<figure>{svg}</figure>"
+
+
+def _lead(summary: PlanSummary, facts: Facts) -> str:
+    measured = facts.peak_bytes is not None
+    peak = facts.peak_bytes if facts.peak_bytes is not None else summary.device_peak_bytes
+    eager = facts.eager_peak_bytes if facts.eager_peak_bytes is not None else summary.keep_all_peak_bytes
+    fits = "fits" if peak <= summary.device_budget_bytes else "does not fit"
+    less = f", where plain PyTorch needs {size(eager)}" if eager > peak else ""
+    return (
+        f"One training iteration {fits} the budget of {size(summary.device_budget_bytes)}: its "
+        f"{'measured' if measured else 'predicted'} peak is {size(peak)}{less}."
+    )
+
+
+def _headline_table(summary: PlanSummary, facts: Facts) -> str:
+    rows = [
+        f'<tr><td>{escape(r.label)}</td><td class="n main">{escape(r.plan)}</td><td class="n">{escape(r.eager)}</td>'
+        f'<td class="n">{escape(r.ratio)}</td><td class="quiet note">{escape(r.note)}</td></tr>'
+        for r in headline(summary, facts)
+    ]
+    share = summary.recomputed_bytes / summary.activation_bytes if summary.activation_bytes else 0.0
+    extra = [
+        ("Lower bound on the step time", seconds(summary.lower_bound_s),
+         f"every operation once; the plan is {percent(overhead(summary))} above it"),
+        ("Recomputed", size(summary.recomputed_bytes),
+         f"{percent(share)} of {size(summary.activation_bytes)} of activations"),
+        ("Smallest feasible budget", size(summary.smallest_feasible_bytes), ""),
+    ]  # fmt: skip
+    rows += [
+        f'<tr><td>{label}</td><td class="n main">{value}</td><td></td><td></td><td class="quiet note">{note}</td></tr>'
+        for label, value, note in extra
+    ]
+    return (
+        '<table><thead><tr><th></th><th class="n">this plan</th><th class="n">plain PyTorch</th>'
+        f'<th class="n">ratio</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    )
+
+
+def _fate_legend(fates: Sequence[BlockFates]) -> str:
+    nbytes = totals(fates)
+    items = "".join(
+        f'<li><span class="key" style="background:{FATE_COLOURS[f]}"></span><b>{f}</b> '
+        f"({size(nbytes[f])}): {MEANING[f]}</li>"
+        for f in FATES
+    )
+    return f'<p>Every storage that forward creates, once each:</p><ul class="legend">{items}</ul>'
+
+
+def _treatment_table(fates: Sequence[BlockFates], options: Sequence[Option]) -> str:
+    considered: dict[str, list[Option]] = {}
+    for option in options:
+        considered.setdefault(option.block_hash, []).append(option)
+    groups = treatments(fates)
+    rows = "".join(_treatment_row(group, considered) for group in groups)
+    head = "".join(f'<th class="n">{name}</th>' for name in (*FATES, "forward", "recompute", "backward"))
+    shown: set[str] = set()
+    details = []
+    for group in groups:
+        details.append(_result_details(group))
+        first = group.blocks[0].block_hash
+        if first in considered and first not in shown:
+            shown.add(first)
+            details.append(_option_details(first, considered[first]))
+    return (
+        "<p>Identical blocks that the plan treats alike share a row; bytes and times are of one of them.</p>"
+        f'<div class="scroll"><table><thead><tr><th>blocks</th><th>steps</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{''.join(details)}"
+    )
+
+
+def _names(group: Treatment) -> str:
+    numbers = [n for n in group.numbers if n >= 0]
+    return ranges(numbers) if numbers else "shared"
+
+
+def _treatment_row(group: Treatment, considered: Mapping[str, Sequence[Option]]) -> str:
+    one = group.blocks[0]
+    cells = [size(one.nbytes(f) or None) for f in FATES]
+    cells += [seconds(t) if t else NOTHING for t in (one.forward_s, one.recompute_s, one.backward_s)]
+    count = len(considered.get(one.block_hash, ()))
+    options = f'<div class="quiet">{count} options considered</div>' if count else ""
+    return (
+        f'<tr><td class="main">{_names(group)}<div class="quiet">{escape(one.label)}</div></td>'
+        f"<td>{escape(', '.join(one.steps)) or NOTHING}{options}</td>"
+        + "".join(f'<td class="n">{cell}</td>' for cell in cells)
+        + "</tr>"
+    )
+
+
+def _result_details(group: Treatment) -> str:
+    one = group.blocks[0]
+    rows = "".join(
+        f'<tr><td><span class="key" style="background:{FATE_COLOURS[r.fate]}"></span>{r.fate}</td>'
+        f'<td class="n">{size(r.nbytes)}</td><td><code>{escape(r.name)}</code></td>'
+        f"<td><code>{escape(r.node)}</code></td></tr>"
+        for r in one.results
+    )
+    head = '<tr><th>what happens</th><th class="n">bytes</th><th>storage</th><th>made by</th></tr>'
+    block = f"block hash <code>{escape(one.block_hash)}</code>" if one.block_hash else ""
+    return (
+        f"<details><summary>Forward results of {_heading(group)}</summary><p class='quiet'>{block}</p>"
+        f"<table><thead>{head}</thead><tbody>{rows}</tbody></table></details>"
+    )
+
+
+def _heading(group: Treatment) -> str:
+    names = _names(group)
+    if names == "shared":
+        return "nodes outside the chain"
+    return f"block{'s' if len(group.blocks) > 1 else ''} {names}"
+
+
+def _option_details(block_hash: str, options: Sequence[Option]) -> str:
+    names = ("option", "forward", "backward", "saved", "forward peak", "backward peak", "recomputed", "found by")
+    head = "".join(f'<th class="n">{n}</th>' for n in names[:-1]) + f"<th>{names[-1]}</th>"
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="n">{cell}</td>'
+            for cell in (
+                str(o.option),
+                seconds(o.forward_time_s),
+                seconds(o.backward_time_s),
+                size(o.save_bytes),
+                size(o.forward_peak_bytes),
+                size(o.backward_peak_bytes),
+                size(o.recomputed_bytes),
+            )
+        )
+        + f"<td>{escape(o.formulation)}, {escape(o.status)}{f', gap {percent(o.gap)}' if o.gap else ''}</td></tr>"
+        for o in sorted(options, key=lambda o: o.option)
+    )
+    return (
+        f"<details><summary>Options of block hash <code>{escape(block_hash)}</code></summary>"
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>'
+    )
+
+
+def _loss_table(steps: Sequence[StepRecord]) -> str:
+    if not steps:
+        return '<p class="quiet">No iteration has run yet.</p>'
+    if len(steps) <= 2 * _STEPS_SHOWN:
+        body = "".join(_loss_row(s) for s in steps)
+    else:
+        skipped = f'<tr><td colspan="7" class="quiet">… {len(steps) - 2 * _STEPS_SHOWN} more iterations …</td></tr>'
+        ends = ["".join(_loss_row(s) for s in part) for part in (steps[:_STEPS_SHOWN], steps[-_STEPS_SHOWN:])]
+        body = skipped.join(ends)
+    names = ("loss", "plain PyTorch", "", "learning rate", "time", "plain PyTorch")
+    head = '<th class="n">iteration</th>' + "".join(f'<th class="n">{n}</th>' for n in names)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _loss_row(step: StepRecord) -> str:
+    mark = ""
+    if step.eager_loss == step.eager_loss:
+        mark = '<span class="good">equal</span>' if same_loss(step) else '<span class="bad">differs</span>'
+    cells = (
+        str(step.iteration), number(step.loss), number(step.eager_loss), mark,
+        f"{step.learning_rate:.3g}", seconds(step.time_s), seconds(step.eager_time_s),
+    )  # fmt: skip
+    return "<tr>" + "".join(f'<td class="n">{cell}</td>' for cell in cells) + "</tr>"
+
+
+def _plan_facts(s: PlanSummary) -> list[tuple[str, str]]:
+    estimated = f"{s.estimated_nodes} compute nodes have estimated costs" if s.estimated_nodes else "all measured"
+    return [
+        ("Plan hash", f"<code>{escape(s.plan_hash)}</code>"),
+        ("Training configuration", f"<code>{escape(s.configuration_hash)}</code>"),
+        ("Method", f"<code>{escape(s.method)}</code>"),
+        ("Solver", escape(s.solver)),
+        ("Status", escape(s.status)),
+        ("Solver's gap", percent(s.gap)),
+        ("Time limit", seconds(s.time_limit_s)),
+        ("Seed", str(s.seed)),
+        ("Costs", escape(f"{estimated}, on {s.device}")),
+    ]
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    body = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows)
+    return f"<table><tbody>{body}</tbody></table>" if body else '<p class="quiet">None were named.</p>'
