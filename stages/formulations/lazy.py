@@ -33,7 +33,7 @@ class Candidate:
 
 def drop_after_forward(graph: StagedGraph, nodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """The choice that drops these nodes' outputs between forward and backward."""
-    return {k: (graph.loss,) for k in sorted(nodes)}
+    return dict.fromkeys(sorted(nodes), (graph.loss,))
 
 
 def with_cuts(choice: Choice, cuts: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:

@@ -360,9 +360,9 @@ def _serving(stages: list[int], reader_stage: int) -> int:
 
 
 def _last_uses(model: _Model, stages: dict[int, list[int]]) -> dict[tuple[int, int], int]:
-    T, found = model.size, {}
+    T, found = model.size, dict[tuple[int, int], int]()
     for g, group in enumerate(model.groups):
-        for r, t in [(r, t) for r in group.readers for t in stages[r]]:
+        for r, t in ((reader, stage) for reader in group.readers for stage in stages[reader]):
             key = (g, _serving(stages[group.creator], t))
             found[key] = max(found.get(key, 0), t * T + r + 1)
         if group.outgoing:

@@ -95,7 +95,7 @@ class RkCheckmate:
     # Data.
 
     @property
-    def T(self) -> int:
+    def T(self) -> int:  # noqa: N802
         return len(self.graph.nodes)
 
     @property

@@ -46,8 +46,9 @@ def rk_checkmate(
     objective_s = sum(
         model.graph.nodes[k].time_s for t in range(model.T) for k in range(t + 1) if _on(model.executed(t, k))
     )
-    status = "optimal" if outcome.status == "optimal" else "feasible"
-    return read_schedule(model), SolveReport("rk_checkmate", status, objective_s, min(bound_s, objective_s))
+    if outcome.status == "optimal":
+        return read_schedule(model), SolveReport("rk_checkmate", "optimal", objective_s, min(bound_s, objective_s))
+    return read_schedule(model), SolveReport("rk_checkmate", "feasible", objective_s, min(bound_s, objective_s))
 
 
 def read_schedule(model: RkCheckmate) -> BlockSchedule:

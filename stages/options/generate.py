@@ -1,18 +1,24 @@
-"""From schedules to the options of a block: judged by the referee, dominated ones dropped."""
+"""Options of blocks: solve what the store lacks, judge by the referee, drop what is dominated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.encoding import encode
-from stowage.stages.options.tasks import Found, GridSize, grid, row, sweep
+from stowage.stages.options.pool import Answer, Job, work
+from stowage.stages.options.store import OptionStore, option_key
+from stowage.stages.options.tasks import Found, GridSize
+from stowage.stages.options.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 
+Progress = Callable[[int, int], None]
+"""Called with blocks done and blocks in all, distinct ones, as options become available."""
+
 _FIXED = ("keep_all", "recompute_all")
-_COUNTED_SAME = 1e-12
 
 
 def generate_options(
@@ -25,31 +31,101 @@ def generate_options(
     max_exact_nodes: int = 80,
     computations: int = 3,
     greedy_levels: int = 24,
+    workers: int = 1,
 ) -> list[Option]:
-    """All options of one block, fastest first (thesis 2.6.0.0.1).
-
-    Args:
-        graph: the block.
-        peak_budgets, save_budgets: values of M_peak and M_save to solve for.
-        time_limit_s: of each solve, deterministic seconds of CP-SAT.
-        seed: of the solver.
-        max_exact_nodes: blocks with more nodes get the greedy frontier instead.
-        computations: of one node at most, in exact solving.
-        greedy_levels: peak budgets of the greedy frontier.
-
-    Returns:
-        Options with the referee's numbers; keep-all and recompute-all are always among them, and of the others none
-        is dominated in total time, bytes saved, forward peak and backward peak together.
-    """
+    """All options of one block, fastest first (thesis 2.6.0.0.1); see `options_for_blocks`."""
     size = GridSize(peak_budgets, save_budgets, computations, max_exact_nodes, greedy_levels)
     settings = SolverSettings(time_limit_s=time_limit_s, seed=seed)
-    if len(graph.nodes) > max_exact_nodes:
-        return options_of(graph, sweep(graph, size))
-    budgets = grid(graph, size, settings)
-    found = [*budgets.found]
-    for peak in budgets.peaks:
-        found.extend(row(graph, peak, budgets.saves, size, settings))
-    return options_of(graph, found)
+    return options_for_blocks([graph], None, size=size, settings=settings, workers=workers)[graph.content_hash()]
+
+
+def options_for_blocks(
+    graphs: Iterable[BlockGraph],
+    store: OptionStore | None = None,
+    *,
+    size: GridSize | None = None,
+    settings: SolverSettings | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, list[Option]]:
+    """Options of every distinct block.
+
+    Args:
+        graphs: blocks; equal ones are solved once.
+        store: where solved blocks are kept; what it has is never solved again.
+        size: budgets and limits of the search.
+        settings: limits of each solve (default 5 deterministic seconds).
+        workers: processes; the answer does not depend on their number.
+        progress: told how many distinct blocks are ready.
+
+    Returns:
+        Block hash -> options, fastest first, with the referee's numbers. Keep-all and recompute-all are always among
+        them; of the others none is dominated in total time, bytes saved, forward peak and backward peak together.
+
+    Raises:
+        IllegalPlanError: a formulation produced an illegal schedule (a bug).
+    """
+    size, settings = size or GridSize(), settings or SolverSettings(time_limit_s=5.0)
+    distinct = {graph.content_hash(): graph for graph in graphs}
+    ready: dict[str, list[Option]] = {}
+    jobs: list[Job] = []
+
+    def finish(name: str, options: list[Option], solved: bool) -> None:
+        ready[name] = options
+        if solved and store is not None:
+            store.put(option_key(name, size, settings), options)
+        if progress is not None:
+            progress(len(ready), len(distinct))
+
+    for name, graph in distinct.items():
+        known = store.get(option_key(name, size, settings), graph) if store is not None else None
+        if known is not None:
+            finish(name, known, solved=False)
+        else:
+            jobs.append(_BlockWork(name, graph, size, settings, finish).first())
+    work(jobs, workers)
+    return {name: ready[name] for name in distinct}
+
+
+@dataclass
+class _BlockWork:
+    """One block on its way through the tasks: grid, then its rows; or one sweep."""
+
+    name: str
+    graph: BlockGraph
+    size: GridSize
+    settings: SolverSettings
+    finish: Callable[[str, list[Option], bool], None]
+    answers: dict[int, list[Found]] = field(default_factory=dict)
+    expected: int = 0
+
+    def first(self) -> Job:
+        if len(self.graph.nodes) > self.size.max_exact_nodes:
+            return Job(sweep_request(self.graph, self.size, self.settings), self._swept)
+        return Job(grid_request(self.graph, self.size, self.settings), self._planned)
+
+    def _swept(self, answer: Answer) -> list[Job]:
+        self.finish(self.name, options_of(self.graph, unpack(answer)), True)
+        return []
+
+    def _planned(self, answer: Answer) -> list[Job]:
+        budgets = unpack_grid(answer)
+        self.answers[-1] = list(budgets.found)
+        self.expected = len(budgets.peaks) + 1
+        return [
+            Job(row_request(self.graph, peak, budgets.saves, self.size, self.settings), self._row(position))
+            for position, peak in enumerate(budgets.peaks)
+        ]
+
+    def _row(self, position: int) -> Callable[[Answer], list[Job]]:
+        def follow(answer: Answer) -> list[Job]:
+            self.answers[position] = unpack(answer)
+            if len(self.answers) == self.expected:
+                found = [f for key in sorted(self.answers) for f in self.answers[key]]
+                self.finish(self.name, options_of(self.graph, found), True)
+            return []
+
+        return follow
 
 
 def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
@@ -59,31 +135,27 @@ def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
         IllegalPlanError: a schedule is illegal (a formulation's bug).
     """
     block_hash = graph.content_hash()
-    judged: dict[tuple[tuple[int, ...], tuple[int, ...], bool], Option] = {}
+    judged: list[Option] = []
     for one in found:
         cost = replay_block(graph, one.schedule)
-        option = Option(
-            block_hash=block_hash,
-            option=0,
-            forward=encode(one.schedule.forward),
-            backward=encode(one.schedule.backward),
-            forward_time_s=cost.forward_time_s,
-            backward_time_s=cost.backward_time_s,
-            save_bytes=cost.save_bytes,
-            forward_peak_bytes=cost.forward_peak_bytes,
-            backward_peak_bytes=cost.backward_peak_bytes,
-            recomputed_bytes=cost.recomputed_bytes,
-            formulation=one.report.formulation,
-            status=one.report.status,
-            gap=one.report.gap,
+        judged.append(
+            Option(
+                block_hash=block_hash,
+                option=0,
+                forward=encode(one.schedule.forward),
+                backward=encode(one.schedule.backward),
+                forward_time_s=cost.forward_time_s,
+                backward_time_s=cost.backward_time_s,
+                save_bytes=cost.save_bytes,
+                forward_peak_bytes=cost.forward_peak_bytes,
+                backward_peak_bytes=cost.backward_peak_bytes,
+                recomputed_bytes=cost.recomputed_bytes,
+                formulation=one.report.formulation,
+                status=one.report.status,
+                gap=one.report.gap,
+            )
         )
-        key = (option.forward, option.backward, option.formulation in _FIXED)
-        if key not in judged or option.gap < judged[key].gap:
-            judged[key] = option
-    return [
-        Option(**{**option.__dict__, "option": position})
-        for position, option in enumerate(_undominated(list(judged.values())))
-    ]
+    return [replace(option, option=position) for position, option in enumerate(_undominated(judged))]
 
 
 def _undominated(options: Sequence[Option]) -> list[Option]:
@@ -97,9 +169,10 @@ def _undominated(options: Sequence[Option]) -> list[Option]:
 
 
 def _costs(option: Option) -> tuple[float, int, int, int]:
-    time_s = round(option.forward_time_s + option.backward_time_s, 12)
+    """Rounded: the same computations in another order are the same time."""
+    time_s = float(f"{option.forward_time_s + option.backward_time_s:.12g}")
     return time_s, option.save_bytes, option.forward_peak_bytes, option.backward_peak_bytes
 
 
 def _no_worse(one: tuple[float, int, int, int], two: tuple[float, int, int, int]) -> bool:
-    return all(a <= b + _COUNTED_SAME for a, b in zip(one, two, strict=True))
+    return all(a <= b for a, b in zip(one, two, strict=True))

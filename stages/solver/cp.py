@@ -21,6 +21,8 @@ except ImportError as error:
 
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
+__all__ = ["CpAnswer", "cp_model", "cp_version", "solve_cp"]
+
 # A deterministic second is about a second on an idle machine; the net must not catch a run that is only slowed down.
 WALL_FACTOR = 6.0
 

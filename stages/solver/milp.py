@@ -17,10 +17,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from stowage.stages.solver import cp as _cp  # noqa: F401, I001  OR-Tools before PuLP, see above
+# isort: off
+from stowage.stages.solver import cp as _cp  # noqa: F401  loads OR-Tools before PuLP loads highspy
 import pulp
+# isort: on
 
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
+
+__all__ = ["MilpSolver", "highs_available", "milp_version", "pulp", "solve_milp"]
 
 MilpSolver = Literal["highs", "cbc"]
 # Over the time limit, for reading and writing the model; then the child is killed.

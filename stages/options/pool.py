@@ -1,0 +1,86 @@
+"""A few worker processes, and a queue of requests that grows while it is worked on."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stowage.stages.options.worker import Request, perform
+
+Answer = dict[str, Any]
+Follow = Callable[[Answer], Iterable["Job"]]
+
+
+class Job:
+    """A request, and what to do with its answer: return more jobs."""
+
+    def __init__(self, request: Request, follow: Follow) -> None:
+        self.request = request
+        self.follow = follow
+
+
+def work(jobs: Iterable[Job], workers: int) -> None:
+    """Do all jobs and those that follow from them. `follow` is called in this thread, in no particular order.
+
+    Raises:
+        RuntimeError: a worker ended before it answered; its last words are in the text.
+    """
+    waiting = list(jobs)
+    if workers <= 1 or len(waiting) == 0:
+        while waiting:
+            job = waiting.pop(0)
+            # Through JSON, as from a worker process: one way only.
+            waiting.extend(job.follow(json.loads(json.dumps(perform(job.request)))))
+        return
+    todo: queue.Queue[Job | None] = queue.Queue()
+    done: queue.Queue[tuple[Job, Answer | BaseException]] = queue.Queue()
+    threads = [threading.Thread(target=_serve, args=(todo, done), daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    pending = len(waiting)
+    for job in waiting:
+        todo.put(job)
+    try:
+        while pending:
+            job, answer = done.get()
+            pending -= 1
+            if isinstance(answer, BaseException):
+                raise answer
+            for following in job.follow(answer):
+                pending += 1
+                todo.put(following)
+    finally:
+        while not todo.empty():
+            todo.get_nowait()
+        for _ in threads:
+            todo.put(None)
+        for thread in threads:
+            thread.join()
+
+
+def _serve(todo: queue.Queue[Job | None], done: queue.Queue[tuple[Job, Answer | BaseException]]) -> None:
+    """Feed one worker process."""
+    command = [sys.executable, "-m", "stowage.stages.options.worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while (job := todo.get()) is not None:
+            try:
+                process.stdin.write(json.dumps(job.request) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+                if not line:
+                    raise RuntimeError(f"a solver process ended: {process.stderr.read().strip()[-500:]}")
+                done.put((job, json.loads(line)))
+            except BaseException as error:
+                done.put((job, error))
+                break
+        process.stdin.close()

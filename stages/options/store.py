@@ -1,0 +1,65 @@
+"""Content-addressed store of options: one Parquet file per block and way of solving, only ever added to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stowage.stages.formulations import retention, selective
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.errors import IllegalPlanError, TableError
+from stowage.stages.ir.plan import Option
+from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.options.encoding import schedule_of_option
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.simulate.block import replay_block
+from stowage.stages.solver.cp import cp_version
+from stowage.stages.solver.outcome import SolverSettings
+
+VERSION = "1"
+
+
+def option_key(block_hash: str, size: GridSize, settings: SolverSettings) -> str:
+    """Names a block's options: what was solved, how, by which code and solver."""
+    content = {
+        "block": block_hash,
+        "size": asdict(size),
+        "settings": asdict(settings),
+        "versions": [VERSION, retention.VERSION, selective.VERSION, cp_version()],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class OptionStore:
+    """Options under `folder`, `<key>.parquet` each."""
+
+    folder: Path
+
+    def path(self, key: str) -> Path:
+        """Where options with this key are or will be."""
+        return self.folder / f"{key}.parquet"
+
+    def get(self, key: str, graph: BlockGraph) -> list[Option] | None:
+        """Stored options of `graph`, checked by the referee; None where there are none that can be trusted.
+
+        A damaged file is as good as none: its content can be solved again, and is then replaced.
+        """
+        if not self.path(key).exists():
+            return None
+        try:
+            options = read_rows(self.path(key), Option)
+            for option in options:
+                cost = replay_block(graph, schedule_of_option(option))
+                stated = (option.save_bytes, option.forward_peak_bytes, option.backward_peak_bytes)
+                if stated != (cost.save_bytes, cost.forward_peak_bytes, cost.backward_peak_bytes):
+                    return None
+        except (TableError, IllegalPlanError, IndexError):
+            return None
+        return options or None
+
+    def put(self, key: str, options: list[Option]) -> None:
+        """Store options, atomically."""
+        write_rows(self.path(key), Option, options)
