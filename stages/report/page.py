@@ -119,8 +119,8 @@ def _headline_table(summary: PlanSummary, facts: Facts) -> str:
         for label, value, note in extra
     ]
     return (
-        '<table><thead><tr><th></th><th class="n">this plan</th><th class="n">plain PyTorch</th>'
-        f'<th class="n">ratio</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        '<div class="scroll"><table><thead><tr><th></th><th class="n">this plan</th><th class="n">plain PyTorch</th>'
+        f'<th class="n">ratio</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
 
 
