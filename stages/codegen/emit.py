@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.updates import UPDATE, updated_parameter
 
 _HEADER = '''"""One training iteration of {model} on {device}.
 
@@ -83,8 +83,8 @@ class _Emitter:
     def _call(self, call: Call, node: ComputeNode, again: bool, note: str) -> None:
         for read in call.reads:
             self._ensure(read)
-        if call.target == "stowage.update":
-            parameter = json.loads(call.arguments)["args"][0]
+        if call.target == UPDATE:
+            parameter, _ = updated_parameter(call.arguments)
             self.lines.append(f'run.update("{parameter}", {self.name(call.reads[0])}){note}')
             return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments

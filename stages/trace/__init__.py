@@ -10,7 +10,7 @@ from torch import nn
 from stowage.stages.ir.trace import TraceMeta, TraceTables
 from stowage.stages.trace.capture import Loss, capture
 from stowage.stages.trace.lower import Lowering, compact, content_hash
-from stowage.stages.trace.updates import OptimizerFactory, append_updates
+from stowage.stages.trace.updates import append_updates
 
 __all__ = ["trace_step"]
 
@@ -20,7 +20,7 @@ def trace_step(
     batch: Any,
     *,
     loss: Loss | None = None,
-    optimizer: OptimizerFactory | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     label: str = "",
     notices: list[str] | None = None,
 ) -> TraceTables:
@@ -30,7 +30,7 @@ def trace_step(
         model: any module, its weights real or fake.
         batch: a mapping (keywords), a tuple or list (positions) or one argument; every tensor in it is an input.
         loss: `loss(outputs, batch)`; by default `outputs.loss`.
-        optimizer: makes the optimizer from parameters; None leaves gradients in `.grad`.
+        optimizer: holds the model's parameters; None leaves gradients in `.grad`.
         label: the model's name, for people.
         notices: receives sentences that the user should know.
 
@@ -43,7 +43,7 @@ def trace_step(
     lowering = Lowering(captured)
     lowering.run()
     storages, values, calls, gradients, constants, loss_value = compact(lowering)
-    optimizer_label = append_updates(storages, values, calls, gradients, optimizer) if optimizer else ""
+    optimizer_label = append_updates(storages, values, calls, gradients, optimizer, model) if optimizer else ""
     parameters = list(model.parameters())
     device = next((p.device.type for p in parameters), "cpu")
     configuration = content_hash(

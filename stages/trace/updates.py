@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,36 +10,38 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
+from stowage.stages.ir.updates import UPDATE, UpdateRule, update_arguments
 from stowage.stages.trace.checks import check_optimizer
 
-OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
-UPDATE = "stowage.update"
-NOT_STRUCTURE = {"lr", "initial_lr", "params"}
+NOT_STRUCTURE = {"lr", "initial_lr", "params", "param_names"}
 """Settings that change neither the states nor the cost of an update."""
 
 
-def optimizer_label(optimizer: torch.optim.Optimizer) -> str:
-    """Class and settings, without learning rates: what decides states and cost."""
-    groups = [{k: repr(v) for k, v in g.items() if k not in NOT_STRUCTURE} for g in optimizer.param_groups]
-    distinct = sorted({json.dumps(g, sort_keys=True) for g in groups})
-    return f"{type(optimizer).__name__}{distinct}"
+def update_rules(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, UpdateRule]:
+    """Parameter name -> how it is updated: the optimizer's class and the settings of the parameter's group."""
+    check_optimizer(optimizer)
+    kind = type(optimizer)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rules: dict[str, UpdateRule] = {}
+    for group in optimizer.param_groups:
+        settings = {k: v for k, v in group.items() if k not in NOT_STRUCTURE}
+        rule = UpdateRule(f"{kind.__module__}:{kind.__qualname__}", json.dumps(settings, sort_keys=True, default=repr))
+        rules.update({names[id(p)]: rule for p in group["params"] if id(p) in names})
+    return rules
 
 
-def state_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors of a parameter's state, by name."""
-    return {k: v for k, v in optimizer.state[parameter].items() if isinstance(v, torch.Tensor)}
-
-
-def states_after_a_step(factory: OptimizerFactory, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def states_after_a_step(
+    optimizer: torch.optim.Optimizer, rule: UpdateRule, value: Value, device: torch.device
+) -> dict[str, torch.Tensor]:
     """State tensors of one parameter after its first update: fake, unless the optimizer reads values as it goes."""
+    settings = json.loads(rule.settings)
 
     def one_step() -> dict[str, torch.Tensor]:
-        parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
-        optimizer = factory([parameter])
-        check_optimizer(optimizer)
+        parameter = nn.Parameter(torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device))
+        single = type(optimizer)([{"params": [parameter], **settings}])
         parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        return state_tensors(optimizer, parameter)
+        single.step()
+        return {k: v for k, v in single.state[parameter].items() if isinstance(v, torch.Tensor)}
 
     try:
         with FakeTensorMode():
@@ -54,40 +55,38 @@ def append_updates(
     values: list[Value],
     calls: list[Call],
     gradients: list[Gradient],
-    factory: OptimizerFactory,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
 ) -> str:
-    """Append one update call per gradient and the storages of its states; return the optimizer's label.
+    """Append one update call per gradient and the storages of its states; return a label for people.
+
+    A parameter with a gradient that the optimizer does not hold keeps its gradient, as with `optimizer=None`.
 
     Raises:
         TraceError: the optimizer does not work per tensor.
     """
-    probe = factory([nn.Parameter(torch.zeros(1))])
-    check_optimizer(probe)
-    label = optimizer_label(probe)
-    known: dict[tuple[tuple[int, ...], str], dict[str, torch.Tensor]] = {}
+    rules = update_rules(optimizer, model)
+    device = next(iter(model.parameters())).device
+    known: dict[tuple[Any, ...], dict[str, torch.Tensor]] = {}
     for gradient in gradients:
-        if gradient.gradient_value < 0:
+        rule = rules.get(gradient.parameter)
+        if gradient.gradient_value < 0 or rule is None:
             continue
         parameter = values[gradient.parameter_value]
-        key = (parameter.shape, parameter.dtype)
+        key = (parameter.shape, parameter.dtype, rule)
         if key not in known:
-            known[key] = states_after_a_step(factory, parameter.shape, getattr(torch, parameter.dtype))
+            known[key] = states_after_a_step(optimizer, rule, parameter, device)
         states: list[int] = []
         for name, tensor in known[key].items():
-            storage = Storage(
-                len(storages), int(tensor.untyped_storage().nbytes()), "state", f"{gradient.parameter}::{name}"
-            )
-            storages.append(storage)
-            states.append(storage.storage)
-        arguments = {
-            "args": [gradient.parameter, {"value": gradient.gradient_value}],
-            "kwargs": {},
-        }
+            nbytes = int(tensor.untyped_storage().nbytes())
+            storages.append(Storage(len(storages), nbytes, "state", f"{gradient.parameter}::{name}"))
+            states.append(storages[-1].storage)
+        shape = "x".join(map(str, parameter.shape))
         calls.append(
             Call(
                 call=len(calls),
                 target=UPDATE,
-                arguments=json.dumps(arguments, separators=(",", ":")),
+                arguments=update_arguments(gradient.parameter, gradient.gradient_value, rule),
                 reads=(gradient.gradient_value, gradient.parameter_value),
                 returns=(),
                 returns_many=False,
@@ -96,9 +95,10 @@ def append_updates(
                 is_random=False,
                 replay_arguments="",
                 phase="update",
-                module=gradient.parameter.rpartition(".")[0],
+                module=gradient.parameter,
                 location="",
-                signature=f"{UPDATE}|{label}|{parameter.dtype}|{'x'.join(map(str, parameter.shape))}",
+                signature=f"{UPDATE}|{rule.optimizer}|{rule.settings}|{parameter.dtype}[{shape}]",
             )
         )
-    return label
+    kinds = sorted({f"{rule.optimizer.rpartition(':')[2]} {rule.settings}" for rule in rules.values()})
+    return "; ".join(kinds)

@@ -1,0 +1,36 @@
+"""Measure this machine and make it the target: `python -m stowage.stages.device [cpu|cuda]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import StowageError
+from stowage.stages.ir.table import read_record, write_record
+
+TARGET = Path("artifacts/device.json")
+
+
+def main(arguments: list[str]) -> int:
+    """Write the target's description, unless it already describes this device."""
+    kind = arguments[0] if arguments else "cpu"
+    if kind not in ("cpu", "cuda"):
+        print(f"Unknown device '{kind}': give cpu or cuda.", file=sys.stderr)
+        return 2
+    device = device_of(kind)
+    try:
+        if read_record(TARGET, DeviceDescription).fingerprint == device.fingerprint():
+            print(f"{TARGET} already describes this device; delete it to measure again.")
+            return 0
+    except StowageError:
+        pass
+    description = device.describe(".stowage")
+    write_record(TARGET, description)
+    print(f"{TARGET}: {description.name}, {description.flops_per_s / 1e9:.0f} GFLOP/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,29 @@
+"""What a device can do, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from stowage.stages.device.events import Measured
+from stowage.stages.ir.costs import DeviceDescription
+
+
+class Device(Protocol):
+    """The device tier: it runs operators, and its memory is the budget."""
+
+    def describe(self, offload_folder: str) -> DeviceDescription:
+        """Measure its rates and those of the disk behind `offload_folder`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of what identifies the device, without measuring."""
+        ...
+
+    def time_s(self, work: Callable[[], Any]) -> float:
+        """Wall time of `work`, completed."""
+        ...
+
+    def measure(self, work: Callable[[], Any]) -> Measured:
+        """Run `work` and report the allocator's events."""
+        ...

@@ -1,0 +1,77 @@
+"""The CPU as device tier: RAM under the budget, disk behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stowage.stages.device.disk import measure_disk
+from stowage.stages.device.events import Measured, measure_allocations
+from stowage.stages.ir.costs import DeviceDescription
+
+
+def _model_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+class CpuDevice:
+    """See `Device`."""
+
+    def name(self) -> str:
+        """Processor and number of threads."""
+        return f"{_model_name()}, {torch.get_num_threads()} threads"
+
+    def fingerprint(self) -> str:
+        """Hash of the processor's name, the number of threads and the torch release."""
+        release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+        return hashlib.sha256(f"cpu|{self.name()}|{release}".encode()).hexdigest()[:16]
+
+    def time_s(self, work: Callable[[], Any]) -> float:
+        """Wall time of `work`."""
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def measure(self, work: Callable[[], Any]) -> Measured:
+        """Run `work` under the profiler."""
+        return measure_allocations(work)
+
+    def _median(self, work: Callable[[], Any], repeat: int = 5) -> float:
+        work()
+        return sorted(self.time_s(work) for _ in range(repeat))[repeat // 2]
+
+    def describe(self, offload_folder: str) -> DeviceDescription:
+        """Measure rates: a few seconds."""
+        size = 1024
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        big, other = torch.randn(1 << 24), torch.empty(1 << 24)
+        parameter = torch.nn.Parameter(torch.randn(1 << 22))
+        parameter.grad = torch.randn(1 << 22)
+        optimizer = torch.optim.AdamW([parameter])
+        tiny = torch.zeros(1)
+        disk = measure_disk(offload_folder)
+        with torch.random.fork_rng(devices=[]):
+            return DeviceDescription(
+                fingerprint=self.fingerprint(),
+                name=self.name(),
+                type="cpu",
+                memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                flops_per_s=2 * size**3 / self._median(lambda: a @ b),
+                memory_copy_bytes_per_s=2 * big.nbytes / self._median(lambda: other.copy_(big)),
+                disk_read_bytes_per_s=disk.read_bytes_per_s,
+                disk_write_bytes_per_s=disk.write_bytes_per_s,
+                disk_duplex_bytes_per_s=disk.duplex_bytes_per_s,
+                update_bytes_per_s=28 * parameter.numel() / self._median(optimizer.step),
+                dispatch_s=self._median(lambda: [torch.ops.aten.view.default(tiny, [1]) for _ in range(1000)]) / 1000,
+            )

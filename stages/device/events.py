@@ -1,0 +1,63 @@
+"""Memory of a piece of work as the allocator saw it: every allocation and release, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints two lines each time
+
+
+@dataclass(frozen=True)
+class AllocatorEvent:
+    """Seconds since the start of the work, and the bytes taken (positive) or given back (negative)."""
+
+    time_s: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a piece of work did to memory.
+
+    Attributes:
+        result: what it returned.
+        events: of the allocator, in order.
+        peak_bytes: highest sum of events, from 0 at the start.
+        end_bytes: sum of all events.
+    """
+
+    result: Any
+    events: list[AllocatorEvent]
+    peak_bytes: int
+    end_bytes: int
+
+
+def measure_allocations(work: Callable[[], Any]) -> Measured:
+    """Run `work` on the CPU under the profiler and read the allocator's own events.
+
+    Memory that existed before and is released inside is not seen by the profiler.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
+        result = work()
+    kineto: Any = profiler.profiler
+    found = [(e.start_ns(), e.nbytes()) for e in kineto.kineto_results.events() if e.name() == "[memory]"]
+    found.sort(key=lambda event: event[0])
+    start = found[0][0] if found else 0
+    used = peak = 0
+    for _, nbytes in found:
+        used += nbytes
+        peak = max(peak, used)
+    events = [AllocatorEvent((ns - start) * 1e-9, nbytes) for ns, nbytes in found]
+    return Measured(result, events, peak, used)
+
+
+def unique_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind `tensors`."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())

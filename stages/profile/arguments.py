@@ -1,0 +1,53 @@
+"""Real or fake arguments for one call, made from the trace alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stowage.stages.ir.arguments import map_arguments
+from stowage.stages.ir.trace import Call, TraceTables, Value
+
+
+def operator_of(target: str) -> Any:
+    """The operator behind `aten.addmm.default`."""
+    namespace, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def make_tensor(value: Value, device: torch.device, *, integers: int) -> torch.Tensor:
+    """A tensor laid out like `value`; floats in [0.5, 1.5), integers below `integers`, booleans true."""
+    dtype = getattr(torch, value.dtype)
+    span = 1 + value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride)) if all(value.shape) else 0
+    if dtype.is_floating_point or dtype.is_complex:
+        base = torch.rand(span, device=device).add_(0.5).to(dtype)
+    elif dtype == torch.bool:
+        base = torch.ones(span, dtype=dtype, device=device)
+    else:
+        base = torch.randint(0, max(integers, 1), (span,), device=device).to(dtype)
+    return base.as_strided(value.shape, value.stride, value.offset if span else 0)
+
+
+def make_arguments(
+    call: Call, trace: TraceTables, device: torch.device, *, integers: int = 2
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments for `call`; one tensor for each distinct value."""
+    tensors: dict[int, torch.Tensor] = {}
+
+    def leaf(key: str, content: Any) -> Any:
+        match key:
+            case "value":
+                if content not in tensors:
+                    tensors[content] = make_tensor(trace.values[content], device, integers=integers)
+                return tensors[content]
+            case "float":
+                return float(content)
+            case "complex":
+                return complex(*content)
+            case "device":
+                return device
+            case _:
+                return getattr(torch, content)
+
+    return map_arguments(call.arguments, leaf)

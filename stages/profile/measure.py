@@ -1,0 +1,94 @@
+"""Measure one call: median time, bytes of its results, workspace."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.device import Device
+from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.updates import updated_parameter
+from stowage.stages.profile.arguments import make_arguments, operator_of
+
+
+def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int) -> list[float]:
+    """Times of `work`: at least `least`, and more until `seconds` have passed or a hundred are taken."""
+    found = [device.time_s(work)]
+    start = time.perf_counter()
+    found = []
+    while len(found) < least or (time.perf_counter() - start < seconds and len(found) < 100):
+        found.append(device.time_s(work))
+    return found
+
+
+def measure_call(
+    call: Call, trace: TraceTables, device: Device, kind: str, *, seconds: float, least: int
+) -> Cost:
+    """Run `call` on made-up tensors.
+
+    Raises:
+        TableError: the operator does not run on this device.
+    """
+    operator = operator_of(call.target)
+    target = torch.device(kind)
+    error: Exception | None = None
+    for integers in (2, 1):
+        args, kwargs = make_arguments(call, trace, target, integers=integers)
+        try:
+            memory = device.measure(lambda: operator(*args, **kwargs))  # noqa: B023 - runs at once
+            break
+        except Exception as problem:  # an index of 1 into a dimension of 1: try zeros
+            error = problem
+    else:
+        raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.")
+    times = _samples(device, lambda: operator(*args, **kwargs), seconds, least)
+    return Cost(
+        signature=call.signature,
+        device=device.fingerprint(),
+        time_s=statistics.median(times),
+        output_bytes=memory.end_bytes,
+        workspace_bytes=max(0, memory.peak_bytes - max(memory.end_bytes, 0)),
+        samples=len(times),
+        source="measured",
+    )
+
+
+def measure_update(
+    call: Call,
+    trace: TraceTables,
+    device: Device,
+    kind: str,
+    *,
+    seconds: float,
+    least: int,
+) -> Cost:
+    """Update one parameter of the call's shape with the optimizer's own class, states included.
+
+    Raises:
+        TableError: the class cannot be imported, or its settings were not plain numbers and strings.
+    """
+    value = trace.values[call.reads[1]]
+    dtype = getattr(torch, value.dtype)
+    parameter = nn.Parameter(torch.rand(value.shape, device=kind).to(dtype))
+    parameter.grad = torch.rand(value.shape, device=kind).to(dtype)
+    _, rule = updated_parameter(call.arguments)
+    module, _, name = rule.optimizer.partition(":")
+    try:
+        kind_of_optimizer = getattr(importlib.import_module(module), name)
+        optimizer = kind_of_optimizer([{"params": [parameter], **json.loads(rule.settings)}])
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise TableError(f"The optimizer {rule.optimizer} cannot be made from the trace's settings: {error}.") from error
+    first = device.measure(optimizer.step)
+    steady = device.measure(optimizer.step)
+    times = _samples(device, optimizer.step, seconds, least)
+    workspace = max(first.peak_bytes - max(first.end_bytes, 0), steady.peak_bytes - max(steady.end_bytes, 0), 0)
+    return Cost(call.signature, device.fingerprint(), statistics.median(times), 0, workspace, len(times), "measured")

@@ -1,0 +1,53 @@
+"""Estimate a call that cannot be measured here: the slower of its arithmetic and its traffic, plus dispatch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.profile.arguments import make_arguments, operator_of
+
+
+def _bytes(value: int, trace: TraceTables) -> int:
+    row = trace.values[value]
+    return math.prod(row.shape) * getattr(torch, row.dtype).itemsize
+
+
+def estimate_call(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:
+    """Flops come from PyTorch's own formulas on fake tensors; bytes are those of every input and output once."""
+    traffic = sum(_bytes(v, trace) for v in {*call.reads, *(v for v in call.returns if v >= 0)})
+    created = {trace.values[v].storage for v in call.returns if v >= 0} - {trace.values[v].storage for v in call.reads}
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        args, kwargs = make_arguments(call, trace, torch.device("cpu"))
+        operator_of(call.target)(*args, **kwargs)
+    flops = counter.get_total_flops()
+    seconds = max(flops / description.flops_per_s, traffic / description.memory_copy_bytes_per_s)
+    return Cost(
+        signature=call.signature,
+        device=description.fingerprint,
+        time_s=seconds + description.dispatch_s,
+        output_bytes=sum(trace.storages[s].nbytes for s in created),
+        workspace_bytes=0,
+        samples=0,
+        source="roofline",
+    )
+
+
+def estimate_update(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:
+    """An update reads parameter, gradient and states and writes parameter and states; two temporaries of workspace."""
+    size = _bytes(call.reads[1], trace)
+    traffic = 3 * size + 2 * sum(trace.storages[s].nbytes for s in call.mutates if trace.storages[s].role == "state")
+    return Cost(
+        signature=call.signature,
+        device=description.fingerprint,
+        time_s=traffic / description.update_bytes_per_s + description.dispatch_s,
+        output_bytes=0,
+        workspace_bytes=2 * size,
+        samples=0,
+        source="roofline",
+    )

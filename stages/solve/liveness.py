@@ -1,0 +1,156 @@
+"""From node executions to a plan: drop executions nobody reads, free everything right after its last use, and retain
+instead of recompute where memory is left."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.trace import Storage
+from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Outcome, Step, replay_plan
+from stowage.stages.solve.chain import Execution
+
+
+class Program:
+    """Storages, nodes, and what must be in memory at the end of the iteration."""
+
+    def __init__(self, storages: Sequence[Storage], nodes: Sequence[ComputeNode], keep: frozenset[int]) -> None:
+        self.storages = storages
+        self.nodes = nodes
+        self.keep = keep
+        self.temporary = frozenset(s.storage for s in storages if s.role == "temporary")
+        self.reads = [tuple(s for s in n.reads if s in self.temporary) for n in nodes]
+        self.nbytes = [s.nbytes for s in storages]
+
+    def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
+        """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
+        effects, in eager's order."""
+        first: set[int] = set()
+        is_first: list[bool] = []
+        for execution in executions:
+            is_first.append(execution.node not in first)
+            first.add(execution.node)
+        wanted = set(self.keep)
+        kept: list[Execution] = []
+        for execution, new in zip(reversed(executions), reversed(is_first)):
+            node = self.nodes[execution.node]
+            if new or wanted.intersection(node.creates):
+                kept.append(execution)
+                wanted.difference_update(node.creates)
+                wanted.update(self.reads[node.node])
+        return kept[::-1]
+
+    def last_uses(self, executions: Sequence[Execution]) -> dict[tuple[int, int], int]:
+        """(storage, position where it is made) -> position of the last read of that copy."""
+        made: dict[int, int] = {}
+        last: dict[tuple[int, int], int] = {}
+        for position, execution in enumerate(executions):
+            node = self.nodes[execution.node]
+            for storage in self.reads[node.node]:
+                last[storage, made[storage]] = position
+            for storage in node.creates:
+                made[storage] = position
+                last[storage, position] = position
+        for storage in self.keep:
+            last[storage, made[storage]] = len(executions)
+        return last
+
+    def steps(self, executions: Sequence[Execution]) -> list[Step]:
+        """The plan: every copy freed right after its last use."""
+        dying: dict[int, list[int]] = defaultdict(list)
+        for (storage, _), position in self.last_uses(executions).items():
+            dying[position].append(storage)
+        found: list[Step] = []
+        for position, execution in enumerate(executions):
+            found.append(Step(execution.node, -1, execution.label))
+            found.extend(Step(-1, s, execution.label) for s in sorted(dying[position]))
+        return found
+
+    def replay(self, executions: Sequence[Execution]) -> Outcome:
+        """What the referee says."""
+        return replay_plan(self.storages, self.nodes, self.steps(executions), keep=self.keep)
+
+    def peak_bytes(self, executions: Sequence[Execution]) -> int:
+        """Highest device bytes; the same number as the referee's, without its checks."""
+        base = sum(s.nbytes for s in self.storages if s.role != "temporary")
+        return base + int(self.profile(executions).max(initial=0))
+
+    def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Bytes above the baseline during each execution, workspace included."""
+        change = np.zeros(len(executions) + 1, dtype=np.int64)
+        for (storage, start), end in self.last_uses(executions).items():
+            change[start] += self.nbytes[storage]
+            if end + 1 <= len(executions):
+                change[end + 1] -= self.nbytes[storage]
+        positions: dict[int, list[int]] = defaultdict(list)
+        for position, execution in enumerate(executions):
+            if self.nodes[execution.node].random:
+                positions[execution.node].append(position)
+        for where in positions.values():
+            if len(where) > 1:
+                change[where[0]] += RANDOM_STATE_BYTES
+                change[where[-1] + 1] -= RANDOM_STATE_BYTES
+        workspace = np.array([self.nodes[e.node].workspace_bytes for e in executions], dtype=np.int64)
+        found: np.ndarray[tuple[int], np.dtype[np.int64]] = np.cumsum(change)[:-1] + workspace
+        return found
+
+    def retain_where_possible(self, executions: list[Execution], budget_bytes: int) -> list[Execution]:
+        """Remove recomputations, dearest per byte first, as long as keeping the earlier copy fits the budget.
+
+        Removing one frees what it read earlier, which can make room for another: repeat until nothing changes.
+        """
+        base = sum(s.nbytes for s in self.storages if s.role != "temporary")
+        current = executions
+        while True:
+            room = budget_bytes - base - self.profile(current)
+            removed = self._one_pass(current, room)
+            if not removed:
+                return current
+            current = self.without_dead([e for i, e in enumerate(current) if i not in removed])
+
+    def _one_pass(
+        self, executions: Sequence[Execution], room: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> set[int]:
+        last = self.last_uses(executions)
+        previous: dict[int, int] = {}
+        made: dict[int, int] = {}
+        candidates: list[tuple[float, int, list[tuple[int, int, int]]]] = []
+        for position, execution in enumerate(executions):
+            node = self.nodes[execution.node]
+            if node.node in previous:
+                needed = [s for s in node.creates if last[s, position] > position]
+                spans = [(s, last[s, made[s]] + 1, position) for s in needed]
+                byte_rows = sum(self.nbytes[s] * max(end - start, 0) for s, start, end in spans)
+                candidates.append((-node.time_s / max(byte_rows, 1), position, spans))
+            previous[node.node] = position
+            for storage in node.creates:
+                made[storage] = position
+        removed: set[int] = set()
+        touched: set[int] = set()
+        for _, position, spans in sorted(candidates):
+            node = self.nodes[executions[position].node]
+            if touched.intersection(node.creates):
+                continue  # an earlier decision in this pass changed which copy is read
+            if self._make_room(room, spans):
+                removed.add(position)
+                touched.update(node.creates)
+        return removed
+
+    def _make_room(
+        self, room: np.ndarray[tuple[int], np.dtype[np.int64]], spans: list[tuple[int, int, int]]
+    ) -> bool:
+        """Take the bytes of (storage, from, until) spans out of `room`, if they fit."""
+        spans = [span for span in spans if span[1] < span[2]]
+        if not spans:
+            return True
+        start, end = min(low for _, low, _ in spans), max(high for _, _, high in spans)
+        extra = np.zeros(end - start, dtype=np.int64)
+        for storage, low, high in spans:
+            extra[low - start : high - start] += self.nbytes[storage]
+        if np.any(room[start:end] < extra):
+            return False
+        room[start:end] -= extra
+        return True

@@ -1,0 +1,236 @@
+"""Race RK-Rotor against the fixed policies in the referee, and keep the fastest plan within the budget."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
+from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.graph import SHARED, Block, ComputeNode
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.simulate.plan import Outcome
+from stowage.stages.solve.chain import Chain, Execution
+from stowage.stages.solve.liveness import Program
+from stowage.stages.solve.policies import fixed_policies
+
+CANDIDATES = 12
+"""How many of RK-Rotor's plans that fit are polished and compared."""
+
+HEADROOM = 1.5
+"""RK-Rotor's table reaches this much beyond the budget: it rounds every size up and frees late, so plans for a larger
+nominal memory may truly fit."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A plan that the referee accepted."""
+
+    rows: list[PlanRow]
+    summary: PlanSummary
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    method: str
+    executions: list[Execution]
+    time_s: float
+    peak_bytes: int
+
+
+def _program(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
+    updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
+    keep = {trace.values[trace.meta.loss_value].storage}
+    keep |= {
+        trace.values[g.gradient_value].storage
+        for g in trace.gradients
+        if g.gradient_value >= 0 and g.gradient_value not in updated
+    }
+    return Program(trace.storages, nodes, frozenset(keep))
+
+
+def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
+    """Predicted peak of plain PyTorch: nothing recomputed, every gradient kept until all updates follow backward."""
+    order = [n for n in nodes if n.phase != "update"] + [n for n in nodes if n.phase == "update"]
+    return _program(trace, nodes).peak_bytes([Execution(n.node, "eager") for n in order])
+
+
+class _Race:
+    """Makes candidates and keeps what the budget admits."""
+
+    def __init__(self, program: Program, chain: Chain, budget_bytes: int) -> None:
+        self.program = program
+        self.chain = chain
+        self.budget_bytes = budget_bytes
+
+    def candidate(self, method: str, executions: list[Execution], *, polish: bool) -> _Candidate:
+        plan = self.program.without_dead(executions)
+        if polish and self.program.peak_bytes(plan) <= self.budget_bytes:
+            plan = self.program.retain_where_possible(plan, self.budget_bytes)
+        time_s = sum(self.program.nodes[e.node].time_s for e in plan)
+        return _Candidate(method, plan, time_s, self.program.peak_bytes(plan))
+
+    def table(self, nominal_bytes: int, slots: int) -> RkRotor:
+        return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
+
+    def rockmate(self, available_bytes: int, slots: int) -> Iterator[_Candidate]:
+        """RK-Rotor's plans from the largest nominal memory down, one per distinct time, that truly fit."""
+        table = self.table(int(available_bytes * HEADROOM), slots)
+        smallest = table.smallest_slots()
+        if smallest is None:
+            return
+        previous, found = math.nan, 0
+        for m in range(slots, smallest - 1, -1):
+            if table.time_s(m) == previous:
+                continue
+            previous = table.time_s(m)
+            plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=True)
+            if plan.peak_bytes <= self.budget_bytes:
+                yield plan
+                found += 1
+                if found == CANDIDATES:
+                    return
+
+    def smallest(self, nominal_bytes: int, slots: int) -> _Candidate | None:
+        """The plan with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
+        best: _Candidate | None = None
+        for _ in range(3):
+            table = self.table(nominal_bytes, slots)
+            least = table.smallest_slots()
+            if least is None:
+                break
+            for m in range(least, min(least + 4, slots) + 1):
+                plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=False)
+                if best is None or (plan.peak_bytes, plan.time_s) < (best.peak_bytes, best.time_s):
+                    best = plan
+            nominal_bytes = (least + 1) * table.slot_bytes
+        return best
+
+
+def solve_plan(
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    blocks: Sequence[Block],
+    options: Sequence[Option],
+    *,
+    device_budget_bytes: int,
+    method: str = "auto",
+    slots: int = 500,
+    device: str = "",
+    time_limit_s: float = 0.0,
+    seed: int = 0,
+) -> Solved:
+    """Plan the iteration.
+
+    Args:
+        trace, nodes, blocks, options: what the earlier stages wrote.
+        device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,
+            gradients, activations, workspace.
+        method: `auto` keeps everything if that fits and else the fastest of RK-Rotor and the fixed policies; `rockmate`
+            takes RK-Rotor's best.
+        slots: memory slots of RK-Rotor.
+        device, time_limit_s, seed: stated in the summary.
+
+    Raises:
+        Infeasible: with the smallest budget for which a plan was found.
+        TableError: options are missing.
+    """
+    program = _program(trace, nodes)
+    chain = Chain(blocks, nodes, options)
+    race = _Race(program, chain, device_budget_bytes)
+    everything = race.candidate("keep_all", [Execution(n.node, "keep") for n in nodes], polish=False)
+    base = sum(s.nbytes for s in trace.storages if s.role != "temporary")
+    shared = _shared_bytes(trace, nodes)
+    labelled = race.candidate("keep_all", chain.executions(_once(chain)), polish=True)
+    if labelled.time_s <= everything.time_s:
+        everything = labelled
+    smallest = race.smallest(max(everything.peak_bytes - base, 1), slots) or everything
+    if everything.peak_bytes < smallest.peak_bytes:
+        smallest = everything
+
+    plans: list[_Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
+    if method == "auto":
+        plans.append(everything)
+    if method != "auto" or everything.peak_bytes > device_budget_bytes:
+        plans += race.rockmate(max(device_budget_bytes - base - shared, 1), slots)
+        if method == "auto":
+            plans += [
+                race.candidate(name, chain.executions(steps), polish=True)
+                for name, steps in fixed_policies(chain.chain_blocks).items()
+            ]
+    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes]
+    if not fitting:
+        outcome = program.replay(smallest.executions)
+        raise Infeasible(
+            budget_bytes=device_budget_bytes,
+            smallest_feasible_bytes=outcome.peak_bytes,
+            binding_step=outcome.rows[outcome.peak_row].step,
+            occupants=outcome.occupants,
+        )
+    best = min(fitting, key=lambda p: (p.time_s, p.method != "keep_all", p.peak_bytes))
+    outcome = program.replay(best.executions)
+    if outcome.peak_bytes > device_budget_bytes:
+        raise AssertionError(f"the referee found a peak of {outcome.peak_bytes}, the planner {best.peak_bytes}")
+    return Solved(outcome.rows, _summary(trace, nodes, options, outcome, best, everything, smallest,
+                                         device_budget_bytes, device, time_limit_s, seed))
+
+
+def _once(chain: Chain) -> list[ChainStep]:
+    """Every block once, with its fastest option."""
+    blocks = chain.chain_blocks
+    fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, b.options[o].save_bytes)) for b in blocks]
+    forward = [ChainStep("forward", b, o) for b, o in enumerate(fastest)]
+    return forward + [ChainStep("backward", b, fastest[b]) for b in reversed(range(len(blocks)))]
+
+
+def _shared_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
+    made = {s for n in nodes if n.block == SHARED for s in n.creates}
+    read = {s for n in nodes if n.block != SHARED for s in n.reads}
+    return sum(trace.storages[s].nbytes for s in made & read)
+
+
+def _plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
+    content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
+    return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]
+
+
+def _summary(
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    options: Sequence[Option],
+    outcome: Outcome,
+    best: _Candidate,
+    everything: _Candidate,
+    smallest: _Candidate,
+    budget: int,
+    device: str,
+    time_limit_s: float,
+    seed: int,
+) -> PlanSummary:
+    worst = max(options, key=lambda o: o.gap)
+    gap = 1 - outcome.once_time_s / outcome.time_s
+    return PlanSummary(
+        plan_hash=_plan_hash(outcome.rows, trace.meta.configuration_hash, budget),
+        configuration_hash=trace.meta.configuration_hash,
+        method=best.method,
+        device=device,
+        device_budget_bytes=budget,
+        device_peak_bytes=outcome.peak_bytes,
+        baseline_bytes=outcome.baseline_bytes,
+        step_time_s=outcome.time_s,
+        lower_bound_s=outcome.once_time_s,
+        recomputed_bytes=outcome.recomputed_bytes,
+        activation_bytes=outcome.activation_bytes,
+        keep_all_peak_bytes=everything.peak_bytes,
+        keep_all_time_s=everything.time_s,
+        smallest_feasible_bytes=smallest.peak_bytes,
+        solver=", ".join(sorted({o.formulation for o in options})),
+        status="optimal" if gap < 1e-9 else worst.status,
+        gap=max(gap, 0.0),
+        time_limit_s=time_limit_s,
+        seed=seed,
+        estimated_nodes=sum(n.estimated for n in nodes),
+    )
