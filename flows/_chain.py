@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows._dvc import reproduce
+from stowage.flows._inputs import undeclared_inputs
 from stowage.flows._prefect import NO_CACHE, create_markdown_artifact, get_run_logger, task
 from stowage.flows._project import find_root
 from stowage.flows._results import RunResult, collect, markdown
@@ -24,6 +25,8 @@ def run_chain(stages: Sequence[str], overrides: Mapping[str, Any] | None, root: 
     """Run `stages` in order, in the project itself or, with overrides, in a worktree; the body of the flows."""
     logger = _logger()
     project = find_root(root)
+    for sentence in undeclared_inputs(project):
+        logger.warning(sentence)
     with open_workspace(project, overrides or {}, logger.info) as workspace:
         for stage in stages:
             run_stage(workspace.root, stage)

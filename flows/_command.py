@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from stowage.flows._overrides import check, parse_assignments
+from stowage.flows._project import find_root
 from stowage.stages.ir.errors import StowageError
 
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter for this run only; may be repeated.")
 ]
+
+
+def overrides_of(assignments: list[str] | None) -> dict[str, Any]:
+    """The overrides that `--set` options stand for, checked before anything is started.
+
+    Raises:
+        StowageError: one of them or `params.yaml` is wrong, or there is no project here.
+    """
+    overrides = parse_assignments(assignments or [])
+    check(find_root(), overrides)
+    return overrides
 
 
 @contextlib.contextmanager

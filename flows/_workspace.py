@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 from stowage.flows._dvc import dvc_output
 from stowage.flows._git import add_worktree, git, remove_worktree, snapshot
+from stowage.flows._inputs import input_paths
 from stowage.flows._overrides import Overrides, check, rewrite
-from stowage.stages.settings import Settings, load_settings
+from stowage.stages.settings import load_settings
 
 SHARED_STORES = ("costs", "options")
 """Folders of `.stowage` that are content-addressed and written atomically: safe to share between runs."""
@@ -95,18 +96,11 @@ def _connect(root: Path, inside: Path) -> None:
         store = root / ".stowage" / name
         store.mkdir(parents=True, exist_ok=True)
         _link(inside / ".stowage" / name, store)
-    for path in _input_paths(load_settings(inside / "params.yaml")):
-        if (root / path).exists():
-            _link(inside / path, root / path)
+    for path in input_paths(root, load_settings(inside / "params.yaml")):
+        _link(inside / path, root / path)
 
 
 def _link(place: Path, target: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if not (place.exists() or place.is_symlink()):
         place.symlink_to(target)
-
-
-def _input_paths(settings: Settings) -> list[str]:
-    """Files that parameters name and Git may ignore: model directory, text, tokenizer."""
-    named = (settings.trace.model.directory, settings.train.data.source, settings.train.data.tokenizer)
-    return [path for path in named if path and not Path(path).is_absolute()]

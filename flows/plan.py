@@ -13,8 +13,7 @@ from typing import Any
 import typer
 
 from stowage.flows._chain import run_chain
-from stowage.flows._command import Assignments, one_sentence
-from stowage.flows._overrides import parse_assignments
+from stowage.flows._command import Assignments, one_sentence, overrides_of
 from stowage.flows._prefect import flow
 from stowage.flows._project import PLAN_STAGES
 from stowage.flows._results import RunResult, markdown
@@ -38,7 +37,7 @@ def plan(overrides: dict[str, Any] | None = None, root: Path | None = None) -> R
 def main(assignments: Assignments = None) -> None:
     """Plan the training step that params.yaml describes."""
     with one_sentence():
-        typer.echo(markdown(plan(parse_assignments(assignments or []))))
+        typer.echo(markdown(plan(overrides_of(assignments))))
 
 
 if __name__ == "__main__":

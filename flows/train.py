@@ -13,8 +13,7 @@ from typing import Any
 import typer
 
 from stowage.flows._chain import run_chain
-from stowage.flows._command import Assignments, one_sentence
-from stowage.flows._overrides import parse_assignments
+from stowage.flows._command import Assignments, one_sentence, overrides_of
 from stowage.flows._prefect import flow
 from stowage.flows._project import TRAIN_STAGES
 from stowage.flows._results import RunResult, markdown
@@ -29,7 +28,7 @@ def train(overrides: dict[str, Any] | None = None, root: Path | None = None) -> 
 def main(assignments: Assignments = None) -> None:
     """Plan the training step that params.yaml describes, and train under the plan."""
     with one_sentence():
-        typer.echo(markdown(train(parse_assignments(assignments or []))))
+        typer.echo(markdown(train(overrides_of(assignments))))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def file_of(module: str) -> Path | None:
 
 
 def imports(path: Path, module: str) -> set[str]:
-    """Modules of ours that a file imports, anywhere in it, or names in a string (to run them as processes of their own),
+    """Modules of ours that a file imports, anywhere in it, or names in a string (to run as a process),
     with the packages that they are in."""
     found: set[str] = set()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]

@@ -65,7 +65,7 @@ def test_a_broken_parameter_is_one_sentence(tiny: Path) -> None:
         )
         assert done.returncode != 0
         assert "trace.batch_sze is not a known key; rename it to trace.batch_size" in done.stderr
-        assert "Traceback" not in done.stderr.rpartition("error: ")[2]
+        assert "Traceback" not in done.stderr
     run(["git", "checkout", "--quiet", "params.yaml"], tiny)
 
 
