@@ -9,27 +9,43 @@ from typing import Any
 
 from stowage.flows._dvc import reproduce
 from stowage.flows._inputs import undeclared_inputs
-from stowage.flows._prefect import NO_CACHE, create_markdown_artifact, get_run_logger, task
+from stowage.flows._prefect import NO_CACHE, Completed, Failed, State, create_markdown_artifact, get_run_logger, task
 from stowage.flows._project import find_root
 from stowage.flows._results import RunResult, collect, markdown
 from stowage.flows._workspace import open_workspace
+from stowage.stages.ir.errors import StowageError
 
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
-def run_stage(root: Path, stage: str) -> None:
-    """One stage: `dvc repro --single-item`."""
-    reproduce(root, stage, _logger().info)
+def run_stage(root: Path, stage: str) -> State[None]:
+    """One stage: `dvc repro --single-item`. An error that users can mend is a failed state, without a traceback."""
+    try:
+        reproduce(root, stage, _logger().info)
+    except StowageError as error:
+        return Failed(message=str(error), data=error)
+    return Completed()
 
 
-def run_chain(stages: Sequence[str], overrides: Mapping[str, Any] | None, root: Path | None, title: str) -> RunResult:
-    """Run `stages` in order, in the project itself or, with overrides, in a worktree; the body of the flows."""
+def run_chain(stages: Sequence[str], overrides: Mapping[str, Any] | None, root: Path | None, title: str) -> Any:
+    """Run `stages` in order, in the project itself or, with overrides, in a worktree; the body of the flows.
+
+    Returns:
+        The result; for an error that users can mend a failed state, which raises that error when the flow is called.
+    """
+    try:
+        return _run_chain(stages, overrides or {}, root, title)
+    except StowageError as error:
+        return Failed(message=str(error), data=error)
+
+
+def _run_chain(stages: Sequence[str], overrides: Mapping[str, Any], root: Path | None, title: str) -> RunResult:
     logger = _logger()
     project = find_root(root)
     for sentence in undeclared_inputs(project):
         logger.warning(sentence)
-    with open_workspace(project, overrides or {}, logger.info) as workspace:
+    with open_workspace(project, overrides, logger.info) as workspace:
         for stage in stages:
-            run_stage(workspace.root, stage)
+            run_stage(workspace.root, stage, return_state=True).result()
         result = collect(workspace, stages)
     summary = markdown(result)
     create_markdown_artifact(summary, key=f"stowage-{title}", description=f"What `{title}` found.")

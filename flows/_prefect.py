@@ -17,6 +17,18 @@ for _name, _value in DEFAULTS.items():
 from prefect import flow, get_run_logger, task  # noqa: E402
 from prefect.artifacts import create_markdown_artifact  # noqa: E402
 from prefect.cache_policies import NO_CACHE  # noqa: E402
+from prefect.client.schemas.objects import State  # noqa: E402
+from prefect.states import Completed, Failed  # noqa: E402
 from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
 
-__all__ = ["NO_CACHE", "ThreadPoolTaskRunner", "create_markdown_artifact", "flow", "get_run_logger", "task"]
+__all__ = [
+    "NO_CACHE",
+    "Completed",
+    "Failed",
+    "State",
+    "ThreadPoolTaskRunner",
+    "create_markdown_artifact",
+    "flow",
+    "get_run_logger",
+    "task",
+]

@@ -31,7 +31,8 @@ def plan(overrides: dict[str, Any] | None = None, root: Path | None = None) -> R
     Raises:
         StowageError: a parameter is wrong, or a stage failed.
     """
-    return run_chain(PLAN_STAGES, overrides, root, "plan")
+    result: RunResult = run_chain(PLAN_STAGES, overrides, root, "plan")
+    return result
 
 
 def main(assignments: Assignments = None) -> None:

@@ -22,7 +22,8 @@ from stowage.flows._results import RunResult, markdown
 @flow(name="train")
 def train(overrides: dict[str, Any] | None = None, root: Path | None = None) -> RunResult:
     """Plan and train as `params.yaml` says; arguments and errors as those of `plan`."""
-    return run_chain(TRAIN_STAGES, overrides, root, "train")
+    result: RunResult = run_chain(TRAIN_STAGES, overrides, root, "train")
+    return result
 
 
 def main(assignments: Assignments = None) -> None:
