@@ -17,7 +17,7 @@ _MOST_PASSES = 40
 _DEPTH = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Idle:
     """A forward node's copy between two uses.
 
@@ -96,10 +96,11 @@ def _one_pass(
     starting: dict[int, list[Idle]] = {}
     for idle in idle_copies(graph, current):
         starting.setdefault(idle.after, []).append(idle)
-    heap: list[tuple[float, int, int, Idle]] = []
+    heap: list[tuple[float, Idle]] = []
     returning: dict[int, int] = {}
     cuts: list[tuple[int, int]] = []
-    used = 0
+    used, spans = 0, _spans(graph, current)
+    seconds: dict[tuple[int, int], float] = {}
     for position, (_, k) in enumerate(events):
         node = graph.nodes[k]
         # What was given up comes back when it is used again.
@@ -110,13 +111,16 @@ def _one_pass(
         used = _give_up(heap, used, peak_bytes - node.workspace_bytes, position, returning, cuts)
         used -= sum(nbytes[a] for a in current.line.freed[position])
         for idle in starting.get(position, ()):
-            price = _seconds_again(graph, current, idle) / (idle.nbytes * (idle.until - idle.after) ** foresight)
-            heapq.heappush(heap, (price, idle.node, idle.until, idle))
+            again = (idle.node, idle.next_stage)
+            if again not in seconds:
+                seconds[again] = _seconds_again(graph, spans, *again)
+            price = seconds[again] / (idle.nbytes * (idle.until - idle.after) ** foresight)
+            heapq.heappush(heap, (price, idle))
     return cuts
 
 
 def _give_up(
-    heap: list[tuple[float, int, int, Idle]],
+    heap: list[tuple[float, Idle]],
     used: int,
     limit: int,
     position: int,
@@ -125,34 +129,39 @@ def _give_up(
 ) -> int:
     """Pop the cheapest idle copies until `used` is within `limit`; returns what is in use then."""
     while used > limit and heap:
-        _, _, until, idle = heapq.heappop(heap)
-        if until > position:
+        _, idle = heapq.heappop(heap)
+        if idle.until > position:
             cuts.append((idle.node, idle.stage))
-            returning[until] = returning.get(until, 0) + idle.nbytes
+            returning[idle.until] = returning.get(idle.until, 0) + idle.nbytes
             used -= idle.nbytes
     return used
 
 
-def _seconds_again(graph: StagedGraph, current: Candidate, idle: Idle) -> float:
-    """Time to make a copy again at its next use: itself, and whichever of its ancestors are not there by then."""
-    total, seen, stack = 0.0, {idle.node}, [idle.node]
+Spans = dict[int, list[tuple[int, int]]]
+"""Allocation -> first and last stage of each of its copies, ascending."""
+
+
+def _spans(graph: StagedGraph, current: Candidate) -> Spans:
+    made: dict[int, int] = {}
+    spans: Spans = {a: [] for a in range(len(graph.nbytes))}
+    for (stage, k), freed in zip(current.line.events, current.line.freed, strict=True):
+        made.update(dict.fromkeys(graph.nodes[k].creates, stage))
+        for a in freed:
+            spans[a].append((made[a], stage))
+    for a in graph.block.outgoing:
+        spans[a].append((made[a], len(graph.nodes)))
+    return spans
+
+
+def _seconds_again(graph: StagedGraph, spans: Spans, node: int, stage: int) -> float:
+    """Time to make a node's outputs again at a stage: itself, and whichever of its ancestors are not there by then."""
+    total, seen, stack = 0.0, {node}, [node]
     while stack and len(seen) <= _DEPTH:
         k = stack.pop()
         total += graph.nodes[k].time_s
         for a in graph.nodes[k].reads:
             c = graph.creator[a]
-            if c not in seen and not _there(graph, current, a, idle.next_stage):
+            if c not in seen and not any(first <= stage <= last for first, last in spans[a]):
                 seen.add(c)
                 stack.append(c)
     return total
-
-
-def _there(graph: StagedGraph, current: Candidate, a: int, stage: int) -> bool:
-    """Whether allocation `a` is in memory at some moment of `stage` (or is held across it), as things stand."""
-    runs = current.executions[graph.creator[a]]
-    if stage in runs:
-        return True
-    earlier = [t for t in runs if t < stage]
-    later = [t for t in runs if t > stage]
-    uses = (t for r in graph.readers[a] for t in current.executions[r])
-    return any(t >= stage and (not later or t < later[0]) for t in uses) and bool(earlier)

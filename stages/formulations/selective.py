@@ -21,7 +21,8 @@ from stowage.stages.formulations.staged import StagedGraph, schedule_of
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 
 VERSION = "1"
-_SMALL = 120
+# Above this many nodes fewer ways are tried.
+_SMALL = 200
 _FORESIGHTS = (0.0, 0.5, 1.0)
 
 
@@ -63,8 +64,9 @@ def best_within(
     fitting = [c for c in starts if c.cost.within(peak_bytes, save_bytes)]
     best = min(fitting, key=_by_time, default=None)
     limit = best.cost.time_s if best else math.inf
+    foresights = _FORESIGHTS if len(graph.nodes) <= _SMALL else _FORESIGHTS[:2]
     for start in _promising(starts, peak_bytes, save_bytes, limit):
-        for foresight in _FORESIGHTS:
+        for foresight in foresights:
             grown = relieve(graph, start, peak_bytes, save_bytes, foresight=foresight)
             if grown is not None and (best is None or grown.cost.time_s < best.cost.time_s):
                 best = grown

@@ -1,0 +1,129 @@
+"""Options: the referee's numbers, nothing dominated, the same from any number of workers, never solved twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.plan import Option
+from stowage.stages.options import generate, pool
+from stowage.stages.options.encoding import decode, encode, schedule_of_option
+from stowage.stages.options.generate import generate_options, options_for_blocks
+from stowage.stages.options.store import OptionStore, option_key
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.simulate.block import replay_block
+from stowage.stages.solver.outcome import SolverSettings
+from tests.strategies import attention_block, deep_chain, mlp_block, small_blocks
+
+SMALL = GridSize(peak_budgets=2, save_budgets=2, computations=2)
+LIMITS = SolverSettings(time_limit_s=2.0)
+FIXED = ("keep_all", "recompute_all")
+
+
+def costs(o: Option) -> tuple[float, int, int, int]:
+    """What options compete in."""
+    return o.forward_time_s + o.backward_time_s, o.save_bytes, o.forward_peak_bytes, o.backward_peak_bytes
+
+
+def check(graph: BlockGraph, options: list[Option]) -> None:
+    """Everything that is promised of a block's options."""
+    assert [o.option for o in options] == list(range(len(options)))
+    assert {o.block_hash for o in options} == {graph.content_hash()}
+    assert [o.formulation for o in options if o.formulation in FIXED].count("keep_all") == 1
+    assert [o.formulation for o in options if o.formulation in FIXED].count("recompute_all") == 1
+    for o in options:
+        cost = replay_block(graph, schedule_of_option(o))
+        assert dataclasses.asdict(cost) == {name: getattr(o, name) for name in dataclasses.asdict(cost)}
+    times = [costs(o)[0] for o in options]
+    assert all(a <= b + 1e-9 for a, b in zip(times, times[1:]))
+    for o in options:
+        if o.formulation in FIXED:
+            continue
+        for other in options:
+            if other.option != o.option:
+                no_worse = all(a <= b for a, b in zip(costs(other)[1:], costs(o)[1:]))
+                assert not (no_worse and costs(other)[0] <= costs(o)[0] - 1e-9)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(small_blocks(max_forward=4))
+def test_small_blocks(graph: BlockGraph) -> None:
+    check(graph, generate_options(graph, peak_budgets=3, save_budgets=3, computations=2))
+
+
+def test_realistic_block_has_options_between_the_extremes() -> None:
+    graph = mlp_block()
+    options = generate_options(graph, peak_budgets=3, save_budgets=3, computations=2)
+    check(graph, options)
+    assert len(options) >= 8
+    # Half of the saved bytes for a few percent of time: what pointwise calls can rebuild.
+    plain = options[0]
+    half = [o for o in options if o.save_bytes <= plain.save_bytes / 2]
+    assert costs(half[0])[0] <= 1.06 * costs(plain)[0]
+
+
+def test_large_blocks_take_the_greedy_frontier() -> None:
+    graph = deep_chain(12)
+    options = generate_options(graph, max_exact_nodes=80, greedy_levels=8)
+    check(graph, options)
+    assert {o.formulation for o in options} <= {"selective", *FIXED}
+
+
+def test_workers_change_nothing_and_the_store_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = [attention_block(), deep_chain(1), attention_block()]
+    seen: list[tuple[int, int]] = []
+    store = OptionStore(tmp_path)
+    alone = options_for_blocks(graphs, None, size=SMALL, settings=LIMITS)
+    shared = options_for_blocks(
+        graphs, store, size=SMALL, settings=LIMITS, workers=2, progress=lambda done, all_: seen.append((done, all_))
+    )
+    assert alone == shared
+    assert seen == [(1, 2), (2, 2)]
+    for graph in graphs:
+        check(graph, shared[graph.content_hash()])
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr(pool, "perform", refuse)
+    assert options_for_blocks(graphs, store, size=SMALL, settings=LIMITS) == shared
+    with pytest.raises(AssertionError, match="solved again"):
+        options_for_blocks(graphs, store, size=dataclasses.replace(SMALL, save_budgets=3), settings=LIMITS)
+
+
+def test_a_damaged_file_is_solved_again(tmp_path: Path) -> None:
+    graph, store = deep_chain(1), OptionStore(tmp_path)
+    first = options_for_blocks([graph], store, size=SMALL, settings=LIMITS)
+    path = store.path(option_key(graph.content_hash(), SMALL, LIMITS))
+    good = path.read_bytes()
+    for bad in (b"nonsense", good[: len(good) // 2]):
+        path.write_bytes(bad)
+        assert options_for_blocks([graph], store, size=SMALL, settings=LIMITS) == first
+        assert path.read_bytes() == good
+
+
+def test_options_of_another_block_are_not_trusted(tmp_path: Path) -> None:
+    one, two, store = deep_chain(1), attention_block(), OptionStore(tmp_path)
+    options = options_for_blocks([one], None, size=SMALL, settings=LIMITS)[one.content_hash()]
+    key = option_key(two.content_hash(), SMALL, LIMITS)
+    store.put(key, options)
+    assert store.get(key, two) is None
+
+
+def test_a_failing_worker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[str, object]:
+        return {"task": "row", "graph": "{}"}
+
+    monkeypatch.setattr(generate, "grid_request", broken)
+    with pytest.raises(RuntimeError, match="a solver process ended"):
+        options_for_blocks([deep_chain(1)], None, size=SMALL, settings=LIMITS, workers=2)
+
+
+def test_encoding_is_reversible() -> None:
+    actions = decode((0, -1, 3, -4))
+    assert encode(actions) == (0, -1, 3, -4)
+    assert [(a.kind, a.index) for a in actions] == [("compute", 0), ("free", 0), ("compute", 3), ("free", 3)]
