@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows._dvc import reproduce
+from stowage.flows._fan_out import solve_missing_blocks
 from stowage.flows._inputs import undeclared_inputs
 from stowage.flows._prefect import NO_CACHE, Completed, Failed, State, create_markdown_artifact, get_run_logger, task
 from stowage.flows._project import find_root
@@ -45,6 +46,8 @@ def _run_chain(stages: Sequence[str], overrides: Mapping[str, Any], root: Path |
         logger.warning(sentence)
     with open_workspace(project, overrides, logger.info) as workspace:
         for stage in stages:
+            if stage == "options":
+                solve_missing_blocks(workspace.root, logger)
             run_stage(workspace.root, stage, return_state=True).result()
         result = collect(workspace, stages)
     summary = markdown(result)

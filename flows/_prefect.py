@@ -14,7 +14,7 @@ DEFAULTS = {
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
 
-from prefect import flow, get_run_logger, task  # noqa: E402
+from prefect import flow, get_run_logger, task, unmapped  # noqa: E402
 from prefect.artifacts import create_markdown_artifact  # noqa: E402
 from prefect.cache_policies import NO_CACHE  # noqa: E402
 from prefect.client.schemas.objects import State  # noqa: E402
@@ -31,4 +31,5 @@ __all__ = [
     "flow",
     "get_run_logger",
     "task",
+    "unmapped",
 ]

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stowage.flows._dvc import changed_stages, dvc_output, reproduce
+from stowage.flows._dvc import StageFailedError, changed_stages, dvc_output, reproduce
 from stowage.flows._project import PLAN_STAGES
-from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import StowageError
-from stowage.stages.ir.table import read_record
+from stowage.stages.ir.table import read_record, read_rows
 
 
 class NeedsDeviceError(StowageError):
-    """The model changed, and its trace can be made only on a device that this machine does not have."""
+    """The plan needs a trace or costs that can be made only on a device that this machine is not."""
 
 
 def machine_kinds() -> set[str]:
@@ -41,8 +41,31 @@ def replan(root: Path, log: Callable[[str], None], here: set[str] | None = None)
     else:
         _require_stored_trace(root, target)
         stages = PLAN_STAGES[PLAN_STAGES.index("partition") :]
+    _remember_costs(root, target)
     for stage in stages:
-        reproduce(root, stage, log)
+        try:
+            reproduce(root, stage, log)
+        except StageFailedError as error:
+            if stage == "profile" and not _is_this_machine(target):
+                raise NeedsDeviceError(
+                    f"The plan needs costs measured on {target.name}, which this machine is not: {error}"
+                ) from error
+            raise
+
+
+def _remember_costs(root: Path, target: DeviceDescription) -> None:
+    """Put the costs that came with the repository into the store, where the next profile finds them."""
+    from stowage.stages.profile.store import CostStore
+
+    exported = root / "artifacts" / "profile" / "costs.parquet"
+    if exported.is_file():
+        CostStore(root / ".stowage" / "costs").add(target.fingerprint, read_rows(exported, Cost))
+
+
+def _is_this_machine(target: DeviceDescription) -> bool:
+    from stowage.stages.device import device_of
+
+    return device_of(target.type).fingerprint() == target.fingerprint
 
 
 def _require_stored_trace(root: Path, target: DeviceDescription) -> None:

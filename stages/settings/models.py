@@ -55,8 +55,8 @@ class ModelSettings(_Section):
     Attributes:
         architecture: a `transformers` model type, `gpt2`; made from its default configuration and `overrides`.
         directory: a local `transformers` checkpoint: `config.json` and, if present, safetensors weights.
-        callable: `package.module:function`, a function that returns the module.
-        overrides: configuration values that replace the defaults of `architecture` or `directory`.
+        callable: `package.module:function`, a function that returns the module, or the module and a batch for it.
+        overrides: configuration values that replace the defaults of `architecture`.
     """
 
     architecture: str | None = None
@@ -70,8 +70,8 @@ class ModelSettings(_Section):
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             raise ValueError(f"exactly one of architecture, directory and callable is needed, found {found}")
-        if self.callable is not None and self.overrides:
-            raise ValueError("overrides change a transformers configuration and cannot be used with callable")
+        if self.architecture is None and self.overrides:
+            raise ValueError(f"overrides go with architecture, not with {given[0]}: remove them")
         return self
 
 

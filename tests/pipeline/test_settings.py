@@ -70,7 +70,7 @@ def test_each_mistake_is_one_sentence(key: str, value: Any, says: str) -> None:
 
 def test_callable_and_overrides_exclude_each_other() -> None:
     content = {"trace": {"model": {"callable": "my.model:build", "overrides": {"n_layer": 2}}}}
-    with pytest.raises(ParameterError, match="cannot be used with callable"):
+    with pytest.raises(ParameterError, match="overrides go with architecture, not with callable"):
         parse_settings(content)
 
 
