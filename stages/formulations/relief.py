@@ -38,14 +38,21 @@ class Idle:
 
 
 def relieve(
-    graph: StagedGraph, start: Candidate, peak_bytes: int, save_bytes: int, *, foresight: float = 0.5
+    graph: StagedGraph,
+    start: Candidate,
+    peak_bytes: int,
+    save_bytes: int,
+    *,
+    foresight: float = 0.5,
+    held: frozenset[int] = frozenset(),
 ) -> Candidate | None:
-    """A candidate within both budgets that grows out of `start`, or None where the rule finds none."""
+    """A candidate within both budgets that grows out of `start` without new cuts of `held` nodes, or None where the
+    rule finds none."""
     current = start
     for _ in range(_MOST_PASSES):
         if current.cost.within(peak_bytes, save_bytes):
             return current
-        cuts = _one_pass(graph, current, peak_bytes, save_bytes, foresight)
+        cuts = _one_pass(graph, current, peak_bytes, save_bytes, foresight, held)
         if not cuts:
             return None
         grown = candidate_of(graph, with_cuts(current.choice, cuts))
@@ -56,15 +63,19 @@ def relieve(
 
 
 def polish(graph: StagedGraph, found: Candidate, peak_bytes: int, save_bytes: int, tries: int) -> Candidate:
-    """Take back cuts that turn out not to be needed, dearest first, at most `tries` attempts."""
-    dearest = sorted(
-        (k for k in found.choice if len(found.executions[k]) > 1),
-        key=lambda k: (-graph.nodes[k].time_s * (len(found.executions[k]) - 1), k),
-    )
-    for k in dearest[:tries]:
+    """Hold what is dearest to make again, and relieve the peak without it; as long as that is faster, `tries` times."""
+    held: frozenset[int] = frozenset()
+    tried: set[int] = set()
+    for _ in range(tries):
+        again = [k for k in found.choice if len(found.executions[k]) > 1 and k not in tried]
+        if not again:
+            break
+        k = max(again, key=lambda k: (graph.nodes[k].time_s * (len(found.executions[k]) - 1), -k))
+        tried.add(k)
         trial = candidate_of(graph, {other: cuts for other, cuts in found.choice.items() if other != k})
-        if trial.cost.time_s < found.cost.time_s and trial.cost.within(peak_bytes, save_bytes):
-            found = trial
+        grown = relieve(graph, trial, peak_bytes, save_bytes, held=held | {k})
+        if grown is not None and grown.cost.time_s < found.cost.time_s:
+            found, held = grown, held | {k}
     return found
 
 
@@ -89,12 +100,19 @@ def idle_copies(graph: StagedGraph, current: Candidate) -> list[Idle]:
 
 
 def _one_pass(
-    graph: StagedGraph, current: Candidate, peak_bytes: int, save_bytes: int, foresight: float
+    graph: StagedGraph,
+    current: Candidate,
+    peak_bytes: int,
+    save_bytes: int,
+    foresight: float,
+    held: frozenset[int],
 ) -> list[tuple[int, int]]:
     """Cuts that would bring every moment of the timeline within budget if making things again took no memory."""
     events, nbytes = current.line.events, graph.nbytes
     starting: dict[int, list[Idle]] = {}
     for idle in idle_copies(graph, current):
+        if idle.node in held:
+            continue
         starting.setdefault(idle.after, []).append(idle)
     heap: list[tuple[float, Idle]] = []
     returning: dict[int, int] = {}

@@ -72,7 +72,7 @@ def best_within(
                 best = grown
     if best is None:
         return None
-    return polish(graph, best, peak_bytes, save_bytes, tries=max(12, 20_000 // len(graph.nodes)))
+    return polish(graph, best, peak_bytes, save_bytes, tries=max(4, 4_000 // len(graph.nodes)))
 
 
 def frontier(graph: StagedGraph, levels: int) -> list[Candidate]:

@@ -77,7 +77,7 @@ def options_for_blocks(
         if progress is not None:
             progress(len(ready), len(distinct))
 
-    for name, graph in distinct.items():
+    for name, graph in sorted(distinct.items(), key=lambda item: -len(item[1].nodes)):
         known = store.get(option_key(name, size, settings), graph) if store is not None else None
         if known is not None:
             finish(name, known, solved=False)
@@ -114,7 +114,8 @@ class _BlockWork:
         self.expected = len(budgets.peaks) + 1
         return [
             Job(row_request(self.graph, peak, budgets.saves, self.size, self.settings), self._row(position))
-            for position, peak in enumerate(budgets.peaks)
+            # Small peaks take longest: first, so that no worker is left with one at the end.
+            for position, peak in reversed(list(enumerate(budgets.peaks)))
         ]
 
     def _row(self, position: int) -> Callable[[Answer], list[Job]]:
