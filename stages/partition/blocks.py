@@ -72,6 +72,8 @@ def partition(
             (members[block].forward if node.phase == "forward" else members[block].backward).append(node)
     _place_updates(updates, members, trace)
 
+    for group in members:
+        group.backward = _run_once_beside_updates(group.backward)
     ordered: list[ComputeNode] = [replace(n, block=SHARED) for n in chain.free if block_of[n.node] == SHARED]
     for block, group in enumerate(members):
         ordered += [replace(n, block=block) for n in group.forward]
@@ -136,6 +138,13 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
             *after[-1],
             *(n for i, node in enumerate(members[block].backward) for n in (node, *after[i])),
         ]
+
+
+def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
+    """Backward nodes of a block that updates parameters run once: again, they would find the new parameters."""
+    if all(n.phase != "update" for n in backward):
+        return backward
+    return [replace(n, once=True) for n in backward]
 
 
 def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> list[Block]:

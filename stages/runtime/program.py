@@ -77,6 +77,11 @@ class Program:
         device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self._random = RandomStates(device)
 
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """Constant tensors that the program holds."""
+        return list(self._constants.values())
+
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -283,6 +283,7 @@ def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call],
     """
     calls, values, storages = lowering.calls, lowering.values, lowering.storages
     same = merge_equal_constants_of_step(calls, values, storages)
+    values = _move_views(values, same)
     resolve = {v.value: same.get(v.value, v.value) for v in values}
     needed = {resolve[lowering.loss_value]} | {resolve[g.gradient_value] for g in lowering.gradients if g.gradient_value >= 0}
     needed_storages = {values[v].storage for v in needed}
@@ -333,6 +334,20 @@ def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call],
     constants = [replace(c, value=to_new[c.value]) for c in lowering.constants if c.value in to_new]
     new_storages = [replace(storages[old], storage=new) for old, new in storage_number.items()]
     return new_storages, new_values, new_calls, gradients, constants, to_new[lowering.loss_value]
+
+
+def _move_views(values: list[Value], same: dict[int, int]) -> list[Value]:
+    """Views on a storage that is dropped in favour of an equal one become views on that one."""
+    home: dict[int, int] = {}
+
+    def resolve(storage: int) -> int:
+        while home.get(storage, storage) != storage:
+            storage = home[storage]
+        return storage
+
+    for dropped, kept in sorted(same.items()):
+        home.setdefault(resolve(values[dropped].storage), resolve(values[kept].storage))
+    return [replace(v, storage=resolve(v.storage)) for v in values]
 
 
 def content_hash(*parts: str) -> str:

@@ -1,0 +1,144 @@
+"""`fit`: a training step within a memory budget, for a model object in anyone's script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows._planning import Loss, Planned, home_folder, plan_step
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.measure import Measurement, measure_program
+from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
+
+Progress = Callable[[str], None]
+_Key = tuple[BatchSignature, ModelSignature]
+
+
+class TrainingStep:
+    """One training iteration under a plan; call it with a batch.
+
+    A plan is valid for one signature: batch structure, shapes and dtypes, non-tensor arguments, train/eval flags,
+    `requires_grad`. It is checked on every call, and a new signature is planned when it first appears, from warm stores.
+
+    Attributes:
+        model: the module, with current weights.
+        optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
+        planned: the plan of the latest call with its tables; `plan` is its summary.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        make_plan: Callable[[Any], Planned],
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._make_plan = make_plan
+        self._programs: list[tuple[_Key, Planned, Program]] = []
+
+    @property
+    def planned(self) -> Planned:
+        """The plan of the latest call, with its tables."""
+        return self._programs[0][1]
+
+    @property
+    def plan(self) -> PlanSummary:
+        """What the plan of the latest call states about itself."""
+        return self.planned.summary
+
+    def prepare(self, batch: Any) -> Program:
+        """The program for this batch's signature, planned now if it is new.
+
+        Raises:
+            StowageError: the step cannot be traced or planned.
+        """
+        key = (batch_signature(batch), model_signature(self.model))
+        for position, (known, _, program) in enumerate(self._programs):
+            if known == key:
+                if position:
+                    self._programs.insert(0, self._programs.pop(position))
+                return program
+        planned = self._make_plan(batch)
+        program = bind(
+            planned.source,
+            planned.manifest.source_hash,
+            str(planned.folder / "step.py"),
+            planned.trace,
+            self.model,
+            self.optimizer,
+        )
+        self._programs.insert(0, (key, planned, program))
+        return program
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One iteration: forward, backward, update. Returns the loss."""
+        return self.prepare(batch)(batch)
+
+    def measure(self, batch: Any) -> Measurement:
+        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`."""
+        return measure_program(self.prepare(batch), self.model, self.optimizer, batch)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def fit(
+    model: nn.Module,
+    batch: Any,
+    optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
+    *,
+    device_budget: str | int,
+    loss: Loss | None = None,
+    method: str = "auto",
+    cache_dir: str | Path | None = None,
+    say: Callable[[str], None] = _say,
+) -> TrainingStep:
+    """Plan the training step of `model` on batches like `batch` within `device_budget`.
+
+    Args:
+        model: any `nn.Module`, in the mode it trains in.
+        batch: a sample: a mapping is passed as keywords, a tuple or list as positions, anything else as one argument.
+        optimizer: makes an optimizer from parameters; None leaves gradients in `.grad`.
+        device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations, buffers,
+            inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch.
+        loss: `loss(outputs, batch)`; by default `outputs.loss`.
+        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor.
+        cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
+        say: receives notices, one sentence each.
+
+    Raises:
+        Infeasible: the budget cannot be met; it states the smallest feasible one.
+        TraceError: the model cannot be traced; the text names the module and the line.
+        ParameterError: an argument is wrong.
+    """
+    made = optimizer(list(model.parameters())) if optimizer is not None else None
+    home = home_folder(cache_dir)
+
+    def make_plan(sample: Any) -> Planned:
+        notices: list[str] = []
+        planned = plan_step(
+            model,
+            sample,
+            loss=loss,
+            optimizer=made,
+            device_budget=device_budget,
+            method=method,
+            home=home,
+            notices=notices,
+        )
+        for notice in notices:
+            say(notice)
+        return planned
+
+    step = TrainingStep(model, made, make_plan)
+    step.prepare(batch)
+    return step

@@ -1,0 +1,153 @@
+"""The six planning stages in one process, with the same functions and stores as the pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from torch import nn
+
+from stowage.stages.codegen import Manifest, emit_step, manifest_of
+from stowage.stages.device import device_of
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
+from stowage.stages.ir.table import read_record, write_atomically, write_record, write_rows
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.store import OptionStore
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.partition import make_blocks
+from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.solve import eager_peak_bytes, solve_plan
+from stowage.stages.solver.outcome import SolverSettings
+from stowage.stages.trace import trace_step
+
+Loss = Callable[[Any, Any], torch.Tensor]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its program and its tables.
+
+    Attributes:
+        source: the text of `step.py`; `folder` holds it, with the plan's tables.
+        eager_peak_bytes: predicted total peak of plain PyTorch.
+    """
+
+    trace: TraceTables
+    nodes: list[ComputeNode]
+    blocks: list[Block]
+    options: list[Option]
+    rows: list[PlanRow]
+    summary: PlanSummary
+    source: str
+    manifest: Manifest
+    folder: Path
+    eager_peak_bytes: int
+
+
+def home_folder(cache_dir: str | Path | None) -> Path:
+    """Where costs, options and plans of `fit` live: the argument, `STOWAGE_HOME`, or the user's cache folder."""
+    return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))
+
+
+def target_device(kind: str, home: Path) -> DeviceDescription:
+    """This machine's device, measured once and remembered."""
+    device = device_of(kind)
+    path = home / "devices" / f"{device.fingerprint()}.json"
+    try:
+        return read_record(path, DeviceDescription)
+    except TableError:
+        description = device.describe(str(home))
+        write_record(path, description)
+        return description
+
+
+def plan_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | None,
+    device_budget: str | int,
+    method: str,
+    home: Path,
+    costs: str = "measured",
+    size: GridSize | None = None,
+    settings: SolverSettings | None = None,
+    slots: int = 500,
+    notices: list[str] | None = None,
+    target: DeviceDescription | None = None,
+    progress: Progress = lambda stage: None,
+) -> Planned:
+    """Trace → profile → partition → options → solve → codegen for one model and batch.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
+    settings = settings or SolverSettings(time_limit_s=5.0)
+    progress("trace")
+    trace = trace_step(model, batch, loss=loss, optimizer=optimizer, notices=notices)
+    progress("profile")
+    target = target or target_device(trace.meta.device, home)
+    known = profile_trace(
+        trace, target, CostStore(home / "costs"), costs="roofline" if costs == "roofline" else "measured"
+    )
+    progress("partition")
+    nodes, blocks = make_blocks(trace, {c.signature: c for c in known})
+    progress("options")
+    by_hash = options_for_blocks(
+        [BlockGraph.from_json(b.graph) for b in blocks],
+        OptionStore(home / "options"),
+        size=size,
+        settings=settings,
+        workers=os.cpu_count() or 1,
+    )
+    options = [option for found in by_hash.values() for option in found]
+    progress("solve")
+    eager = eager_peak_bytes(trace, nodes)
+    solved = solve_plan(
+        trace,
+        nodes,
+        blocks,
+        options,
+        device_budget_bytes=resolve_budget(device_budget, eager, "device_budget"),
+        method=method,
+        slots=slots,
+        device=target.name,
+        time_limit_s=settings.time_limit_s,
+        seed=settings.seed,
+    )
+    progress("codegen")
+    source = emit_step(trace, nodes, solved.rows, solved.summary)
+    manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
+    folder = home / "plans" / solved.summary.plan_hash
+    trace.save(folder / "trace")
+    write_rows(folder / "nodes.parquet", ComputeNode, nodes)
+    write_rows(folder / "blocks.parquet", Block, blocks)
+    write_rows(folder / "plan.parquet", PlanRow, solved.rows)
+    write_record(folder / "summary.json", solved.summary)
+    write_atomically(folder / "step.py", source.encode())
+    write_record(folder / "manifest.json", manifest)
+    return Planned(
+        trace=trace,
+        nodes=nodes,
+        blocks=blocks,
+        options=options,
+        rows=solved.rows,
+        summary=solved.summary,
+        source=source,
+        manifest=manifest,
+        folder=folder,
+        eager_peak_bytes=eager,
+    )

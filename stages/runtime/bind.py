@@ -1,0 +1,52 @@
+"""From plan tables and a model to a program that runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.program import Program, constant_tensors, load_step
+
+
+def bind(
+    source: str,
+    source_hash: str,
+    filename: str,
+    trace: TraceTables,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+) -> Program:
+    """Load generated code and bind it to `model`.
+
+    Raises:
+        PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    expected = {
+        trace.storages[v.storage].name: (v.dtype, v.shape)
+        for v in trace.values
+        if v.call < 0 and trace.storages[v.storage].role in ("parameter", "buffer")
+    }
+    actual = {
+        name: (str(t.dtype).removeprefix("torch."), tuple(t.shape))
+        for name, t in [*model.named_parameters(), *model.named_buffers()]
+    }
+    wrong = [name for name in expected if actual.get(name) != expected[name]]
+    if wrong:
+        raise PlanMismatchError(
+            f"The plan is for another model: parameter or buffer '{wrong[0]}' is {actual.get(wrong[0], 'absent')}, the "
+            f"plan expects {expected[wrong[0]]}; plan this model again."
+        )
+    if device.type != trace.meta.device:
+        raise PlanMismatchError(
+            f"The plan was traced on {trace.meta.device}, the model is on {device.type}: trace it there again."
+        )
+    return Program(
+        load_step(source, source_hash, filename),
+        model,
+        optimizer,
+        constant_tensors(trace.constants, trace.values, [s.name for s in trace.storages], device),
+        [s.name for s in trace.storages if s.role == "input"],
+    )

@@ -1,0 +1,58 @@
+"""The measured peak of an iteration: what is in memory before it, plus the allocator's own events during it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+
+from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
+from stowage.stages.runtime.program import Program
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured iteration.
+
+    Attributes:
+        loss: its loss.
+        resident_bytes: in memory before: parameters, buffers, gradients, optimizer states, batch, constants.
+        peak_bytes: highest device bytes during it, everything included.
+        events: of the allocator; empty on devices that keep totals only.
+    """
+
+    loss: float
+    resident_bytes: int
+    peak_bytes: int
+    events: list[AllocatorEvent]
+
+
+def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[torch.Tensor]:
+    """Everything that is in memory between iterations."""
+    parameters = list(model.parameters())
+    found: list[torch.Tensor] = [*parameters, *model.buffers()]
+    found += [p.grad for p in parameters if p.grad is not None]
+    if optimizer is not None:
+        found += [t for state in optimizer.state.values() for t in pytree.tree_leaves(state) if torch.is_tensor(t)]
+    found += [t for t in pytree.tree_leaves(batch) if torch.is_tensor(t)]
+    return found
+
+
+def measure_iteration(
+    run: Any, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any, extra: list[torch.Tensor]
+) -> Measurement:
+    """Run one iteration, `run(batch)`, under the profiler."""
+    kind = next((p.device.type for p in model.parameters()), "cpu")
+    resident = unique_bytes([*resident_tensors(model, optimizer, batch), *extra])
+    measured = device_of(kind).measure(lambda: run(batch))
+    return Measurement(float(measured.result), resident, resident + measured.peak_bytes, measured.events)
+
+
+def measure_program(
+    program: Program, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any
+) -> Measurement:
+    """Run one iteration of a generated step under the profiler."""
+    return measure_iteration(program, model, optimizer, batch, program.constants)
