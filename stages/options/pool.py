@@ -28,7 +28,7 @@ def work(jobs: Iterable[Job], workers: int) -> None:
     """Do all jobs and those that follow from them. `follow` is called in this thread, in no particular order.
 
     Raises:
-        RuntimeError: a worker ended before it answered; its last words are in the text.
+        RuntimeError: a task failed in a worker, or the worker ended before it answered.
     """
     waiting = list(jobs)
     if workers <= 1 or len(waiting) == 0:
@@ -66,20 +66,20 @@ def work(jobs: Iterable[Job], workers: int) -> None:
 def _serve(todo: queue.Queue[Job | None], done: queue.Queue[tuple[Job, Answer | BaseException]]) -> None:
     """Feed one worker process."""
     command = [sys.executable, "-m", "stowage.stages.options.worker"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stderr is not None
         while (job := todo.get()) is not None:
             try:
                 process.stdin.write(json.dumps(job.request) + "\n")
                 process.stdin.flush()
                 line = process.stdout.readline()
                 if not line:
-                    raise RuntimeError(f"a solver process ended: {process.stderr.read().strip()[-500:]}")
-                done.put((job, json.loads(line)))
+                    raise RuntimeError(f"a solver process ended with code {process.wait()} before it answered")
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise RuntimeError(f"a solver process failed: {answer['error']}")
+                done.put((job, answer))
             except BaseException as error:
                 done.put((job, error))
                 break

@@ -69,9 +69,13 @@ def _pack(found: Found) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the input ends; what goes wrong is an answer too."""
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(perform(json.loads(line))) + "\n")
+        try:
+            answer = perform(json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
