@@ -55,7 +55,7 @@ class ModelSettings(_Section):
     Attributes:
         architecture: a `transformers` model type, `gpt2`; made from its default configuration and `overrides`.
         directory: a local `transformers` checkpoint: `config.json` and, if present, safetensors weights.
-        callable: `package.module:function`, a function that returns the module, or the module and a batch for it.
+        callable: `package.module:function`, a function that returns (module, sample batch as keyword arguments).
         overrides: configuration values that replace the defaults of `architecture`.
     """
 
