@@ -134,7 +134,7 @@ def _cells(change: BlockChange) -> str:
 
 
 def _operations(named: Iterable[tuple[str, int]], nbytes: int) -> str:
-    listed = [f"{name} ×{count}" if count > 1 else name for name, count in named]
+    listed = [f"`{name}` ×{count}" if count > 1 else f"`{name}`" for name, count in named]
     if not listed:
         return "—"
     more = f", and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
@@ -143,8 +143,8 @@ def _operations(named: Iterable[tuple[str, int]], nbytes: int) -> str:
 
 def _labels(labels: list[str]) -> str:
     if len(labels) <= 2:
-        return ", ".join(labels)
-    return f"{len(labels)} blocks: {labels[0]}, …, {labels[-1]}"
+        return ", ".join(f"`{label}`" for label in labels)
+    return f"{len(labels)} blocks: `{labels[0]}`, …, `{labels[-1]}`"
 
 
 def _parameters(before: Side, after: Side) -> str:
