@@ -1,9 +1,11 @@
-# make run     the main job: plan and train the model of params.yaml, and print the result
+# make run     the main job: plan and train the model of params.yaml on this machine (DEVICE=cuda: its GPU), and print
+#              the result; a second run has nothing to do but print it again
 # make test    everything that must hold before a commit, set up from scratch if needed
 # make check   the same without setup
 # make format  rewrite the code as `make check` wants it
 
 PYTHON ?= python3
+DEVICE ?= cpu
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
@@ -17,6 +19,7 @@ export DVC_NO_ANALYTICS := 1
 .PHONY: run setup test check lint types contracts tests format
 
 run: setup
+	python -m stowage.stages.device $(DEVICE)
 	if dvc status --quiet; then python -m stowage.flows.show; else dvc repro; fi
 
 setup: $(INSTALLED)
