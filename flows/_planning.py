@@ -125,6 +125,7 @@ def plan_step(
         method=method,
         slots=slots,
         device=target.name,
+        device_fingerprint=target.fingerprint,
         time_limit_s=settings.time_limit_s,
         seed=settings.seed,
     )

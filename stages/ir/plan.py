@@ -81,6 +81,9 @@ class PlanSummary:
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
+        smallest_feasible_bytes: the smallest budget for which a plan was found.
+        estimated_nodes: nodes whose cost is an estimate.
+        device_fingerprint: of the device that the costs are from.
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -104,3 +107,4 @@ class PlanSummary:
     time_limit_s: float
     seed: int
     estimated_nodes: int
+    device_fingerprint: str = ""

@@ -12,13 +12,22 @@ from stowage.stages.partition.fold import fold
 
 __all__ = ["make_blocks"]
 
+SMALLEST_BLOCK = 4
+"""Forward nodes of a block, at least: smaller neighbours are merged."""
+
 
 def make_blocks(
-    trace: TraceTables, costs: Mapping[str, Cost], *, smallest_block: int = 4
+    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = 200
 ) -> tuple[list[ComputeNode], list[Block]]:
-    """Fold calls into compute nodes and cut them into the chain of blocks.
+    """Fold calls into compute nodes and cut them into the chain of blocks, `max_blocks` at most.
 
     Raises:
         TableError: a call of the trace has no cost.
     """
-    return partition(trace, fold(trace, costs).nodes, smallest_block=smallest_block)
+    folded = fold(trace, costs).nodes
+    smallest = SMALLEST_BLOCK
+    while True:
+        nodes, blocks = partition(trace, folded, smallest_block=smallest)
+        if len(blocks) <= max_blocks:
+            return nodes, blocks
+        smallest *= 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
 from stowage.stages.ir.errors import Infeasible
@@ -120,6 +120,7 @@ def solve_plan(
     method: str = "auto",
     slots: int = 500,
     device: str = "",
+    device_fingerprint: str = "",
     time_limit_s: float = 0.0,
     seed: int = 0,
 ) -> Solved:
@@ -132,7 +133,7 @@ def solve_plan(
         method: `auto` keeps everything if that fits and else the fastest of RK-Rotor and the fixed policies; `rockmate`
             takes RK-Rotor's best.
         slots: memory slots of RK-Rotor.
-        device, time_limit_s, seed: stated in the summary.
+        device, device_fingerprint, time_limit_s, seed: stated in the summary.
 
     Raises:
         Infeasible: with the smallest budget for which a plan was found.
@@ -174,8 +175,19 @@ def solve_plan(
     outcome = program.replay(best.executions)
     if outcome.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes}, the planner {best.peak_bytes}")
-    return Solved(outcome.rows, _summary(trace, nodes, options, outcome, best, everything, smallest,
-                                         device_budget_bytes, device, time_limit_s, seed))
+    summary = _summary(trace, nodes, options, outcome, best, everything, smallest)
+    return Solved(
+        outcome.rows,
+        replace(
+            summary,
+            plan_hash=_plan_hash(outcome.rows, trace.meta.configuration_hash, device_budget_bytes),
+            device_budget_bytes=device_budget_bytes,
+            device=device,
+            device_fingerprint=device_fingerprint,
+            time_limit_s=time_limit_s,
+            seed=seed,
+        ),
+    )
 
 
 def _once(chain: Chain) -> list[ChainStep]:
@@ -205,19 +217,16 @@ def _summary(
     best: _Candidate,
     everything: _Candidate,
     smallest: _Candidate,
-    budget: int,
-    device: str,
-    time_limit_s: float,
-    seed: int,
 ) -> PlanSummary:
+    """What the plan states about itself, what the caller knows left blank."""
     worst = max(options, key=lambda o: o.gap)
     gap = 1 - outcome.once_time_s / outcome.time_s
     return PlanSummary(
-        plan_hash=_plan_hash(outcome.rows, trace.meta.configuration_hash, budget),
+        plan_hash="",
         configuration_hash=trace.meta.configuration_hash,
         method=best.method,
-        device=device,
-        device_budget_bytes=budget,
+        device="",
+        device_budget_bytes=0,
         device_peak_bytes=outcome.peak_bytes,
         baseline_bytes=outcome.baseline_bytes,
         step_time_s=outcome.time_s,
@@ -230,7 +239,7 @@ def _summary(
         solver=", ".join(sorted({o.formulation for o in options})),
         status="optimal" if gap < 1e-9 else worst.status,
         gap=max(gap, 0.0),
-        time_limit_s=time_limit_s,
-        seed=seed,
+        time_limit_s=0.0,
+        seed=0,
         estimated_nodes=sum(n.estimated for n in nodes),
     )

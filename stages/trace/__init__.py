@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.trace import TraceMeta, TraceTables
-from stowage.stages.trace.capture import Loss, capture
+from stowage.stages.trace.capture import capture
 from stowage.stages.trace.lower import Lowering, compact, content_hash
 from stowage.stages.trace.updates import append_updates
+from stowage.stages.workload.calls import Loss
 
 __all__ = ["trace_step"]
 

@@ -1,0 +1,48 @@
+"""`python -m stowage.stages.solve`: options → the plan of the iteration, artifacts/solve."""
+
+from __future__ import annotations
+
+from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import mib
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.plan import Option, PlanRow
+from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.settings import load_settings
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.solve import eager_peak_bytes, solve_plan
+
+
+def main() -> None:
+    """Solve within the budget; nothing is written unless the referee accepts the plan."""
+    settings = load_settings()
+    trace = TraceTables.load(ARTIFACTS / "trace")
+    nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
+    target = read_record(DEVICE, DeviceDescription)
+    eager = eager_peak_bytes(trace, nodes)
+    solved = solve_plan(
+        trace,
+        nodes,
+        read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block),
+        read_rows(ARTIFACTS / "options" / "options.parquet", Option),
+        device_budget_bytes=resolve_budget(settings.solve.device_budget, eager),
+        method=settings.solve.method,
+        slots=settings.solve.memory_slots,
+        device=target.name,
+        device_fingerprint=target.fingerprint,
+        time_limit_s=settings.options.time_limit_s,
+        seed=settings.options.seed,
+    )
+    write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
+    write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
+    s = solved.summary
+    print(
+        f"solve: {s.method}, predicted peak {mib(s.device_peak_bytes)} of {mib(s.device_budget_bytes)} "
+        f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {mib(eager)}), predicted time "
+        f"{s.step_time_s / s.lower_bound_s:.3f} × the lower bound"
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main)

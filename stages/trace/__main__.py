@@ -1,0 +1,64 @@
+"""`python -m stowage.stages.trace`: params.yaml → artifacts/trace."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.table import read_record
+from stowage.stages.settings import load_settings
+from stowage.stages.trace import trace_step
+from stowage.stages.workload import build_workload, optimizer_factory
+from stowage.stages.workload.models import resolve
+
+
+def main() -> None:
+    """Trace the step that params.yaml describes, without weights in memory where the model allows it."""
+    settings = load_settings().trace
+    target = read_record(DEVICE, DeviceDescription)
+    if settings.device != target.type:
+        raise ParameterError(
+            f"trace.device is {settings.device}, but {DEVICE} describes a {target.type} device: make them agree "
+            "(`python -m stowage.stages.device` makes this machine the target)."
+        )
+    source = settings.model
+    workload = build_workload(
+        source.architecture,
+        source.overrides,
+        source.directory,
+        source.callable,
+        batch_size=settings.batch_size,
+        sequence_length=settings.sequence_length,
+        seed=settings.seed,
+        fake=source.callable is None,
+    )
+    if settings.device != "cpu":
+        workload.model.to(settings.device)
+        workload.batch.update(
+            {k: v.to(settings.device) for k, v in workload.batch.items() if isinstance(v, torch.Tensor)}
+        )
+    optimizer = None
+    if settings.optimizer is not None:
+        make = optimizer_factory(settings.optimizer.name, settings.optimizer.arguments)
+        optimizer = make(list(workload.model.parameters()))
+    notices: list[str] = []
+    trace = trace_step(
+        workload.model,
+        workload.batch,
+        loss=resolve(settings.loss, "trace.loss") if settings.loss else None,
+        optimizer=optimizer,
+        label=source.architecture or source.directory or source.callable or "",
+        notices=notices,
+    )
+    for notice in notices:
+        print(notice, file=sys.stderr)
+    trace.save(ARTIFACTS / "trace")
+    print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,149 @@
+"""Training loops: under the plan, with checkpoints; and plain PyTorch, to compare with."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.measure import Measurement, measure_iteration, measure_program
+from stowage.stages.train.checkpoint import load_checkpoint, save_checkpoint
+
+Batches = Callable[[int], Any]
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Run:
+    """What a loop found: one record an iteration, and the memory of the measured one."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    samples: list[MemorySample] = field(default_factory=list)
+
+
+def memory_samples(series: str, measurement: Measurement) -> list[MemorySample]:
+    """Device bytes after every allocator event."""
+    used = measurement.resident_bytes
+    found = [MemorySample(series, 0.0, used)]
+    for event in measurement.events:
+        used += event.nbytes
+        found.append(MemorySample(series, event.time_s, used))
+    return found
+
+
+def _learning_rate(optimizer: torch.optim.Optimizer | None) -> float:
+    return float(optimizer.param_groups[0]["lr"]) if optimizer is not None else math.nan
+
+
+def _loop(
+    series: str,
+    start: int,
+    steps: int,
+    measured: frozenset[int],
+    batches: Batches,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: Any,
+    step: Callable[[Any], torch.Tensor],
+    measure: Callable[[Any], Measurement],
+    run: Run,
+    after: Callable[[int], None],
+) -> None:
+    for iteration in range(start, steps):
+        batch = batches(iteration)
+        rate = _learning_rate(optimizer)
+        began = time.perf_counter()
+        if iteration in measured:
+            measurement = measure(batch)
+            loss, peak = measurement.loss, measurement.peak_bytes
+            run.samples = memory_samples(series, measurement)
+        else:
+            loss, peak = float(step(batch)), -1
+        elapsed = time.perf_counter() - began
+        if scheduler is not None:
+            scheduler.step()
+        run.records.append(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak))
+        after(iteration + 1)
+
+
+def train_planned(
+    program: Program,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: Any,
+    batches: Batches,
+    *,
+    steps: int,
+    measured: frozenset[int],
+    checkpoint: Path,
+    checkpoint_every: int,
+    run_name: str,
+    progress: Progress,
+) -> Run:
+    """Train under the plan, from the checkpoint if there is one."""
+    resumed = load_checkpoint(checkpoint, run_name, model, optimizer, scheduler)
+    run = Run(records=list(resumed.records) if resumed else [])
+    start = resumed.iteration if resumed else 0
+    progress(start)
+
+    def after(done: int) -> None:
+        progress(done)
+        if done % checkpoint_every == 0 and done < steps:
+            save_checkpoint(checkpoint, run_name, done, model, optimizer, scheduler, run.records)
+
+    _loop(
+        "measured",
+        start,
+        steps,
+        measured,
+        batches,
+        optimizer,
+        scheduler,
+        program,
+        lambda batch: measure_program(program, model, optimizer, batch),
+        run,
+        after,
+    )
+    return run
+
+
+def train_eager(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: Any,
+    batches: Batches,
+    loss_of: Callable[[Any], torch.Tensor],
+    *,
+    steps: int,
+    measured: frozenset[int],
+    progress: Progress,
+) -> Run:
+    """Plain PyTorch: zero_grad, forward, backward, step."""
+
+    def iteration(batch: Any) -> torch.Tensor:
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            optimizer.step()
+        return loss.detach()
+
+    run = Run()
+
+    def measure(batch: Any) -> Measurement:
+        for parameter in model.parameters():
+            parameter.grad = None
+        return measure_iteration(iteration, model, optimizer, batch, [])
+
+    _loop(
+        "eager", 0, steps, measured, batches, optimizer, scheduler, iteration, measure, run, progress
+    )
+    return run

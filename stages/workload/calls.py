@@ -1,0 +1,47 @@
+"""Calling a model on a batch and finding its loss: one way, for tracing and for plain training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.errors import TraceError
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def call_model(model: nn.Module, batch: Any) -> Any:
+    """Call as users do: a mapping gives keywords, a tuple or list positions, anything else one argument."""
+    if isinstance(batch, dict):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*batch)
+    return model(batch)
+
+
+def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
+    """The scalar to differentiate: `loss(outputs, batch)`, else `outputs.loss`, else the output itself if it is one.
+
+    Raises:
+        TraceError: there is no such scalar, or it depends on no trainable parameter.
+    """
+    if loss is not None:
+        result = loss(outputs, batch)
+    elif isinstance(getattr(outputs, "loss", None), torch.Tensor):
+        result = outputs.loss
+    elif isinstance(outputs, torch.Tensor) and outputs.ndim == 0:
+        result = outputs
+    else:
+        raise TraceError(
+            f"The model returns {type(outputs).__name__} without a scalar `loss`: pass loss=callable(outputs, batch), "
+            "or put labels into the batch."
+        )
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        raise TraceError(f"The loss must be one number, but it is {shape}: reduce it, for example with .mean().")
+    if not result.requires_grad:
+        raise TraceError("The loss depends on no trainable parameter: check requires_grad and torch.no_grad in the model.")
+    return result
