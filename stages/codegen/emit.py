@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stowage.stages.ir.arguments import render_arguments
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import UPDATE, updated_parameter
@@ -88,7 +89,8 @@ class _Emitter:
             self.lines.append(f'run.update("{parameter}", {self.name(call.reads[0])}){note}')
             return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
-        self.lines.append(self._assignment(call, arguments) + note)
+        line = self._assignment(call, arguments) + note
+        self.lines += ["with run.as_in_forward():", f"    {line}"] if call.target in OPAQUE else [line]
         for value in call.returns:
             if value >= 0 and value not in self.defined:
                 self._define(value)

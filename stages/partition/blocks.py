@@ -54,11 +54,9 @@ def partition(
         nodes, renumbered in the order of first execution without recomputation; and the blocks.
     """
     parameters = frozenset(s.storage for s in trace.storages if s.role in ("parameter", "state"))
-    temporary = frozenset(s.storage for s in trace.storages if s.role == "temporary")
     chain = find_chain(
         [n for n in nodes if n.phase != "update"],
         parameters,
-        temporary,
         gradient_accumulators(nodes, trace),
         [s.nbytes for s in trace.storages],
         smallest_block=smallest_block,

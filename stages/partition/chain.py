@@ -50,12 +50,18 @@ class Chain:
     free: list[ComputeNode]
 
 
-def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], temporary: frozenset[int]) -> set[int]:
-    """Nodes whose results depend on no parameter and on no random number, and that change nothing."""
+def parameter_free(
+    nodes: Sequence[ComputeNode], parameters: frozenset[int], accumulators: frozenset[int]
+) -> set[int]:
+    """Nodes whose results depend on no parameter and on no random number, and that change nothing.
+
+    The node that makes a parameter's gradient is never one of them, not even if the gradient is constant (`y.sum()`).
+    """
     dependent: set[int] = set()
     free: set[int] = set()
     for node in nodes:
         depends = any(s in parameters or s in dependent for s in node.reads) or node.random or node.mutates or node.once
+        depends = depends or bool(accumulators.intersection(node.creates))
         if depends:
             dependent.update(node.creates)
         else:
@@ -66,7 +72,6 @@ def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], tem
 def find_chain(
     nodes: Sequence[ComputeNode],
     parameters: frozenset[int],
-    temporary: frozenset[int],
     accumulators: frozenset[int],
     storage_bytes: Sequence[int],
     *,
@@ -77,12 +82,11 @@ def find_chain(
     Args:
         nodes: compute nodes in topological order.
         parameters: storages of parameters.
-        temporary: storages made during the step.
         accumulators: storages of parameter gradients in the making; they may cross borders.
         storage_bytes: by storage.
         smallest_block: neighbours with fewer forward nodes than this together are merged.
     """
-    free = parameter_free(nodes, parameters, temporary)
+    free = parameter_free(nodes, parameters, accumulators)
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
     backward = [n for n in nodes if n.phase == "backward" and n.node not in free]
     on_chain = {s for n in forward for s in n.creates}

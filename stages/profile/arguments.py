@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from stowage.stages.ir.arguments import map_arguments
+from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables, Value
 
 
@@ -34,6 +35,12 @@ def make_arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments for `call`; one tensor for each distinct value."""
     tensors: dict[int, torch.Tensor] = {}
+    for read in call.reads:
+        maker = trace.calls[trace.values[read].call] if trace.values[read].call >= 0 else None
+        if maker is not None and maker.target in OPAQUE and read not in tensors:
+            args, kwargs = make_arguments(maker, trace, device, integers=integers)
+            with torch.enable_grad():
+                tensors.update(zip(maker.returns, operator_of(maker.target)(*args, **kwargs)))
 
     def leaf(key: str, content: Any) -> Any:
         match key:

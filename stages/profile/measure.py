@@ -15,6 +15,7 @@ from torch import nn
 from stowage.stages.device import Device
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import updated_parameter
 from stowage.stages.profile.arguments import make_arguments, operator_of
@@ -38,7 +39,14 @@ def measure_call(
     Raises:
         TableError: the operator does not run on this device.
     """
-    operator = operator_of(call.target)
+    kernel = operator_of(call.target)
+
+    def with_gradients(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return kernel(*args, **kwargs)
+
+    operator = with_gradients if call.target in OPAQUE else kernel
+
     target = torch.device(kind)
     error: Exception | None = None
     for integers in (2, 1):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -33,6 +34,12 @@ class Iteration:
         self.constant = constant
         self.random = random
         self._update = update
+
+    @contextmanager
+    def as_in_forward(self) -> Iterator[None]:
+        """For kernels that look at the gradient mode themselves: enabled, as eager's forward has it, yet unrecorded."""
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            yield
 
     def update(self, name: str, gradient: torch.Tensor) -> None:
         """Update one parameter now; its gradient is complete."""

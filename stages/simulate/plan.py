@@ -34,7 +34,7 @@ class Outcome:
         baseline_bytes: persistent storages.
         time_s: end of the last row.
         once_time_s: time of all nodes executed once: a lower bound.
-        recomputed_bytes: bytes of distinct temporary storages that forward nodes made more than once.
+        recomputed_bytes: bytes of distinct activations (forward makes, backward reads) that were made more than once.
         activation_bytes: bytes of storages that forward makes and backward reads.
         occupants: what is in memory at the peak, largest first.
     """
@@ -161,7 +161,7 @@ def replay_plan(
         baseline_bytes=base,
         time_s=clock,
         once_time_s=sum(n.time_s for n in nodes),
-        recomputed_bytes=sum(size[s] for s in again),
+        recomputed_bytes=sum(size[s] for s in again & activations),
         activation_bytes=sum(size[s] for s in activations),
         occupants=sorted(
             [Occupant(storages[s].name, size[s]) for s in at_peak]

@@ -17,9 +17,17 @@ from torch import fx
 from torch._ops import OpOverload
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
 from stowage.stages.trace.capture import PATH, PHASE, Captured
-from stowage.stages.trace.operators import ALIASES, fresh_factory, is_random, mutated_arguments, replay_arguments
+from stowage.stages.trace.operators import (
+    ALIASES,
+    fresh_factory,
+    is_random,
+    mutated_arguments,
+    replay_arguments,
+    true_outputs,
+)
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -133,6 +141,12 @@ class Lowering:
         written += [kwargs[a.name] for a in target._schema.arguments if a.kwarg_only and _writes(a) and a.name in kwargs]
         flat = [item for w in written for item in (w if isinstance(w, (list, tuple)) else [w]) if item is not None]
         mutated = {self.values[self._value_of[w]].storage for w in flat}
+        if str(target) in OPAQUE:
+            true = true_outputs(target, [a.meta["val"] if isinstance(a, fx.Node) else a for a in args])
+            result = [
+                fake if real is None or real.untyped_storage().nbytes() == fake.untyped_storage().nbytes() else real
+                for fake, real in zip(result, true)
+            ]
         returns, nested = self._returns(node, target, result)
         created = {self.values[v].storage for v in returns if v >= 0} & self._fresh
         replay = replay_arguments(target, args)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 aten = torch.ops.aten
 
@@ -27,6 +28,16 @@ _LIKE = {
     aten.new_zeros.default: "zeros",
     aten.new_ones.default: "ones",
 }
+
+
+def true_outputs(target: OpOverload, arguments: list[Any]) -> list[torch.Tensor]:
+    """Run an opaque operator on zeros laid out like `arguments` (fake tensors among them), to learn its outputs' sizes."""
+    with unset_fake_temporarily(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        real = [
+            torch.zeros(tuple(a.shape), dtype=a.dtype, device=a.device) if isinstance(a, torch.Tensor) else a
+            for a in arguments
+        ]
+        return list(target(*real))
 
 
 def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
