@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +113,26 @@ def test_a_plan_of_a_commit_is_compared_with_the_present_one(tiny: Path) -> None
     output = run([sys.executable, "-m", "stowage.flows.compare", "--before", "HEAD", "--replan"], tiny)
     assert "| predicted peak |" in output
     assert "The trace is unchanged." in output
+    run(["git", "checkout", "--quiet", "."], tiny)
+    run(["dvc", "checkout", "--force", "--quiet"], tiny)
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint(tiny: Path) -> None:
+    """DVC deletes a stage's outputs before it runs; checkpoints are elsewhere."""
+    set_parameters(tiny, {"train": {"steps": 30, "checkpoint_every": 2, "measure_iterations": []}})
+    environment = stage_environment(tiny)
+    process = subprocess.Popen(["dvc", "repro", "train"], cwd=tiny, env=environment, start_new_session=True)
+    checkpoints = tiny / ".stowage" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.rglob("*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert list(checkpoints.rglob("*.safetensors")), "killed after its first checkpoint and before its end"
+    run(["dvc", "repro", "train"], tiny)
+    steps = read_rows(tiny / "artifacts" / "train" / "steps.parquet", StepRecord)
+    assert [step.iteration for step in steps] == list(range(30))
+    assert all(step.loss == step.eager_loss for step in steps)
     run(["git", "checkout", "--quiet", "."], tiny)
     run(["dvc", "checkout", "--force", "--quiet"], tiny)
 
