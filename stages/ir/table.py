@@ -63,7 +63,7 @@ def write_rows(path: Path, row_type: type[Row], rows: Sequence[Row]) -> None:
     schema = arrow_schema(row_type)
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pydict(columns, schema=schema), sink, compression="zstd")
+    pq.write_table(pa.Table.from_pydict(columns, schema=schema), sink, compression="zstd", write_page_checksum=True)
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
@@ -76,11 +76,13 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
     if not path.is_file():
         raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        table = pq.read_table(path, page_checksum_verification=True)
+        if table.num_rows != pq.read_metadata(path).num_rows:
+            raise ValueError("the footer contradicts itself")
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(f"{path} is damaged and cannot be read as Parquet: delete it and run `dvc repro`.") from error
     expected, metadata = arrow_schema(row_type), table.schema.metadata or {}
-    name, version = metadata.get(_NAME_KEY, b"").decode(), metadata.get(_VERSION_KEY, b"").decode()
+    name, version = (metadata.get(key, b"").decode(errors="replace") for key in (_NAME_KEY, _VERSION_KEY))
     if name != row_type.__name__ or version != FORMAT_VERSION or not table.schema.equals(expected, check_metadata=False):
         found = f"a {name} table of format {version}" if name else "not a table of this project"
         raise TableError(
