@@ -1,0 +1,173 @@
+"""Tables on disk: what is written is read; what is not ours or not whole is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stowage.stages.ir import table
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.table import arrow_schema, read_record, read_rows, rows_by, write_record, write_rows
+from stowage.stages.ir.trace import Storage, TraceMeta
+from tests.ir.row_types import RECORDS, TABLES, rows_of
+
+STORAGES = [Storage(i, 100 * i, "temporary", f"name {i}") for i in range(50)]
+META = TraceMeta("hash", "gpt2", "cpu", "2.13", 3, "AdamW", 12)
+
+
+def refused(path: Path, row_type: type, read: object = read_rows) -> str:
+    """The one sentence with which `path` is refused; it names the file."""
+    with pytest.raises(TableError) as caught:
+        read(path, row_type)  # type: ignore[operator]
+    text = str(caught.value)
+    assert str(path) in text
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert "dvc repro" in text
+    return text
+
+
+@pytest.mark.parametrize("row_type", TABLES)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_rows_come_back(row_type: type, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(rows_of(row_type), max_size=4))
+    path = tmp_path_factory.getbasetemp() / f"{row_type.__name__}.parquet"
+    write_rows(path, row_type, rows)
+    first = path.read_bytes()
+    found = read_rows(path, row_type)
+    assert found == rows
+    assert all(type(getattr(r, f.name)) is not list for r in found for f in dataclasses.fields(row_type))
+    write_rows(path, row_type, rows)
+    assert path.read_bytes() == first, "equal rows give equal bytes"
+
+
+@pytest.mark.parametrize("row_type", RECORDS)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_records_come_back(row_type: type, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    record = data.draw(rows_of(row_type))
+    path = tmp_path_factory.getbasetemp() / f"{row_type.__name__}.json"
+    write_record(path, record)
+    assert read_record(path, row_type) == record
+
+
+def test_every_row_type_is_covered() -> None:
+    """A new dataclass in `ir` belongs into the tables of these tests, unless it is no row."""
+    from stowage.stages.ir import block, costs, graph, plan, run, trace, updates
+
+    known = {*TABLES, *RECORDS, trace.TraceTables, updates.UpdateRule}
+    known |= {v for v in vars(block).values() if dataclasses.is_dataclass(v)}
+    found = {
+        v
+        for module in (costs, graph, plan, run, trace, updates)
+        for v in vars(module).values()
+        if isinstance(v, type) and dataclasses.is_dataclass(v)
+    }
+    assert found <= known
+
+
+def test_missing(tmp_path: Path) -> None:
+    assert "is missing" in refused(tmp_path / "calls.parquet", Storage)
+    assert "is missing" in refused(tmp_path / "meta.json", TraceMeta, read_record)
+
+
+def test_any_damaged_byte_is_refused_or_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "storages.parquet"
+    write_rows(path, Storage, STORAGES)
+    content = path.read_bytes()
+    positions = range(0, len(content), 3)
+    refusals = 0
+    for position in positions:
+        damaged = bytearray(content)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            assert read_rows(path, Storage) == STORAGES, f"byte {position}"
+        except TableError:
+            refusals += 1
+    assert refusals > len(positions) // 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_table_is_refused(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "storages.parquet"
+    write_rows(path, Storage, STORAGES)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    assert "damaged" in refused(path, Storage)
+
+
+def test_a_foreign_table_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"storage": [1], "nbytes": [2], "role": ["input"], "name": ["x"]}), path)
+    assert "not a table of this project" in refused(path, Storage)
+    path.write_text("a,b\n1,2\n")
+    assert "damaged" in refused(path, Storage)
+
+
+def test_another_table_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "storages.parquet"
+    write_rows(path, Storage, STORAGES)
+    text = refused(path, ComputeNode)
+    assert "a Storage table" in text
+    assert "expected a ComputeNode table" in text
+
+
+def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "FORMAT_VERSION", "0")
+    write_rows(tmp_path / "storages.parquet", Storage, STORAGES)
+    write_record(tmp_path / "meta.json", META)
+    monkeypatch.undo()
+    assert "of format 0" in refused(tmp_path / "storages.parquet", Storage)
+    refused(tmp_path / "meta.json", TraceMeta, read_record)
+
+
+def test_another_schema_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "storages.parquet"
+    schema = arrow_schema(Storage)
+    renamed = schema.set(1, pa.field("bytes", pa.int64()))
+    columns = {"storage": [0], "bytes": [1], "role": ["input"], "name": ["x"]}
+    pq.write_table(pa.Table.from_pydict(columns, schema=renamed), path)
+    refused(path, Storage)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "3", "{}", '{"table": "TraceMeta"}', '{"table": "TraceMeta", "format": "1"}', "\x00"],
+)
+def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "meta.json"
+    path.write_text(text)
+    refused(path, TraceMeta, read_record)
+
+
+def test_a_record_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "meta.json"
+    path.write_bytes(b"\xff\xfe{}")
+    refused(path, TraceMeta, read_record)
+
+
+def test_another_record_is_refused(tmp_path: Path) -> None:
+    write_record(tmp_path / "meta.json", META)
+    assert "not a PlanSummary" in refused(tmp_path / "meta.json", RECORDS[2], read_record)
+
+
+def test_a_type_without_an_arrow_type_is_refused() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Odd:
+        x: dict[str, int]
+
+    with pytest.raises(TypeError, match="no Arrow type"):
+        arrow_schema(Odd)
+
+
+def test_rows_are_indexed() -> None:
+    assert rows_by(STORAGES[:2], "nbytes") == {0: STORAGES[0], 100: STORAGES[1]}
