@@ -1,0 +1,124 @@
+"""One contestant of a benchmark, in a process of its own: `python -m stowage.flows._contestant`.
+
+It reads one JSON object a line from standard input and answers each with one line: first the set-up, then `step` or
+`measure` commands. So several contestants take turns, step by step, on the same batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows._fit import fit
+from stowage.stages.ir.errors import StowageError
+from stowage.stages.runtime.measure import Measurement, measure_iteration
+from stowage.stages.settings import parse_settings
+from stowage.stages.workload import build_workload, optimizer_factory, token_stream
+from stowage.stages.workload.calls import call_model, loss_of
+from stowage.stages.workload.data import batch_at
+from stowage.stages.workload.models import vocabulary_size
+
+
+class Eager:
+    """Plain PyTorch, with or without the model's own gradient checkpointing."""
+
+    def __init__(self, model: nn.Module, make_optimizer: Any, *, checkpointing: bool) -> None:
+        if checkpointing:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+        self.model = model
+        self.optimizer = make_optimizer(list(model.parameters()))
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """zero_grad, forward, backward, step."""
+        self.optimizer.zero_grad()
+        loss = loss_of(call_model(self.model, batch), batch, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def measure(self, batch: Any) -> Measurement:
+        """One iteration under the profiler."""
+        self.optimizer.zero_grad()
+        return measure_iteration(self, self.model, self.optimizer, batch, [])
+
+
+def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The contestant, its batches, and what it says about itself."""
+    settings = parse_settings(request["params"])
+    trace, source = settings.trace, settings.trace.model
+    workload = build_workload(
+        source.architecture,
+        source.overrides,
+        source.directory,
+        source.callable,
+        batch_size=trace.batch_size,
+        sequence_length=trace.sequence_length,
+        seed=trace.seed,
+    )
+    model = workload.model
+    assert trace.optimizer is not None
+    make = optimizer_factory(trace.optimizer.name, trace.optimizer.arguments)
+    data = settings.train.data
+    stream = token_stream(data.source, data.column, data.tokenizer, vocabulary=vocabulary_size(model))
+
+    def batches(i: int) -> Any:
+        return batch_at(stream, trace.batch_size, trace.sequence_length, settings.train.seed, i)
+
+    torch.manual_seed(settings.train.seed)
+    method = request["method"]
+    if method in ("eager", "gradient_checkpointing"):
+        return Eager(model, make, checkpointing=method != "eager"), batches, {}
+    start = time.perf_counter()
+    step = fit(
+        model,
+        batches(0),
+        make,
+        device_budget=request["budget"],
+        method=method,
+        cache_dir=Path(request["store"]),
+    )
+    about = {
+        "plan_s": time.perf_counter() - start,
+        "predicted_peak_bytes": step.plan.device_peak_bytes,
+        "predicted_step_time_s": step.plan.step_time_s,
+        "lower_bound_s": step.plan.lower_bound_s,
+        "recomputed_fraction": step.plan.recomputed_bytes / max(step.plan.activation_bytes, 1),
+        "method": step.plan.method,
+    }
+    return step, batches, about
+
+
+def main() -> None:
+    """Serve the coordinator until it closes standard input."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print does not mix with answers
+
+    def answer(content: dict[str, Any]) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
+    try:
+        contestant, batches, about = set_up(json.loads(sys.stdin.readline()))
+    except StowageError as error:
+        answer({"error": str(error)})
+        return
+    answer(about)
+    for iteration, line in enumerate(sys.stdin):
+        batch = batches(iteration)
+        if json.loads(line) == "measure":
+            measurement = contestant.measure(batch)
+            answer({"loss": measurement.loss, "peak_bytes": measurement.peak_bytes})
+        else:
+            start = time.perf_counter()
+            loss = float(contestant(batch))
+            answer({"loss": loss, "time_s": time.perf_counter() - start})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Measure what the README claims, as ratios within one run.
+
+python -m stowage.flows.benchmark                 the main job of params.yaml: plans at several budgets beside plain
+                                                  PyTorch and the model's own gradient checkpointing
+python -m stowage.flows.benchmark --rounds 11     more rounds, steadier medians
+
+Contestants live in processes of their own and take turns step by step, so that a machine that slows down slows them all.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from stowage.flows._command import one_sentence
+from stowage.flows._prefect import flow
+from stowage.flows._project import find_root, stage_environment
+from stowage.stages.ir.errors import MIB, StowageError
+from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.settings.load import read_parameters
+
+OUT = Path("artifacts") / "benchmark"
+
+
+@dataclass(frozen=True)
+class BenchmarkRow:
+    """One contestant.
+
+    Attributes:
+        contestant: its name.
+        budget_bytes: what it was given, -1 for none.
+        predicted_peak_bytes, predicted_time_s: of its plan, -1 and NaN without one.
+        peak_bytes: measured, from the allocator's events, parameters and optimizer states included.
+        peak_ratio: of plain PyTorch's.
+        time_s: median over rounds.
+        time_ratio: median over rounds of the ratio to plain PyTorch's step in the same round.
+        rounds: steps timed.
+        plan_s: time to plan in this run.
+        recomputed_fraction: of the activation bytes.
+        losses_equal: to plain PyTorch's, bit for bit, over all steps.
+    """
+
+    contestant: str
+    budget_bytes: int
+    predicted_peak_bytes: int
+    predicted_time_s: float
+    peak_bytes: int
+    peak_ratio: float
+    time_s: float
+    time_ratio: float
+    rounds: int
+    plan_s: float
+    recomputed_fraction: float
+    losses_equal: bool
+
+
+class Contestant:
+    """A process that takes steps when asked."""
+
+    def __init__(self, name: str, request: dict[str, Any], root: Path) -> None:
+        self.name = name
+        self.budget = int(request.get("budget", -1))
+        self.times: list[float] = []
+        self.losses: list[float] = []
+        self.peak_bytes = -1
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "stowage.flows._contestant"],
+            cwd=root,
+            env=stage_environment(root),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.about = self._ask(request)
+
+    def _ask(self, request: Any) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise StowageError(f"The contestant {self.name} ended early (exit code {self._process.wait()}).")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise StowageError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def measure(self) -> None:
+        """One step under the profiler."""
+        answer = self._ask("measure")
+        self.peak_bytes = max(self.peak_bytes, answer["peak_bytes"])
+        self.losses.append(answer["loss"])
+
+    def step(self, *, timed: bool) -> None:
+        """One step."""
+        answer = self._ask("step")
+        self.losses.append(answer["loss"])
+        if timed:
+            self.times.append(answer["time_s"])
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def row(self, eager: Contestant) -> BenchmarkRow:
+        """What was found."""
+        ratios = [mine / theirs for mine, theirs in zip(self.times, eager.times, strict=True)]
+        return BenchmarkRow(
+            contestant=self.name,
+            budget_bytes=self.budget,
+            predicted_peak_bytes=self.about.get("predicted_peak_bytes", -1),
+            predicted_time_s=self.about.get("predicted_step_time_s", float("nan")),
+            peak_bytes=self.peak_bytes,
+            peak_ratio=self.peak_bytes / eager.peak_bytes,
+            time_s=statistics.median(self.times),
+            time_ratio=statistics.median(ratios),
+            rounds=len(self.times),
+            plan_s=self.about.get("plan_s", 0.0),
+            recomputed_fraction=self.about.get("recomputed_fraction", 0.0),
+            losses_equal=self.losses == eager.losses,
+        )
+
+
+@flow(name="benchmark")
+def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> list[BenchmarkRow]:
+    """The main job of `params.yaml` at 50% and 65% of plain PyTorch's peak and at the peak of gradient checkpointing.
+
+    Args:
+        rounds: timed steps of each contestant.
+        cold: plan the first budget with an empty store, to time planning from nothing.
+        root: a folder of the project; the current folder by default.
+
+    Raises:
+        StowageError: a parameter is wrong, or a contestant failed.
+    """
+    folder = find_root(root)
+    params = read_parameters(folder / "params.yaml")
+    contestants: list[Contestant] = []
+    with tempfile.TemporaryDirectory() as empty:
+        store = empty if cold else str(folder / ".stowage")
+
+        def enter(name: str, method: str, budget: int | None = None) -> Contestant:
+            request = {"params": params, "method": method, "store": store}
+            contestant = Contestant(name, request | ({"budget": budget} if budget else {}), folder)
+            contestants.append(contestant)
+            contestant.step(timed=False)
+            contestant.measure()
+            return contestant
+
+        try:
+            eager = enter("plain PyTorch", "eager")
+            checkpointing = enter("gradient checkpointing", "gradient_checkpointing")
+            enter("Stowage at 50%", "auto", int(0.50 * eager.peak_bytes))
+            enter("Stowage at 65%", "auto", int(0.65 * eager.peak_bytes))
+            enter("Stowage at checkpointing's peak", "auto", checkpointing.peak_bytes)
+            for _ in track(range(rounds), description="rounds"):
+                for contestant in contestants:
+                    contestant.step(timed=True)
+            rows = [c.row(eager) for c in contestants]
+        finally:
+            for contestant in contestants:
+                contestant.close()
+    write_rows(folder / OUT / "main.parquet", BenchmarkRow, rows)
+    text = json.dumps([asdict(r) for r in rows], indent=2) + "\n"
+    write_atomically(folder / OUT / "main.json", text.encode())
+    return rows
+
+
+def table_of(rows: list[BenchmarkRow]) -> Table:
+    """The rows for people."""
+    table = Table(title="Ratios to plain PyTorch within this run; peaks include parameters and optimizer states")
+    for column in ("", "budget", "predicted peak", "measured peak", "of plain", "step time", "× plain", "planned in",
+                   "recomputed", "same losses"):
+        table.add_column(column, justify="left" if not column else "right")
+    for r in rows:
+        planned = r.predicted_peak_bytes >= 0
+        table.add_row(
+            r.contestant,
+            f"{r.budget_bytes / MIB:,.0f} MiB" if r.budget_bytes >= 0 else "",
+            f"{r.predicted_peak_bytes / MIB:,.1f} MiB" if planned else "",
+            f"{r.peak_bytes / MIB:,.1f} MiB",
+            f"{r.peak_ratio:.0%}",
+            f"{r.time_s:.2f} s",
+            f"{r.time_ratio:.2f}",
+            f"{r.plan_s:.0f} s" if planned else "",
+            f"{r.recomputed_fraction:.0%}" if planned else "",
+            "yes" if r.losses_equal else "no",
+        )
+    return table
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 7,
+    cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
+) -> None:
+    """Measure the main job."""
+    with one_sentence():
+        Console().print(table_of(benchmark(rounds, cold)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
