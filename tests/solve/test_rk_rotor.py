@@ -1,0 +1,134 @@
+"""RK-Rotor against every persistent schedule of small chains."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor
+from stowage.stages.solve.policies import fixed_policies, segments
+from tests.solve.chain_machine import peak_of, persistent_schedules, time_of, with_drops
+
+SMALL = st.integers(0, 4)
+
+
+@st.composite
+def chains(draw: st.DrawFn, max_blocks: int = 4) -> list[ChainBlock]:
+    """Blocks with one to three options, gradients that stay, and tails that may be cheaper."""
+    count = draw(st.integers(1, max_blocks))
+    inputs = [0] + [draw(SMALL) for _ in range(count)]
+    blocks = []
+    for b in range(count):
+        last = b == count - 1
+        output, gradient = (0, 0) if last else (inputs[b + 1], draw(SMALL))
+        options, tails = [], []
+        for _ in range(draw(st.integers(1, 2 if count == 4 else 3))):
+            save = output + draw(SMALL)
+            option = ChainOption(
+                float(draw(st.integers(2, 9))), save, save + draw(SMALL), save + gradient + draw(SMALL)
+            )
+            options.append(option)
+            if draw(st.booleans()):
+                less = draw(st.integers(0, output))
+                tails.append(
+                    ChainOption(
+                        option.time_s - draw(st.integers(0, 2)),
+                        option.save_bytes - less,
+                        option.forward_peak_bytes - less,
+                        option.backward_peak_bytes - less,
+                    )
+                )
+            else:
+                tails.append(option)
+        blocks.append(
+            ChainBlock(
+                input_bytes=inputs[b],
+                gradient_bytes=gradient,
+                resident_bytes=0 if last else draw(SMALL),
+                options=options,
+                tail_options=tails,
+                fast_time_s=math.inf if draw(st.integers(0, 7)) == 0 else float(draw(st.integers(1, 4))),
+                fast_peak_bytes=output + draw(SMALL),
+            )
+        )
+    return blocks
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(chains())
+def test_equals_exhaustive_search_for_every_memory(blocks: list[ChainBlock]) -> None:
+    all_of_them = [(peak_of(blocks, s), time_of(blocks, s)) for s in persistent_schedules(blocks)]
+    slots = 1 + max(peak for peak, time_s in all_of_them if math.isfinite(time_s))
+    table = RkRotor(blocks, slots, 1)
+    for memory in range(slots + 1):
+        best = min((time_s for peak, time_s in all_of_them if peak <= memory), default=math.inf)
+        assert table.time_s(memory) == pytest.approx(best), f"memory {memory}"
+        if math.isfinite(best):
+            steps = table.sequence(memory)
+            assert peak_of(blocks, steps) <= memory
+            assert time_of(blocks, steps) == pytest.approx(best)
+    finite = [m for m in range(slots + 1) if math.isfinite(table.time_s(m))]
+    assert table.smallest_slots() == finite[0]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(chains(max_blocks=6), st.integers(2, 5))
+def test_coarse_slots_never_exceed_memory_nor_beat_the_optimum(blocks: list[ChainBlock], slot_bytes: int) -> None:
+    coarse, fine = RkRotor(blocks, 30, slot_bytes), RkRotor(blocks, 30 * slot_bytes, 1)
+    for slots in range(31):
+        assert coarse.time_s(slots) >= fine.time_s(slots * slot_bytes) - 1e-9
+        if math.isfinite(coarse.time_s(slots)):
+            steps = coarse.sequence(slots)
+            assert peak_of(blocks, steps) <= slots * slot_bytes
+            assert time_of(blocks, steps) == pytest.approx(coarse.time_s(slots))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(chains(max_blocks=6))
+def test_never_worse_than_fixed_policies(blocks: list[ChainBlock]) -> None:
+    policies = fixed_policies(blocks) | {"once": segments(blocks, len(blocks))}
+    for name, steps in policies.items():
+        complete = with_drops(steps)
+        peak, time_s = peak_of(blocks, complete), time_of(blocks, complete)
+        assert RkRotor(blocks, peak, 1).time_s(peak) <= time_s + 1e-9, name
+
+
+def test_more_memory_is_never_slower() -> None:
+    option, lean = ChainOption(2.0, 10, 10, 14), ChainOption(3.0, 4, 10, 14)
+    block = ChainBlock(2, 2, 1, [option, lean], [option, lean], 1.0, 5)
+    last = ChainBlock(2, 0, 0, [option, lean], [option, lean], 1.0, 5)
+    table = RkRotor([block] * 11 + [last], 200, 1)
+    times = [table.time_s(m) for m in range(201)]
+    assert all(a >= b for a, b in pairwise(times))
+    assert math.isinf(times[0])
+    assert times[-1] == 24.0
+
+
+def test_nothing_fits() -> None:
+    option = ChainOption(1.0, 10, 10, 10)
+    assert RkRotor([ChainBlock(0, 0, 0, [option], [option], 1.0, 1)], 9, 1).smallest_slots() is None
+
+
+def test_a_hundred_blocks_and_five_hundred_slots() -> None:
+    count, output = 100, 4
+    options = [
+        ChainOption(3.0, 30, 34, 44),
+        ChainOption(3.5, 14, 34, 44),
+        ChainOption(4.2, output, 34, 44),
+    ]
+    block = ChainBlock(output, output, 0, options, options, 1.0, 12)
+    blocks = [*([block] * (count - 1)), ChainBlock(output, 0, 0, options, options, 1.0, 12)]
+    table = RkRotor(blocks, 500, 1)
+    least = table.smallest_slots()
+    assert least is not None
+    for memory in (least, 200, 500):
+        steps = table.sequence(memory)
+        assert peak_of(blocks, steps) <= memory
+        assert time_of(blocks, steps) == pytest.approx(table.time_s(memory))
+        assert math.isfinite(table.time_s(memory))
+    assert least < 100
+    assert table.time_s(500) < table.time_s(200) < table.time_s(least)
