@@ -76,7 +76,7 @@ class _Race:
     def table(self, nominal_bytes: int, slots: int) -> RkRotor:
         return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
 
-    def rockmate(self, available_bytes: int, slots: int) -> Iterator[_Candidate]:
+    def rockmate(self, available_bytes: int, slots: int, *, polish: bool = True) -> Iterator[_Candidate]:
         """RK-Rotor's plans from the largest nominal memory down, one per distinct time, that truly fit."""
         table = self.table(int(available_bytes * HEADROOM), slots)
         smallest = table.smallest_slots()
@@ -87,7 +87,7 @@ class _Race:
             if table.time_s(m) == previous:
                 continue
             previous = table.time_s(m)
-            plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=True)
+            plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=polish)
             if plan.peak_bytes <= self.budget_bytes:
                 yield plan
                 found += 1
@@ -108,6 +108,20 @@ class _Race:
                     best = plan
             nominal_bytes = (least + 1) * table.slot_bytes
         return best
+
+    def below(self, smallest: _Candidate, overhead_bytes: int, slots: int) -> _Candidate:
+        """The plan from which the race, asked for one byte less than its peak, finds nothing any more.
+
+        Args:
+            smallest: where to start.
+            overhead_bytes: in memory besides what RK-Rotor counts.
+        """
+        while True:
+            race = _Race(self.program, self.chain, smallest.peak_bytes - 1)
+            found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
+            if not found:
+                return smallest
+            smallest = min(found, key=lambda p: (p.peak_bytes, p.time_s))
 
 
 def solve_plan(
@@ -149,8 +163,10 @@ def solve_plan(
     if labelled.time_s <= everything.time_s:
         everything = labelled
     smallest = race.smallest(max(everything.peak_bytes - base, 1), slots) or everything
-    if everything.peak_bytes < smallest.peak_bytes:
-        smallest = everything
+    fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
+    least = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
+    smallest = min([smallest, everything, *least], key=lambda p: (p.peak_bytes, p.time_s))
+    smallest = race.below(smallest, base + shared, slots)
 
     plans: list[_Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
     if method == "auto":
@@ -158,10 +174,7 @@ def solve_plan(
     if method != "auto" or everything.peak_bytes > device_budget_bytes:
         plans += race.rockmate(max(device_budget_bytes - base - shared, 1), slots)
         if method == "auto":
-            plans += [
-                race.candidate(name, chain.executions(steps), polish=True)
-                for name, steps in fixed_policies(chain.chain_blocks).items()
-            ]
+            plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
     fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes]
     if not fitting:
         outcome = program.replay(smallest.executions)

@@ -1,0 +1,104 @@
+"""Everything that `solve` reads, made quickly: made-up costs, and options from the greedy frontier alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from stowage.stages.formulations.fixed import keep_all, recompute_all
+from stowage.stages.formulations.selective import selective_frontier
+from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.plan import Option
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.options.generate import options_of
+from stowage.stages.options.tasks import Found
+from stowage.stages.partition import make_blocks
+from stowage.stages.simulate.block import replay_block
+from stowage.stages.simulate.plan import Step, replay_plan
+from stowage.stages.solve import solve_plan
+from stowage.stages.solve.select import Solved
+from tests.solve.synthetic_steps import costs_for
+
+PLENTY = 1 << 50
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The tables of the stages before `solve`."""
+
+    trace: TraceTables
+    nodes: list[ComputeNode]
+    blocks: list[Block]
+    options: list[Option]
+
+    def solve(self, budget: int = PLENTY, method: str = "auto", slots: int = 100) -> Solved:
+        """The plan for a budget."""
+        return solve_plan(
+            self.trace,
+            self.nodes,
+            self.blocks,
+            self.options,
+            device_budget_bytes=budget,
+            method=method,
+            slots=slots,
+            device="made up",
+        )
+
+    def smallest(self) -> Solved:
+        """The plan for the smallest feasible budget: as much recomputation as there can be."""
+        return self.solve(self.solve().summary.smallest_feasible_bytes)
+
+    def keep(self) -> frozenset[int]:
+        """Storages that an iteration leaves behind."""
+        values = self.trace.values
+        updated = {self.trace.calls[c].reads[0] for n in self.nodes if n.phase == "update" for c in n.calls}
+        left = {g.gradient_value for g in self.trace.gradients if g.gradient_value >= 0} - updated
+        return frozenset(values[v].storage for v in {*left, self.trace.meta.loss_value})
+
+    def judge(self, solved: Solved, budget: int) -> None:
+        """The referee's own verdict on a plan's rows, against what the plan says of itself."""
+        steps = [Step(r.node, r.storage, r.step) for r in solved.rows]
+        outcome = replay_plan(self.trace.storages, self.nodes, steps, keep=self.keep(), budget_bytes=budget)
+        assert outcome.rows == solved.rows
+        assert outcome.peak_bytes == solved.summary.device_peak_bytes <= budget
+        assert outcome.time_s == solved.summary.step_time_s
+        assert outcome.time_s >= solved.summary.lower_bound_s
+
+
+@cache
+def _frontier(graph: BlockGraph, levels: int) -> tuple[Found, ...]:
+    def fixed(name: str, schedule: BlockSchedule) -> Found:
+        cost = replay_block(graph, schedule)
+        total = cost.forward_time_s + cost.backward_time_s
+        return Found(schedule, SolveReport(name, "heuristic", total, 0.0))
+
+    greedy = [Found(schedule, report) for schedule, report in selective_frontier(graph, levels)]
+    return (fixed("keep_all", keep_all(graph)), fixed("recompute_all", recompute_all(graph)), *greedy)
+
+
+def light_options(blocks: Sequence[Block], levels: int = 4) -> list[Option]:
+    """Keep all, recompute all, and a few greedy schedules of each distinct block."""
+    graphs = {b.block_hash: BlockGraph.from_json(b.graph) for b in blocks}
+    return [o for graph in graphs.values() for o in options_of(graph, _frontier(graph, levels))]
+
+
+def prepare_trace(trace: TraceTables, levels: int = 4) -> Prepared:
+    """From a trace to what `solve` reads."""
+    nodes, blocks = make_blocks(trace, costs_for(trace))
+    return Prepared(trace, nodes, blocks, light_options(blocks, levels))
+
+
+@cache
+def prepared_zoo(name: str, optimizer: str = "AdamW") -> Prepared:
+    """A model of the zoo, traced once a session; never train the objects behind it."""
+    import torch
+
+    from stowage.stages.trace import trace_step
+    from tests.zoo import ZOO
+
+    model, batch, loss = ZOO[name]()
+    made: Any = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3) if optimizer else None
+    return prepare_trace(trace_step(model, batch, loss=loss, optimizer=made, label=name))
