@@ -25,7 +25,7 @@ class TrainingStep:
     """One training iteration under a plan; call it with a batch.
 
     A plan is valid for one signature: batch structure, shapes and dtypes, non-tensor arguments, train/eval flags,
-    `requires_grad`. It is checked on every call, and a new signature is planned when it first appears, from warm stores.
+    `requires_grad`. It is checked on every call; a new signature is planned when it first appears, from warm stores.
 
     Attributes:
         model: the module, with current weights.
@@ -108,8 +108,8 @@ def fit(
         model: any `nn.Module`, in the mode it trains in.
         batch: a sample: a mapping is passed as keywords, a tuple or list as positions, anything else as one argument.
         optimizer: makes an optimizer from parameters; None leaves gradients in `.grad`.
-        device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations, buffers,
-            inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch.
+        device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
+            buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch.
         loss: `loss(outputs, batch)`; by default `outputs.loss`.
         method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
@@ -125,16 +125,17 @@ def fit(
 
     def make_plan(sample: Any) -> Planned:
         notices: list[str] = []
-        planned = plan_step(
-            model,
-            sample,
-            loss=loss,
-            optimizer=made,
-            device_budget=device_budget,
-            method=method,
-            home=home,
-            notices=notices,
-        )
+        with torch.random.fork_rng():  # planning must not change what the user's generators give next
+            planned = plan_step(
+                model,
+                sample,
+                loss=loss,
+                optimizer=made,
+                device_budget=device_budget,
+                method=method,
+                home=home,
+                notices=notices,
+            )
         for notice in notices:
             say(notice)
         return planned

@@ -4,7 +4,7 @@ python -m stowage.flows.benchmark                 the main job of params.yaml: p
                                                   PyTorch and the model's own gradient checkpointing
 python -m stowage.flows.benchmark --rounds 11     more rounds, steadier medians
 
-Contestants live in processes of their own and take turns step by step, so that a machine that slows down slows them all.
+Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Contestant:
         self.about = self._ask(request)
 
     def _ask(self, request: Any) -> dict[str, Any]:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
@@ -182,8 +183,18 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
 def table_of(rows: list[BenchmarkRow]) -> Table:
     """The rows for people."""
     table = Table(title="Ratios to plain PyTorch within this run; peaks include parameters and optimizer states")
-    for column in ("", "budget", "predicted peak", "measured peak", "of plain", "step time", "× plain", "planned in",
-                   "recomputed", "same losses"):
+    for column in (
+        "",
+        "budget",
+        "predicted peak",
+        "measured peak",
+        "of plain",
+        "step time",
+        "× plain",
+        "planned in",
+        "recomputed",
+        "same losses",
+    ):
         table.add_column(column, justify="left" if not column else "right")
     for r in rows:
         planned = r.predicted_peak_bytes >= 0

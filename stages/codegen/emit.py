@@ -126,9 +126,7 @@ class _Emitter:
         self.defined.difference_update(names)
 
 
-def emit_step(
-    trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], summary: PlanSummary
-) -> str:
+def emit_step(trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], summary: PlanSummary) -> str:
     """The text of `step.py`: equal plans give equal bytes."""
     emitter = _Emitter(trace, nodes, rows)
     label = ""

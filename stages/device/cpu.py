@@ -52,7 +52,11 @@ class CpuDevice:
         return sorted(self.time_s(work) for _ in range(repeat))[repeat // 2]
 
     def describe(self, offload_folder: str) -> DeviceDescription:
-        """Measure rates: a few seconds."""
+        """Measure rates: a few seconds. The global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            return self._describe(offload_folder)
+
+    def _describe(self, offload_folder: str) -> DeviceDescription:
         size = 1024
         a, b = torch.randn(size, size), torch.randn(size, size)
         big, other = torch.randn(1 << 24), torch.empty(1 << 24)
@@ -61,17 +65,16 @@ class CpuDevice:
         optimizer = torch.optim.AdamW([parameter])
         tiny = torch.zeros(1)
         disk = measure_disk(offload_folder)
-        with torch.random.fork_rng(devices=[]):
-            return DeviceDescription(
-                fingerprint=self.fingerprint(),
-                name=self.name(),
-                type="cpu",
-                memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-                flops_per_s=2 * size**3 / self._median(lambda: a @ b),
-                memory_copy_bytes_per_s=2 * big.nbytes / self._median(lambda: other.copy_(big)),
-                disk_read_bytes_per_s=disk.read_bytes_per_s,
-                disk_write_bytes_per_s=disk.write_bytes_per_s,
-                disk_duplex_bytes_per_s=disk.duplex_bytes_per_s,
-                update_bytes_per_s=28 * parameter.numel() / self._median(optimizer.step),
-                dispatch_s=self._median(lambda: [torch.ops.aten.view.default(tiny, [1]) for _ in range(1000)]) / 1000,
-            )
+        return DeviceDescription(
+            fingerprint=self.fingerprint(),
+            name=self.name(),
+            type="cpu",
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            flops_per_s=2 * size**3 / self._median(lambda: a @ b),
+            memory_copy_bytes_per_s=2 * big.nbytes / self._median(lambda: other.copy_(big)),
+            disk_read_bytes_per_s=disk.read_bytes_per_s,
+            disk_write_bytes_per_s=disk.write_bytes_per_s,
+            disk_duplex_bytes_per_s=disk.duplex_bytes_per_s,
+            update_bytes_per_s=28 * parameter.numel() / self._median(optimizer.step),
+            dispatch_s=self._median(lambda: [torch.ops.aten.view.default(tiny, [1]) for _ in range(1000)]) / 1000,
+        )

@@ -30,7 +30,8 @@ class CudaDevice:
 
     def time_s(self, work: Callable[[], Any]) -> float:
         """Time between two events around `work`."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
         start.record()
         work()
         end.record()

@@ -13,7 +13,7 @@
 
 Deviations from the thesis, each of which makes the plan cheaper or truer:
 
-- The sub-problem s..t with t < L−1 starts when block t+1 has finished its backward: g_t and G_t occupy memory from its
+- The sub-problem s..t with t < L−1 starts when block t+1 has finished its backward: g_t and G_t are in memory from its
   start, so they are added to every forward's need (Rotor's m_∅ and m_all count |g_t| likewise). B_s runs when all blocks
   after s are done: G_s is added to its need. So gradients that stay are subtracted exactly, not as a constant.
 - When block t < L−1 runs for the last time nobody needs x_{t+1} any more; its tail options leave out what only x_{t+1}
@@ -112,9 +112,7 @@ class RkRotor:
         options = self.blocks[s].tail_options if tail else self.blocks[s].options
         waiting = self.blocks[t].gradient_bytes + self.blocks[t].resident_bytes
         staying = self.blocks[s].resident_bytes
-        need = [
-            self._up(max(o.forward_peak_bytes + waiting, o.backward_peak_bytes + staying)) for o in options
-        ]
+        need = [self._up(max(o.forward_peak_bytes + waiting, o.backward_peak_bytes + staying)) for o in options]
         return (
             np.array([o.time_s for o in options]),
             np.array([self._up(o.save_bytes) for o in options], dtype=np.int64),

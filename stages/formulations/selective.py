@@ -26,9 +26,7 @@ _SMALL = 200
 _FORESIGHTS = (0.0, 0.5, 1.0)
 
 
-def selective(
-    block: BlockGraph, peak_bytes: int, save_bytes: int
-) -> tuple[BlockSchedule | None, SolveReport | None]:
+def selective(block: BlockGraph, peak_bytes: int, save_bytes: int) -> tuple[BlockSchedule | None, SolveReport | None]:
     """The fastest schedule found within both budgets (see `ir.block` for what they count); `(None, None)` if none."""
     graph = StagedGraph.of(block)
     found = best_within(graph, family(graph), peak_bytes, save_bytes)
@@ -57,9 +55,7 @@ def family(graph: StagedGraph) -> list[Candidate]:
     return undominated(candidate_of(graph, choice) for choice in distinct.values())
 
 
-def best_within(
-    graph: StagedGraph, starts: Sequence[Candidate], peak_bytes: int, save_bytes: int
-) -> Candidate | None:
+def best_within(graph: StagedGraph, starts: Sequence[Candidate], peak_bytes: int, save_bytes: int) -> Candidate | None:
     """The fastest candidate within both budgets, of `starts` and of what grows out of the most promising ones."""
     fitting = [c for c in starts if c.cost.within(peak_bytes, save_bytes)]
     best = min(fitting, key=_by_time, default=None)

@@ -45,7 +45,7 @@ class Occupant:
 
 
 @dataclass
-class Infeasible(StowageError):
+class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
     """No plan fits the budget: a result, not a crash.
 
     Attributes:
@@ -67,6 +67,7 @@ class Infeasible(StowageError):
         largest = ", ".join(f"{o.name} {mib(o.nbytes)}" for o in self.occupants[:3])
         return (
             f"The device budget of {mib(self.budget_bytes)} cannot be met: the smallest feasible budget is "
-            f"{mib(self.smallest_feasible_bytes)} ({self.smallest_feasible_bytes} bytes), bound at {self.binding_step}, "
-            f"where the largest tensors are {largest or 'none'}; raise the budget, or make the batch or the model smaller."
+            f"{mib(self.smallest_feasible_bytes)} ({self.smallest_feasible_bytes} bytes), bound at "
+            f"{self.binding_step}, where the largest tensors are {largest or 'none'}; raise the budget, or make the "
+            "batch or the model smaller."
         )

@@ -16,7 +16,7 @@ class StepRecord:
         learning_rate: of the first parameter group, used in this iteration.
         time_s: wall time.
         eager_time_s: plain PyTorch's, NaN when not compared.
-        peak_bytes: measured from the allocator's events; -1 when this iteration was not measured (the profiler slows it).
+        peak_bytes: measured from the allocator's events; -1 when this iteration was not measured.
     """
 
     iteration: int

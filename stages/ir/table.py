@@ -1,4 +1,4 @@
-"""Tables on disk: one frozen dataclass per row type; the Arrow schema derives from it; legality is checked both ways."""
+"""Tables on disk: one frozen dataclass per row type; the Arrow schema derives from it and is checked on reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from stowage.stages.ir.errors import TableError
 Row = TypeVar("Row")
 FORMAT_VERSION = "1"
 _NAME_KEY, _VERSION_KEY = b"stowage.table", b"stowage.format"
-_SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(), bytes: pa.binary()}
+_SCALARS: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+}
 
 
 def _arrow_type(annotation: Any) -> pa.DataType:
@@ -83,7 +89,11 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
         raise TableError(f"{path} is damaged and cannot be read as Parquet: delete it and run `dvc repro`.") from error
     expected, metadata = arrow_schema(row_type), table.schema.metadata or {}
     name, version = (metadata.get(key, b"").decode(errors="replace") for key in (_NAME_KEY, _VERSION_KEY))
-    if name != row_type.__name__ or version != FORMAT_VERSION or not table.schema.equals(expected, check_metadata=False):
+    if (
+        name != row_type.__name__
+        or version != FORMAT_VERSION
+        or not table.schema.equals(expected, check_metadata=False)
+    ):
         found = f"a {name} table of format {version}" if name else "not a table of this project"
         raise TableError(
             f"{path} is {found}, expected a {row_type.__name__} table of format {FORMAT_VERSION}: "

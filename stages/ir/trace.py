@@ -181,7 +181,7 @@ class TraceTables:
         return trace
 
     def check(self, folder: Path | str = "trace") -> None:
-        """Raise `TableError` unless every reference between the tables holds and every value is read after it exists."""
+        """Raise `TableError` unless every reference between tables holds and every value is read after it exists."""
         n_storages, n_values = len(self.storages), len(self.values)
         positions = (
             [s.storage for s in self.storages] == list(range(n_storages))
@@ -194,5 +194,7 @@ class TraceTables:
         for call in self.calls:
             for value in call.reads:
                 if value not in exists:
-                    raise TableError(f"{folder}: call {call.call} reads value {value} before it exists: run `dvc repro`.")
+                    raise TableError(
+                        f"{folder}: call {call.call} reads value {value} before it exists: run `dvc repro`."
+                    )
             exists.update(v for v in call.returns if v >= 0)

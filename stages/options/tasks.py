@@ -151,9 +151,7 @@ def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
 def _found(staged: StagedGraph, executions: Executions, formulation: str) -> Found:
     line = timeline(staged, executions)
     bound = sum(node.time_s for node in staged.nodes)
-    return Found(
-        schedule_of(staged, line), SolveReport(formulation, "heuristic", cost_of(staged, line).time_s, bound)
-    )
+    return Found(schedule_of(staged, line), SolveReport(formulation, "heuristic", cost_of(staged, line).time_s, bound))
 
 
 def _hint(greedy: Candidate | None, computations: int) -> Executions | None:

@@ -34,8 +34,10 @@ def gradient_accumulators(nodes: Sequence[ComputeNode], trace: TraceTables) -> f
     stack = [s for s in final if s in creator]
     while stack:
         node = creator[stack.pop()]
-        additive = all(trace.calls[c].target in ("aten.add.Tensor", "aten.empty_strided.default", "aten.copy_.default")
-                       for c in node.calls)
+        additive = all(
+            trace.calls[c].target in ("aten.add.Tensor", "aten.empty_strided.default", "aten.copy_.default")
+            for c in node.calls
+        )
         if not additive or node.phase != "backward":
             continue
         for storage in node.reads:

@@ -37,8 +37,8 @@ class Chain:
 
     Attributes:
         cuts: from the first block to the last.
-        forward: nodes on the chain, in order; `effective` is the position at which each one counts: nodes that read only
-            parameters move to their first reader.
+        forward: nodes on the chain, in order; `effective` is the position at which each one counts: nodes that read
+            only parameters move to their first reader.
         backward: backward nodes on the chain, without updates.
         free: nodes that depend on no parameter.
     """
@@ -50,9 +50,7 @@ class Chain:
     free: list[ComputeNode]
 
 
-def parameter_free(
-    nodes: Sequence[ComputeNode], parameters: frozenset[int], accumulators: frozenset[int]
-) -> set[int]:
+def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], accumulators: frozenset[int]) -> set[int]:
     """Nodes whose results depend on no parameter and on no random number, and that change nothing.
 
     The node that makes a parameter's gradient is never one of them, not even if the gradient is constant (`y.sum()`).
@@ -107,7 +105,9 @@ def find_chain(
             if storage not in seen:
                 seen.add(storage)
                 borders.append((position, storage))
-    cuts = _match_backward(borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes)
+    cuts = _match_backward(
+        borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes
+    )
     return Chain(
         cuts=_merge_small(cuts, effective, smallest_block),
         forward=forward,
@@ -123,7 +123,7 @@ def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int]) -> 
     Random nodes stay where they are: their order decides the numbers they draw.
     """
     creator = {s: i for i, n in enumerate(forward) for s in n.creates}
-    source = []
+    source: list[bool] = []
     for node in forward:
         made = [creator[s] for s in node.reads if s in on_chain]
         source.append(not node.random and not node.mutates and all(source[i] for i in made))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import networkx as nx
 
@@ -87,9 +88,7 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
     return Folded(_mark_once(nodes), [s.nbytes for s in trace.storages], temporary)
 
 
-def _order_persistent(
-    calls: list[Call], storage_of: list[int], temporary: frozenset[int], graph: nx.DiGraph
-) -> None:
+def _order_persistent(calls: list[Call], storage_of: list[int], temporary: frozenset[int], graph: nx.DiGraph) -> None:
     """Reads and writes of a persistent storage keep their order."""
     last_write: dict[int, int] = {}
     reads_since: dict[int, list[int]] = defaultdict(list)
@@ -111,7 +110,7 @@ def _order_persistent(
 def _order_random(calls: list[Call], graph: nx.DiGraph) -> None:
     """First executions draw from the global generator in eager's order."""
     random = [c.call for c in calls if c.is_random]
-    graph.add_edges_from(zip(random, random[1:]))
+    graph.add_edges_from(pairwise(random))
 
 
 def _node(

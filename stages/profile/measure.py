@@ -31,9 +31,7 @@ def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int
     return found
 
 
-def measure_call(
-    call: Call, trace: TraceTables, device: Device, kind: str, *, seconds: float, least: int
-) -> Cost:
+def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, seconds: float, least: int) -> Cost:
     """Run `call` on made-up tensors.
 
     Raises:
@@ -94,7 +92,9 @@ def measure_update(
         kind_of_optimizer = getattr(importlib.import_module(module), name)
         optimizer = kind_of_optimizer([{"params": [parameter], **json.loads(rule.settings)}])
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise TableError(f"The optimizer {rule.optimizer} cannot be made from the trace's settings: {error}.") from error
+        raise TableError(
+            f"The optimizer {rule.optimizer} cannot be made from the trace's settings: {error}."
+        ) from error
     first = device.measure(optimizer.step)
     steady = device.measure(optimizer.step)
     times = _samples(device, optimizer.step, seconds, least)

@@ -15,7 +15,8 @@ from stowage.stages.profile.arguments import make_arguments, operator_of
 
 def _bytes(value: int, trace: TraceTables) -> int:
     row = trace.values[value]
-    return math.prod(row.shape) * getattr(torch, row.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, row.dtype)
+    return math.prod(row.shape) * dtype.itemsize
 
 
 def estimate_call(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:

@@ -11,7 +11,7 @@ from torch import nn
 class PerParameterUpdates:
     """Runs `optimizer.step()` for a single parameter as soon as its gradient exists.
 
-    The optimizer is the user's own object: learning-rate schedulers, weight-decay groups and `state_dict` work as usual.
+    The optimizer is the user's own object: schedulers, weight-decay groups and `state_dict` work as usual.
     While one parameter is updated the parameter groups are narrowed to it, so the optimizer's own code does the update.
     """
 
@@ -47,7 +47,5 @@ class PerParameterUpdates:
 
 
 def _unwrapped_step(optimizer: torch.optim.Optimizer) -> Any:
-    """The optimizer's own `step`, not the instance attribute that learning-rate schedulers put over it to count calls."""
+    """The optimizer's own `step`, not the instance attribute that schedulers put over it to count calls."""
     return type(optimizer).step.__get__(optimizer)
-
-

@@ -72,9 +72,9 @@ def replay_plan(
         budget_bytes: reject the plan if any row exceeds it.
 
     Raises:
-        IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is still
-            in memory, runs a run-once node again, draws first random numbers out of order, or exceeds the budget; or
-            when nodes never ran or the end is not clean.
+        IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
+            still in memory, runs a run-once node again, draws first random numbers out of order, or exceeds the
+            budget; or when nodes never ran or the end is not clean.
     """
     steps = list(steps)
     size = [s.nbytes for s in storages]

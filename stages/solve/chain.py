@@ -57,7 +57,7 @@ def without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGra
     kept.reverse()
     last: dict[int, int] = {}
     following: list[list[int]] = []
-    alive: dict[int, int] = {a: -1 for a in graph.incoming}
+    alive: dict[int, int] = dict.fromkeys(graph.incoming, -1)
     for position, (_, action) in enumerate(kept):
         node = graph.nodes[action.index]
         for a in node.creates:
@@ -121,9 +121,7 @@ class Chain:
             )
         return found
 
-    def _costs(
-        self, block_hash: str, graph: BlockGraph
-    ) -> tuple[list[ChainOption], list[ChainOption], float, int]:
+    def _costs(self, block_hash: str, graph: BlockGraph) -> tuple[list[ChainOption], list[ChainOption], float, int]:
         def of(cost: BlockCost) -> ChainOption:
             return ChainOption(
                 time_s=cost.forward_time_s + cost.backward_time_s,

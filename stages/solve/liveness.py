@@ -111,9 +111,7 @@ class Program:
                 return current
             current = self.without_dead([e for i, e in enumerate(current) if i not in removed])
 
-    def _one_pass(
-        self, executions: Sequence[Execution], room: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> set[int]:
+    def _one_pass(self, executions: Sequence[Execution], room: np.ndarray[tuple[int], np.dtype[np.int64]]) -> set[int]:
         last = self.last_uses(executions)
         previous: dict[int, int] = {}
         made: dict[int, int] = {}
@@ -139,9 +137,7 @@ class Program:
                 touched.update(node.creates)
         return removed
 
-    def _make_room(
-        self, room: np.ndarray[tuple[int], np.dtype[np.int64]], spans: list[tuple[int, int, int]]
-    ) -> bool:
+    def _make_room(self, room: np.ndarray[tuple[int], np.dtype[np.int64]], spans: list[tuple[int, int, int]]) -> bool:
         """Take the bytes of (storage, from, until) spans out of `room`, if they fit."""
         spans = [span for span in spans if span[1] < span[2]]
         if not spans:

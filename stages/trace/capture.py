@@ -62,8 +62,8 @@ class _Program(nn.Module):
         for name, buffer in self.model.named_buffers():
             if given.get(name) is not buffer:
                 raise TraceError(
-                    f"Buffer '{name}' is replaced in forward, which a planned step would not repeat: change it in place "
-                    f"(`self.{name.rpartition('.')[2]}.copy_(...)`)."
+                    f"Buffer '{name}' is replaced in forward, which a planned step would not repeat: change it in "
+                    f"place (`self.{name.rpartition('.')[2]}.copy_(...)`)."
                 )
         return result
 
@@ -113,7 +113,7 @@ def _marking(model: nn.Module, marker: _Marker) -> Iterator[None]:
 
 
 def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> torch.Tensor:
-    """The gradient as eager's `AccumulateGrad` would leave it in `.grad`: in memory of its own, laid out as the parameter.
+    """The gradient as eager's `AccumulateGrad` leaves it in `.grad`: in memory of its own, laid out as the parameter.
 
     Eager keeps a gradient that already is so and copies any other (an expanded one after `y.sum()`, one shared by two
     parameters, one with other strides).

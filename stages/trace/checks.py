@@ -94,6 +94,7 @@ class SelfChange:
                 else:
                     delattr(module, name)
                 raise TraceError(
-                    f"Module '{path}' ({source_line(module)}) changes its attribute '{name}' in forward, which a planned "
-                    "step would not repeat: register it as a buffer and change it in place, or compute it outside forward."
+                    f"Module '{path}' ({source_line(module)}) changes its attribute '{name}' in forward, which a "
+                    "planned step would not repeat: register it as a buffer and change it in place, or compute it "
+                    "outside forward."
                 )

@@ -138,7 +138,9 @@ class Lowering:
         reads: list[int] = []
         encoded = self._encode(args, kwargs, reads)
         written = [args[i] for i in mutated_arguments(target, args) if i < len(args)]
-        written += [kwargs[a.name] for a in target._schema.arguments if a.kwarg_only and _writes(a) and a.name in kwargs]
+        written += [
+            kwargs[a.name] for a in target._schema.arguments if a.kwarg_only and _writes(a) and a.name in kwargs
+        ]
         flat = [item for w in written for item in (w if isinstance(w, (list, tuple)) else [w]) if item is not None]
         mutated = {self.values[self._value_of[w]].storage for w in flat}
         if str(target) in OPAQUE:
@@ -153,8 +155,14 @@ class Lowering:
         module = node.meta.get(PATH, "")
         phase: Phase = node.meta.get(PHASE, "backward")
         if phase == "backward":
-            module = next((self._module_of_storage[s] for v in reversed(reads) if (s := self.values[v].storage) in
-                           self._module_of_storage), module)
+            module = next(
+                (
+                    self._module_of_storage[s]
+                    for v in reversed(reads)
+                    if (s := self.values[v].storage) in self._module_of_storage
+                ),
+                module,
+            )
         for storage in created:
             self._module_of_storage.setdefault(storage, module)
         self.calls.append(
@@ -235,11 +243,12 @@ class Lowering:
         return target + re.sub(r'\{"value":(\d+)\}', describe, encoded)
 
     def _outputs(self, node: fx.Node) -> None:
-        loss, *gradients = node.args[0]  # type: ignore[misc]
-        self.loss_value = self._value_of[loss]  # type: ignore[index]
+        outputs: Any = node.args[0]
+        loss, *gradients = outputs
+        self.loss_value = self._value_of[loss]
         parameter_value = {name: i for i, name in enumerate(self.captured.parameters)}
         for name, gradient in zip(self.captured.trainable, gradients, strict=True):
-            value = -1 if gradient is None else self._value_of[gradient]  # type: ignore[index]
+            value = -1 if gradient is None else self._value_of[gradient]
             self.gradients.append(Gradient(name, parameter_value[name], value))
 
 
@@ -265,8 +274,11 @@ def merge_equal_constants_of_step(calls: list[Call], values: list[Value], storag
     same mask; one is enough. Calls that are random, that mutate, or whose storage is ever written are left alone.
     """
     written = {s for call in calls for s in call.mutates}
-    constant = {v.value for v in values if v.call < 0 and storages[v.storage].role in ("input", "buffer", "constant")
-                and v.storage not in written}
+    constant = {
+        v.value
+        for v in values
+        if v.call < 0 and storages[v.storage].role in ("input", "buffer", "constant") and v.storage not in written
+    }
     same: dict[int, int] = {}
     seen: dict[str, Call] = {}
     for call in calls:
@@ -284,9 +296,7 @@ def merge_equal_constants_of_step(calls: list[Call], values: list[Value], storag
 
 
 def _renumber(text: str, numbers: dict[int, int]) -> str:
-    return re.sub(
-        r'\{"value":(\d+)\}', lambda m: f'{{"value":{numbers.get(int(m.group(1)), int(m.group(1)))}}}', text
-    )
+    return re.sub(r'\{"value":(\d+)\}', lambda m: f'{{"value":{numbers.get(int(m.group(1)), int(m.group(1)))}}}', text)
 
 
 def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], int]:
@@ -299,7 +309,9 @@ def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call],
     same = merge_equal_constants_of_step(calls, values, storages)
     values = _move_views(values, same)
     resolve = {v.value: same.get(v.value, v.value) for v in values}
-    needed = {resolve[lowering.loss_value]} | {resolve[g.gradient_value] for g in lowering.gradients if g.gradient_value >= 0}
+    needed = {resolve[lowering.loss_value]} | {
+        resolve[g.gradient_value] for g in lowering.gradients if g.gradient_value >= 0
+    }
     needed_storages = {values[v].storage for v in needed}
     kept: list[Call] = []
     for call in reversed(calls):
@@ -341,8 +353,11 @@ def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call],
         for call in kept
     ]
     gradients = [
-        replace(g, parameter_value=to_new[g.parameter_value],
-                gradient_value=-1 if g.gradient_value < 0 else to_new[g.gradient_value])
+        replace(
+            g,
+            parameter_value=to_new[g.parameter_value],
+            gradient_value=-1 if g.gradient_value < 0 else to_new[g.gradient_value],
+        )
         for g in lowering.gradients
     ]
     constants = [replace(c, value=to_new[c.value]) for c in lowering.constants if c.value in to_new]

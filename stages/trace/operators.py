@@ -31,7 +31,7 @@ _LIKE = {
 
 
 def true_outputs(target: OpOverload, arguments: list[Any]) -> list[torch.Tensor]:
-    """Run an opaque operator on zeros laid out like `arguments` (fake tensors among them), to learn its outputs' sizes."""
+    """Run an opaque operator on zeros shaped like `arguments`, to learn the sizes of its outputs."""
     with unset_fake_temporarily(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         real = [
             torch.zeros(tuple(a.shape), dtype=a.dtype, device=a.device) if isinstance(a, torch.Tensor) else a

@@ -38,7 +38,8 @@ def states_after_a_step(
 
     def one_step() -> dict[str, torch.Tensor]:
         parameter = nn.Parameter(torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device))
-        single = type(optimizer)([{"params": [parameter], **settings}])
+        kind: Any = type(optimizer)
+        single: torch.optim.Optimizer = kind([{"params": [parameter], **settings}])
         parameter.grad = torch.zeros_like(parameter)
         single.step()
         return {k: v for k, v in single.state[parameter].items() if isinstance(v, torch.Tensor)}

@@ -143,7 +143,5 @@ def train_eager(
             parameter.grad = None
         return measure_iteration(iteration, model, optimizer, batch, [])
 
-    _loop(
-        "eager", 0, steps, measured, batches, optimizer, scheduler, iteration, measure, run, progress
-    )
+    _loop("eager", 0, steps, measured, batches, optimizer, scheduler, iteration, measure, run, progress)
     return run

@@ -43,5 +43,7 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         raise TraceError(f"The loss must be one number, but it is {shape}: reduce it, for example with .mean().")
     if not result.requires_grad:
-        raise TraceError("The loss depends on no trainable parameter: check requires_grad and torch.no_grad in the model.")
+        raise TraceError(
+            "The loss depends on no trainable parameter: check requires_grad and torch.no_grad in the model."
+        )
     return result
