@@ -14,7 +14,7 @@
 Deviations from the thesis, each of which makes the plan cheaper or truer:
 
 - The sub-problem s..t with t < L−1 starts when block t+1 has finished its backward: g_t and G_t are in memory from its
-  start, so they are added to every forward's need (Rotor's m_∅ and m_all count |g_t| likewise). B_s runs when all blocks
+  start and are added to every forward's need (Rotor's m_∅ and m_all count |g_t| likewise). B_s runs when all blocks
   after s are done: G_s is added to its need. So gradients that stay are subtracted exactly, not as a constant.
 - When block t < L−1 runs for the last time nobody needs x_{t+1} any more; its tail options leave out what only x_{t+1}
   needed (a recomputed block stops early).
