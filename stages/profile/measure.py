@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -21,14 +22,31 @@ from stowage.stages.ir.updates import updated_parameter
 from stowage.stages.profile.arguments import make_arguments, operator_of
 
 
+def _preemptions() -> int:
+    """How often another process took a core from this one so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int) -> list[float]:
-    """Times of `work`: at least `least`, and more until `seconds` have passed or a hundred are taken."""
-    found = [device.time_s(work)]
+    """Times of `work`, after one run to warm up.
+
+    At least `least` samples, and more until `seconds` have passed or a hundred are taken. Samples during which another
+    process took a core are set aside, as long as `least` others come within twice `seconds`: on a busy machine they say
+    more about the neighbour than about the call. Where too few are left, the faster half of all is taken.
+    """
+    device.time_s(work)
+    clean: list[float] = []
+    disturbed: list[float] = []
     start = time.perf_counter()
-    found = []
-    while len(found) < least or (time.perf_counter() - start < seconds and len(found) < 100):
-        found.append(device.time_s(work))
-    return found
+    while True:
+        before = _preemptions()
+        sample = device.time_s(work)
+        (disturbed if _preemptions() > before else clean).append(sample)
+        taken, passed = len(clean) + len(disturbed), time.perf_counter() - start
+        enough = len(clean) >= least
+        if taken >= least and (passed >= (seconds if enough else 2 * seconds) or len(clean) >= 100):
+            everything = sorted(clean + disturbed)
+            return clean if enough else everything[: max(least, len(everything) // 2)]
 
 
 def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, seconds: float, least: int) -> Cost:
