@@ -40,6 +40,7 @@ class PerParameterUpdates:
                 group["params"] = [parameter] if index == self._groups[name] else []
             with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
                 _unwrapped_step(self.optimizer)()
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
         finally:
             for group, members in zip(groups, whole, strict=True):
                 group["params"] = members

@@ -49,6 +49,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"The optimizer {type(optimizer).__name__} needs a closure, so it cannot update one tensor at a time: "
             "use an optimizer that works per tensor, such as AdamW or SGD."
         )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise TraceError(
+            f"The optimizer {type(optimizer).__name__} has step hooks, which would run once for each parameter instead of "
+            "once for each step: remove them, and do their work after the training step."
+        )
 
 
 @contextmanager
