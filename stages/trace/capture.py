@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
@@ -148,11 +149,13 @@ def _explain(error: BaseException, marker: _Marker) -> TraceError:
             f"{where} makes a tensor whose shape depends on data ({error.func}), which cannot be planned: use an "
             "operation with a fixed shape, such as torch.where."
         )
-    if isinstance(error, (UnsupportedOperatorException, NotImplementedError)):
+    first_line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    if isinstance(error, (UnsupportedOperatorException, NotImplementedError)) or "no fake impl registered" in first_line:
         return TraceError(
-            f"{where} calls an operator without a fake kernel ({error}): register one with torch.library.register_fake."
+            f"{where} calls an operator without a fake kernel ({first_line}): register one with "
+            "torch.library.register_fake."
         )
-    return TraceError(f"{where} cannot be traced: {type(error).__name__}: {str(error).strip().splitlines()[0]}.")
+    return TraceError(f"{where} cannot be traced: {type(error).__name__}: {first_line}.")
 
 
 def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
@@ -209,15 +212,12 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
         stack.enter_context(without_gradient_checkpointing(model, notices))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
-        if any(is_fake):
-            stack.enter_context(next(t for t in everything if isinstance(t, FakeTensor)).fake_mode)
+        # A mode of our own, not make_fx's: that one has symbols for unknown numbers, which would hide data dependence.
+        mode = everything[0].fake_mode if any(is_fake) else FakeTensorMode(allow_non_fake_inputs=True)
+        fakes = pytree.tree_map(lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), values)
+        stack.enter_context(mode)
         try:
-            traced = make_fx(
-                step,
-                tracing_mode="real" if any(is_fake) else "fake",
-                record_stack_traces=True,
-                _allow_non_fake_inputs=True,
-            )(*values)
+            traced = make_fx(step, tracing_mode="real", record_stack_traces=True)(*fakes)
         except TraceError:
             raise
         except Exception as error:
