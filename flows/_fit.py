@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows._planning import Loss, Planned, home_folder, plan_step
+from stowage.flows._planning import QUICK, Effort, Loss, Planned, home_folder, plan_step
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
@@ -100,6 +100,7 @@ def fit(
     loss: Loss | None = None,
     method: str = "auto",
     cache_dir: str | Path | None = None,
+    quick: bool = False,
     say: Callable[[str], None] = _say,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -113,6 +114,7 @@ def fit(
         loss: `loss(outputs, batch)`; by default `outputs.loss`.
         method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
+        quick: plan in seconds instead of a minute or so, less well: fewer samples of each operation, fewer schedules.
         say: receives notices, one sentence each.
 
     Raises:
@@ -133,7 +135,8 @@ def fit(
                 optimizer=made,
                 device_budget=device_budget,
                 method=method,
-                home=home,
+                home=home / "quick" if quick else home,
+                effort=QUICK if quick else Effort(),
                 notices=notices,
             )
         for notice in notices:

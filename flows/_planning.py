@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,33 @@ from stowage.stages.trace import trace_step
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time planning may take.
+
+    Attributes:
+        seconds_per_call, min_samples: measuring one distinct operation.
+        grid: budgets per distinct block.
+        solver: limits of one solve.
+        slots: memory slots of RK-Rotor.
+    """
+
+    seconds_per_call: float = 0.3
+    min_samples: int = 5
+    grid: GridSize = field(default_factory=GridSize)
+    solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=5.0))
+    slots: int = 500
+
+
+QUICK = Effort(
+    seconds_per_call=0.01,
+    min_samples=2,
+    grid=GridSize(peak_budgets=2, save_budgets=3, computations=2),
+    solver=SolverSettings(time_limit_s=1.0),
+)
+"""For trying out: a plan in seconds, less good."""
 
 
 @dataclass(frozen=True)
@@ -83,25 +110,38 @@ def plan_step(
     method: str,
     home: Path,
     costs: str = "measured",
-    size: GridSize | None = None,
-    settings: SolverSettings | None = None,
-    slots: int = 500,
+    effort: Effort | None = None,
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
     progress: Progress = lambda stage: None,
 ) -> Planned:
     """Trace → profile → partition → options → solve → codegen for one model and batch.
 
+    Args:
+        model, batch, loss, device_budget, method: see `fit`.
+        optimizer: holds the model's parameters.
+        home: folder of the stores.
+        costs: `measured` or `roofline`.
+        effort: how much time planning may take.
+        notices: receives what the user should know.
+        target: the device; by default this machine's.
+        progress: called with each stage's name as it starts.
+
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
-    settings = settings or SolverSettings(time_limit_s=5.0)
+    effort = effort or Effort()
     progress("trace")
     trace = trace_step(model, batch, loss=loss, optimizer=optimizer, notices=notices)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
     known = profile_trace(
-        trace, target, CostStore(home / "costs"), costs="roofline" if costs == "roofline" else "measured"
+        trace,
+        target,
+        CostStore(home / "costs"),
+        costs="roofline" if costs == "roofline" else "measured",
+        seconds_per_call=effort.seconds_per_call,
+        min_samples=effort.min_samples,
     )
     progress("partition")
     nodes, blocks = make_blocks(trace, {c.signature: c for c in known})
@@ -109,8 +149,8 @@ def plan_step(
     by_hash = options_for_blocks(
         [BlockGraph.from_json(b.graph) for b in blocks],
         OptionStore(home / "options"),
-        size=size,
-        settings=settings,
+        size=effort.grid,
+        settings=effort.solver,
         workers=os.cpu_count() or 1,
     )
     options = [option for found in by_hash.values() for option in found]
@@ -123,11 +163,11 @@ def plan_step(
         options,
         device_budget_bytes=resolve_budget(device_budget, eager, "device_budget"),
         method=method,
-        slots=slots,
+        slots=effort.slots,
         device=target.name,
         device_fingerprint=target.fingerprint,
-        time_limit_s=settings.time_limit_s,
-        seed=settings.seed,
+        time_limit_s=effort.solver.time_limit_s,
+        seed=effort.solver.seed,
     )
     progress("codegen")
     source = emit_step(trace, nodes, solved.rows, solved.summary)

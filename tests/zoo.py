@@ -218,7 +218,7 @@ def transformer() -> Entry:
 
 
 class _Tied(nn.Module):
-    """One weight used first and last, and one layer used twice."""
+    """One weight used first and last, and one layer used again and again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,8 +230,8 @@ class _Tied(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> Any:
         x = self.embed(ids)
-        x = x + self.dropout(torch.tanh(self.layer(x)))
-        x = x + self.dropout(torch.tanh(self.layer(x)))
+        for _ in range(4):
+            x = x + self.dropout(torch.tanh(self.layer(x)))
         return self.head(x)
 
 
@@ -260,6 +260,10 @@ def lstm() -> Entry:
     return _own(lambda: (_LSTM(), {"ids": torch.randint(0, VOCAB, (BATCH, 8))}), loss)
 
 
+ROWS = 128
+"""Rows of a batch of the small networks: enough that activations outweigh their weights."""
+
+
 class _MLP(nn.Module):
     """Layers that the entries below vary."""
 
@@ -273,7 +277,7 @@ class _MLP(nn.Module):
 
 def _mlp(*layers: nn.Module) -> tuple[nn.Module, Batch]:
     model = _MLP(nn.Linear(16, WIDTH), *layers, nn.Linear(WIDTH, 4))
-    return model, {"x": torch.randn(8, 16)}
+    return model, {"x": torch.randn(ROWS, 16)}
 
 
 def batchnorm() -> Entry:
@@ -308,13 +312,17 @@ def y_sum() -> Entry:
         del batch
         return outputs.sum()
 
-    return _own(lambda: _mlp(nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH), nn.Tanh()), loss)
+    def build() -> tuple[nn.Module, Batch]:
+        return _mlp(*(layer for _ in range(5) for layer in (nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH))))
+
+    return _own(build, loss)
 
 
 class _TwoOutputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(16, WIDTH), nn.GELU(), nn.Dropout(0.1))
+        layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))]
+        self.trunk = nn.Sequential(nn.Linear(16, WIDTH), *layers)
         self.left, self.right = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 1)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -326,7 +334,7 @@ def two_outputs() -> Entry:
     def loss(outputs: Any, batch: Batch) -> Any:
         return _classify(outputs[0], batch) + (outputs[1] ** 2).mean()
 
-    return _own(lambda: (_TwoOutputs(), {"x": torch.randn(8, 16)}), loss)
+    return _own(lambda: (_TwoOutputs(), {"x": torch.randn(ROWS, 16)}), loss)
 
 
 class _Optional(nn.Module):
