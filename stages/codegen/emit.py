@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -61,8 +62,8 @@ class _Emitter:
             return
         call = self.call_of.get(value)
         if call is None:
-            storage = self.trace.storages[self.trace.values[value].storage]
-            self.lines.append(f'{self.name(value)} = run.{storage.role}["{storage.name}"]')
+            role, _, name = self.trace.values[value].source.partition(":")
+            self.lines.append(f"{self.name(value)} = run.{role}[{json.dumps(name)}]")
             self._define(value)
             return
         if not call.is_view:

@@ -45,6 +45,7 @@ class Value:
         dtype: as in `torch.float32`, without `torch.`.
         shape, stride, offset: in elements.
         name: an identifier, unique, used in generated code.
+        source: of a persistent value its owner's role and name there, `parameter:h.0.weight`; several may share a storage.
     """
 
     value: int
@@ -56,6 +57,7 @@ class Value:
     stride: tuple[int, ...]
     offset: int
     name: str
+    source: str = ""
 
 
 @dataclass(frozen=True)

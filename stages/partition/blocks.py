@@ -55,6 +55,9 @@ def partition(
     Returns:
         nodes, renumbered in the order of first execution without recomputation; and the blocks.
     """
+    # The loss is made once and kept: made again at the end, it would be that of the updated parameters.
+    loss = trace.values[trace.meta.loss_value].storage
+    nodes = [replace(n, once=True) if loss in n.creates else n for n in nodes]
     parameters = frozenset(s.storage for s in trace.storages if s.role in ("parameter", "state"))
     chain = find_chain(
         [n for n in nodes if n.phase != "update"],

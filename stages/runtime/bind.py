@@ -24,11 +24,8 @@ def bind(
         PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    expected = {
-        trace.storages[v.storage].name: (v.dtype, v.shape)
-        for v in trace.values
-        if v.call < 0 and trace.storages[v.storage].role in ("parameter", "buffer")
-    }
+    sources = [(*v.source.partition(":"), v) for v in trace.values if v.source]
+    expected = {name: (v.dtype, v.shape) for role, _, name, v in sources if role in ("parameter", "buffer")}
     actual = {
         name: (str(t.dtype).removeprefix("torch."), tuple(t.shape))
         for name, t in [*model.named_parameters(), *model.named_buffers()]
@@ -47,6 +44,6 @@ def bind(
         load_step(source, source_hash, filename),
         model,
         optimizer,
-        constant_tensors(trace.constants, trace.values, [s.name for s in trace.storages], device),
-        [s.name for s in trace.storages if s.role == "input"],
+        constant_tensors(trace.constants, trace.values, device),
+        [name for role, _, name, _ in sources if role == "input"],
     )

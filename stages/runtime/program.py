@@ -41,9 +41,9 @@ def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Itera
 
 
 def constant_tensors(
-    constants: Sequence[Constant], values: Sequence[Value], names: Sequence[str], device: torch.device
+    constants: Sequence[Constant], values: Sequence[Value], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Constants of the trace as tensors, by storage name."""
+    """Constants of the trace as tensors, by name."""
     found: dict[str, torch.Tensor] = {}
     for constant in constants:
         value = values[constant.value]
@@ -53,7 +53,7 @@ def constant_tensors(
             if constant.content
             else torch.empty(0, dtype=dtype)
         )
-        found[names[value.storage]] = flat.reshape(value.shape).to(device)
+        found[value.source.removeprefix("constant:")] = flat.reshape(value.shape).to(device)
     return found
 
 

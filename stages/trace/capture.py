@@ -150,7 +150,8 @@ def _explain(error: BaseException, marker: _Marker) -> TraceError:
             "operation with a fixed shape, such as torch.where."
         )
     first_line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
-    if isinstance(error, (UnsupportedOperatorException, NotImplementedError)) or "no fake impl registered" in first_line:
+    unsupported = isinstance(error, (UnsupportedOperatorException, NotImplementedError))
+    if unsupported or "no fake impl registered" in first_line:
         return TraceError(
             f"{where} calls an operator without a fake kernel ({first_line}): register one with "
             "torch.library.register_fake."
@@ -234,6 +235,12 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
 
 
 def _labels(batch: Any) -> list[str]:
-    """A name for each leaf of the batch, such as `input_ids` or `0`."""
+    """A name for each leaf of the batch, unique, such as `input_ids`, `0` or `parts.1`."""
     pairs, _ = pytree.tree_flatten_with_path(batch)
-    return ["".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "batch" for path, _ in pairs]
+    found: list[str] = []
+    for path, _ in pairs:
+        label = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "batch"
+        while label in found:
+            label += "'"
+        found.append(label)
+    return found

@@ -51,8 +51,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise TraceError(
-            f"The optimizer {type(optimizer).__name__} has step hooks, which would run once for each parameter instead of "
-            "once for each step: remove them, and do their work after the training step."
+            f"The optimizer {type(optimizer).__name__} has step hooks, which would run once for each parameter instead "
+            "of once for each step: remove them, and do their work after the training step."
         )
 
 

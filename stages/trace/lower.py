@@ -80,7 +80,9 @@ class Lowering:
         self._names.add(name)
         return name
 
-    def _value(self, tensor: torch.Tensor, storage: int, call: int, output: int, name: str) -> int:
+    def _value(
+        self, tensor: torch.Tensor, storage: int, call: int, output: int, name: str, source: str = ""
+    ) -> int:
         value = Value(
             value=len(self.values),
             storage=storage,
@@ -91,6 +93,7 @@ class Lowering:
             stride=tuple(int(n) for n in tensor.stride()),
             offset=int(tensor.storage_offset()),
             name=self._identifier(name),
+            source=source,
         )
         self.values.append(value)
         self._tensors.append(tensor)  # keeps storages alive, so that their identities stay unique
@@ -105,7 +108,7 @@ class Lowering:
     def _persistent(self, tensor: torch.Tensor, role: StorageRole, name: str, identifier: str) -> int:
         known = self._storage_of.get(tensor.untyped_storage()._cdata)
         storage = known if known is not None else self._new_storage(tensor, role, name)
-        return self._value(tensor, storage, -1, 0, identifier)
+        return self._value(tensor, storage, -1, 0, identifier, f"{role}:{name}")
 
     def _constant(self, node: fx.Node) -> int:
         tensor = getattr(self.captured.module, str(node.target))

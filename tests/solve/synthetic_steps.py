@@ -24,15 +24,15 @@ class StepBuilder:
         self.gradients: list[Gradient] = []
         self.loss_value = -1
 
-    def _value(self, storage: int, call: int, output: int, name: str) -> int:
+    def _value(self, storage: int, call: int, output: int, name: str, source: str = "") -> int:
         nbytes = self.storages[storage].nbytes
-        self.values.append(Value(len(self.values), storage, call, output, "uint8", (nbytes,), (1,), 0, name))
+        self.values.append(Value(len(self.values), storage, call, output, "uint8", (nbytes,), (1,), 0, name, source))
         return len(self.values) - 1
 
     def persistent(self, name: str, nbytes: int, role: StorageRole = "parameter") -> int:
         """A value that exists before the step."""
         self.storages.append(Storage(len(self.storages), nbytes, role, name))
-        return self._value(len(self.storages) - 1, -1, 0, name)
+        return self._value(len(self.storages) - 1, -1, 0, name, f"{role}:{name}")
 
     def call(
         self,
