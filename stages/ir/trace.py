@@ -45,7 +45,8 @@ class Value:
         dtype: as in `torch.float32`, without `torch.`.
         shape, stride, offset: in elements.
         name: an identifier, unique, used in generated code.
-        source: of a persistent value its owner's role and name there, `parameter:h.0.weight`; several may share a storage.
+        source: of a persistent value its role and its owner's name for it, `parameter:h.0.weight`; several may share a
+            storage.
     """
 
     value: int
@@ -190,7 +191,16 @@ class TraceTables:
             and [v.value for v in self.values] == list(range(n_values))
             and [c.call for c in self.calls] == list(range(len(self.calls)))
         )
-        if not positions or any(not 0 <= v.storage < n_storages for v in self.values):
+        made = [(v, call.call) for call in self.calls for v in call.returns if v >= 0]
+        named = [self.meta.loss_value, *(c.value for c in self.constants)]
+        named += [v for g in self.gradients for v in (g.parameter_value, max(g.gradient_value, 0))]
+        if (
+            not positions
+            or any(not 0 <= v.storage < n_storages for v in self.values)
+            or any(not 0 <= s < n_storages for call in self.calls for s in call.mutates)
+            or any(not 0 <= v < n_values for v in named)
+            or sorted(made) != [(v.value, v.call) for v in self.values if v.call >= 0]
+        ):
             raise TableError(f"{folder}: the tables do not belong together: delete the folder and run `dvc repro`.")
         exists = {v.value for v in self.values if v.call < 0}
         for call in self.calls:
