@@ -25,9 +25,10 @@ from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition import make_blocks
-from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.profile import CostStore, profile_variants
+from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import eager_peak_bytes, solve_plan
+from stowage.stages.solve import Variant, eager_peak_bytes, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 
@@ -135,8 +136,9 @@ def plan_step(
     trace = trace_step(model, batch, loss=loss, optimizer=optimizer, notices=notices)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
-    known = profile_trace(
-        trace,
+    traces = variants_of(trace)
+    known = profile_variants(
+        traces.values(),
         target,
         CostStore(home / "costs"),
         costs="roofline" if costs == "roofline" else "measured",
@@ -144,10 +146,11 @@ def plan_step(
         min_samples=effort.min_samples,
     )
     progress("partition")
-    nodes, blocks = make_blocks(trace, {c.signature: c for c in known})
+    by_signature = {c.signature: c for c in known}
+    variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
     progress("options")
     by_hash = options_for_blocks(
-        [BlockGraph.from_json(b.graph) for b in blocks],
+        [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
         OptionStore(home / "options"),
         size=effort.grid,
         settings=effort.solver,
@@ -155,11 +158,9 @@ def plan_step(
     )
     options = [option for found in by_hash.values() for option in found]
     progress("solve")
-    eager = eager_peak_bytes(trace, nodes)
-    solved = solve_plan(
-        trace,
-        nodes,
-        blocks,
+    eager = eager_peak_bytes(trace, variants[0].nodes)
+    solved = solve_variants(
+        variants,
         options,
         device_budget_bytes=resolve_budget(device_budget, eager, "device_budget"),
         method=method,
@@ -170,6 +171,8 @@ def plan_step(
         seed=effort.solver.seed,
     )
     progress("codegen")
+    chosen = next(v for v in variants if v.name == solved.summary.variant)
+    trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
     source = emit_step(trace, nodes, solved.rows, solved.summary)
     manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
     folder = home / "plans" / solved.summary.plan_hash

@@ -14,10 +14,15 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import Storage, TraceMeta
+from stowage.stages.rewrite import load_variant
 
 _FILES = (
     "trace/meta.json",
     "trace/storages.parquet",
+    "trace/values.parquet",
+    "trace/calls.parquet",
+    "trace/gradients.parquet",
+    "trace/constants.parquet",
     "partition/nodes.parquet",
     "partition/blocks.parquet",
     "solve/plan.parquet",
@@ -43,13 +48,17 @@ def read_side(folder: Path) -> Side:
     Raises:
         TableError: a file is missing, damaged, or not ours.
     """
+    summary = read_record(folder / "solve" / "summary.json", PlanSummary)
+    trace = load_variant(folder / "trace", summary.variant)
+    nodes = read_rows(folder / "partition" / "nodes.parquet", ComputeNode)
+    blocks = read_rows(folder / "partition" / "blocks.parquet", Block)
     return Side(
-        meta=read_record(folder / "trace" / "meta.json", TraceMeta),
-        storages=read_rows(folder / "trace" / "storages.parquet", Storage),
-        nodes=read_rows(folder / "partition" / "nodes.parquet", ComputeNode),
-        blocks=read_rows(folder / "partition" / "blocks.parquet", Block),
+        meta=trace.meta,
+        storages=trace.storages,
+        nodes=[n for n in nodes if n.variant == summary.variant],
+        blocks=[b for b in blocks if b.variant == summary.variant],
         rows=read_rows(folder / "solve" / "plan.parquet", PlanRow),
-        summary=read_record(folder / "solve" / "summary.json", PlanSummary),
+        summary=summary,
     )
 
 

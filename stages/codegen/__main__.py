@@ -7,16 +7,17 @@ from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_record
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import load_variant
 
 
 def main() -> None:
     """Write step.py and its manifest."""
-    trace = TraceTables.load(ARTIFACTS / "trace")
     summary = read_record(ARTIFACTS / "solve" / "summary.json", PlanSummary)
+    trace = load_variant(ARTIFACTS / "trace", summary.variant)
+    nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
     source = emit_step(
         trace,
-        read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode),
+        [n for n in nodes if n.variant == summary.variant],
         read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow),
         summary,
     )

@@ -27,6 +27,7 @@ class ComputeNode:
         workspace_bytes: peak bytes above inputs and `creates`.
         estimated: a cost is a roofline estimate, not a measurement.
         name: for people.
+        variant: the rewrite of the trace that it belongs to (see `rewrite`).
     """
 
     node: int
@@ -42,6 +43,7 @@ class ComputeNode:
     workspace_bytes: int
     estimated: bool
     name: str
+    variant: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Block:
         label: the module paths it spans, for people.
         resident_bytes: gradients of later blocks that are still in memory when this block's backward starts.
         consumed: storages of those gradients that this block's backward uses for the last time.
+        variant: the rewrite of the trace that it belongs to.
     """
 
     block: int
@@ -67,3 +70,4 @@ class Block:
     label: str
     resident_bytes: int
     consumed: tuple[int, ...]
+    variant: str = "plain"

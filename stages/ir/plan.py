@@ -84,6 +84,7 @@ class PlanSummary:
         smallest_feasible_bytes: the smallest budget for which a plan was found.
         estimated_nodes: nodes whose cost is an estimate.
         device_fingerprint: of the device that the costs are from.
+        variant: the rewrite of the trace that it plans (see `rewrite`).
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -108,3 +109,4 @@ class PlanSummary:
     seed: int
     estimated_nodes: int
     device_fingerprint: str = ""
+    variant: str = "plain"

@@ -62,6 +62,7 @@ def partition(
     chain = find_chain(
         [n for n in nodes if n.phase != "update"],
         parameters,
+        frozenset(s.storage for s in trace.storages if s.role == "input"),
         gradient_accumulators(nodes, trace),
         [s.nbytes for s in trace.storages],
         smallest_block=smallest_block,

@@ -70,6 +70,7 @@ def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], acc
 def find_chain(
     nodes: Sequence[ComputeNode],
     parameters: frozenset[int],
+    inputs: frozenset[int],
     accumulators: frozenset[int],
     storage_bytes: Sequence[int],
     *,
@@ -80,6 +81,7 @@ def find_chain(
     Args:
         nodes: compute nodes in topological order.
         parameters: storages of parameters.
+        inputs: storages of the batch.
         accumulators: storages of parameter gradients in the making; they may cross borders.
         storage_bytes: by storage.
         smallest_block: neighbours with fewer forward nodes than this together are merged.
@@ -88,7 +90,7 @@ def find_chain(
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
     backward = [n for n in nodes if n.phase == "backward" and n.node not in free]
     on_chain = {s for n in forward for s in n.creates}
-    effective = _effective_positions(forward, on_chain)
+    effective = _effective_positions(forward, on_chain, _derived([n for n in nodes if n.phase == "forward"], inputs))
     made_at = {s: position for n, position in zip(forward, effective) for s in n.creates}
     last_read: dict[int, int] = {}
     for node, position in zip(forward, effective):
@@ -117,8 +119,17 @@ def find_chain(
     )
 
 
-def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int]) -> list[int]:
-    """Nodes that read nothing made on the chain (casts of weights) count where they are first read.
+def _derived(nodes: Sequence[ComputeNode], inputs: frozenset[int]) -> set[int]:
+    """Storages of the batch, and all that is made from them."""
+    found = set(inputs)
+    for node in nodes:
+        if found.intersection(node.reads):
+            found.update(node.creates)
+    return found
+
+
+def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int], of_batch: set[int]) -> list[int]:
+    """Nodes that read nothing of the batch (casts of weights) count where they are first read.
 
     Random nodes stay where they are: their order decides the numbers they draw.
     """
@@ -126,7 +137,8 @@ def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int]) -> 
     source: list[bool] = []
     for node in forward:
         made = [creator[s] for s in node.reads if s in on_chain]
-        source.append(not node.random and not node.mutates and all(source[i] for i in made))
+        apart = not node.random and not node.mutates and not of_batch.intersection(node.reads)
+        source.append(apart and all(source[i] for i in made))
     effective = list(range(len(forward)))
     first_reader: dict[int, int] = {}
     for i in range(len(forward) - 1, -1, -1):

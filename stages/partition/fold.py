@@ -59,6 +59,7 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
             if storage in temporary and storage not in creator:
                 creator[storage] = call.call
                 touched_by[storage].append(call.call)
+    _join_sole_readers(calls, storage_of, creator, joined)
     _order_persistent(calls, storage_of, temporary, graph)
     _order_random(calls, graph)
 
@@ -86,6 +87,21 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
         for i, group in enumerate(order)
     ]
     return Folded(_mark_once(nodes), [s.nbytes for s in trace.storages], temporary)
+
+
+def _join_sole_readers(calls: list[Call], storage_of: list[int], creator: Mapping[int, int], joined: nx.Graph) -> None:
+    """A call that alone reads what a random call drew joins it: the draw itself is never worth keeping."""
+    readers: dict[int, set[int]] = defaultdict(set)
+    phase_of = {c.call: c.phase for c in calls}  # fused attention is random, and its backward alone reads its statistics
+    for call in calls:
+        for storage in {storage_of[v] for v in call.reads}:
+            readers[storage].add(call.call)
+    for call in calls:
+        if call.is_random:
+            for storage in {storage_of[v] for v in call.returns if v >= 0} & creator.keys():
+                others = readers[storage] - {call.call}
+                if len(others) == 1 and phase_of[min(others)] == call.phase:
+                    joined.add_edge(call.call, others.pop())
 
 
 def _order_persistent(calls: list[Call], storage_of: list[int], temporary: frozenset[int], graph: nx.DiGraph) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import torch
 
@@ -15,9 +15,19 @@ from stowage.stages.profile.measure import measure_call, measure_update
 from stowage.stages.profile.roofline import estimate_call, estimate_update
 from stowage.stages.profile.store import CostStore
 
-__all__ = ["CostStore", "profile_trace"]
+__all__ = ["CostStore", "profile_trace", "profile_variants"]
 
 SAVE_EVERY = 16
+
+
+def profile_variants(
+    traces: Iterable[TraceTables], target: DeviceDescription, store: CostStore, **how: Any
+) -> list[Cost]:
+    """Costs of every distinct call of several traces; see `profile_trace`."""
+    found: dict[str, Cost] = {}
+    for trace in traces:
+        found.update({c.signature: c for c in profile_trace(trace, target, store, **how)})
+    return [found[signature] for signature in sorted(found)]
 
 
 def profile_trace(

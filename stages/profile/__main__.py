@@ -10,7 +10,8 @@ from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.table import read_record, write_atomically, write_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.profile import CostStore, profile_variants
+from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 
 
@@ -21,8 +22,8 @@ def main() -> None:
     target = read_record(DEVICE, DeviceDescription)
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
-        costs = profile_trace(
-            trace,
+        costs = profile_variants(
+            variants_of(trace).values(),
             target,
             CostStore(STORE / "costs"),
             costs=settings.costs,

@@ -9,9 +9,10 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import eager_peak_bytes, solve_plan
+from stowage.stages.solve import Variant, eager_peak_bytes, solve_variants
 
 
 def main() -> None:
@@ -19,12 +20,15 @@ def main() -> None:
     settings = load_settings()
     trace = TraceTables.load(ARTIFACTS / "trace")
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
+    blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
+    variants = [
+        Variant(name, rewritten, [n for n in nodes if n.variant == name], [b for b in blocks if b.variant == name])
+        for name, rewritten in variants_of(trace).items()
+    ]
     target = read_record(DEVICE, DeviceDescription)
-    eager = eager_peak_bytes(trace, nodes)
-    solved = solve_plan(
-        trace,
-        nodes,
-        read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block),
+    eager = eager_peak_bytes(trace, variants[0].nodes)
+    solved = solve_variants(
+        variants,
         read_rows(ARTIFACTS / "options" / "options.parquet", Option),
         device_budget_bytes=resolve_budget(settings.solve.device_budget, eager),
         method=settings.solve.method,
@@ -38,7 +42,8 @@ def main() -> None:
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
     print(
-        f"solve: {s.method}, predicted peak {mib(s.device_peak_bytes)} of {mib(s.device_budget_bytes)} "
+        f"solve: {s.method} on the {s.variant} trace, predicted peak {mib(s.device_peak_bytes)} of "
+        f"{mib(s.device_budget_bytes)} "
         f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {mib(eager)}), predicted time "
         f"{s.step_time_s / s.lower_bound_s:.3f} × the lower bound"
     )

@@ -27,6 +27,7 @@ from stowage.stages.ir.run import MemorySample, StepRecord
 from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
+from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.bind import bind
 from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import model_tensors
@@ -149,7 +150,7 @@ def main() -> None:
     settings = load_settings()
     summary = read_record(ARTIFACTS / "solve" / "summary.json", PlanSummary)
     check_device(summary, settings.trace.device)
-    trace = TraceTables.load(ARTIFACTS / "trace")
+    trace = load_variant(ARTIFACTS / "trace", summary.variant)
     source, source_hash = read_source(summary)
     measured = frozenset(settings.train.measure_iterations)
     steps = settings.train.steps
@@ -234,12 +235,14 @@ def write(
         "step.py": str(ARTIFACTS / "codegen" / "step.py"),
         "report": str(OUT / "report.html"),
     }
+    nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
+    blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
     options_path = ARTIFACTS / "options" / "options.parquet"
     write_report(
         Path(OUT),
         storages=trace.storages,
-        nodes=read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode),
-        blocks=read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block),
+        nodes=[n for n in nodes if n.variant == summary.variant],
+        blocks=[b for b in blocks if b.variant == summary.variant],
         options=read_rows(options_path, Option) if options_path.exists() else (),
         plan_rows=read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow),
         summary=summary,

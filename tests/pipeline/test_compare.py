@@ -16,7 +16,7 @@ from stowage.stages.ir.errors import MIB, TableError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary
 from stowage.stages.ir.table import write_record, write_rows
-from stowage.stages.ir.trace import Storage, TraceMeta
+from stowage.stages.ir.trace import Storage, TraceMeta, TraceTables, Value
 
 SUMMARY = PlanSummary(
     plan_hash="p",
@@ -99,8 +99,8 @@ def test_the_report_has_ratios_and_says_whether_the_trace_changed() -> None:
 
 
 def save(side: Side, folder: Path) -> None:
-    write_record(folder / "trace" / "meta.json", side.meta)
-    write_rows(folder / "trace" / "storages.parquet", Storage, side.storages)
+    loss = Value(0, 0, -1, 0, "float32", (), (), 0, "loss")
+    TraceTables(side.storages, [loss], [], [], [], side.meta).save(folder / "trace")
     write_rows(folder / "partition" / "nodes.parquet", ComputeNode, side.nodes)
     write_rows(folder / "partition" / "blocks.parquet", Block, side.blocks)
     write_rows(folder / "solve" / "plan.parquet", PlanRow, side.rows)

@@ -1,0 +1,36 @@
+"""Exact rewrites of a trace: other calls, the same numbers. Planning tries each and keeps the better plan.
+
+`plain` is the trace as it was recorded. `packed` stores dropout masks as bytes (see `masks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite.masks import pack_masks
+
+__all__ = ["VARIANTS", "load_variant", "pack_masks", "variants_of"]
+
+VARIANTS: dict[str, Callable[[TraceTables], TraceTables]] = {"plain": lambda trace: trace, "packed": pack_masks}
+"""Name -> rewrite, in the order of preference between equally fast plans."""
+
+
+def variants_of(trace: TraceTables) -> dict[str, TraceTables]:
+    """The trace and every rewrite that changes it, by name."""
+    found = {"plain": trace}
+    for name, rewrite in VARIANTS.items():
+        rewritten = rewrite(trace)
+        if len(rewritten.calls) != len(trace.calls):
+            found[name] = rewritten
+    return found
+
+
+def load_variant(folder: Path, variant: str) -> TraceTables:
+    """Read a trace and rewrite it.
+
+    Raises:
+        TableError: a table is missing or damaged.
+    """
+    return VARIANTS[variant](TraceTables.load(folder))
