@@ -1,0 +1,163 @@
+"""The store of costs only grows; roofline estimates need no device; measured costs need the right one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.trace import trace_step
+from stowage.stages.workload.models import build_workload
+
+ELSEWHERE = DeviceDescription(
+    fingerprint="0123456789abcdef",
+    name="another machine",
+    type="cpu",
+    memory_bytes=1 << 34,
+    flops_per_s=1e10,
+    memory_copy_bytes_per_s=1e9,
+    disk_read_bytes_per_s=1e9,
+    disk_write_bytes_per_s=1e9,
+    disk_duplex_bytes_per_s=1e9,
+    update_bytes_per_s=1e8,
+    dispatch_s=1e-6,
+)
+HERE = replace(ELSEWHERE, fingerprint=device_of("cpu").fingerprint(), name="here")
+
+
+def cost(signature: str, time_s: float = 1.0, source: Any = "measured") -> Cost:
+    return Cost(signature, "device", time_s, 10, 20, 5, source)
+
+
+def small_trace(width: int = 8) -> TraceTables:
+    model = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5), nn.Linear(width, width))
+    return trace_step(
+        model,
+        (torch.randn(4, width),),
+        loss=lambda outputs, _: outputs.sum(),
+        optimizer=torch.optim.AdamW(model.parameters()),
+    )
+
+
+def test_the_store_only_grows_and_keeps_first_measurements(tmp_path: Path) -> None:
+    store = CostStore(tmp_path / "costs")
+    assert store.read("device") == {}
+    store.add("device", [cost("a", 1.0), cost("b", 2.0)])
+    store.add("device", [cost("b", 99.0), cost("c", 3.0)])
+    assert {s: c.time_s for s, c in store.read("device").items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
+    store.add("device", [])
+    assert len(store.read("device")) == 3
+    assert store.read("other device") == {}
+
+
+def test_a_measurement_replaces_an_estimate_and_never_the_other_way(tmp_path: Path) -> None:
+    store = CostStore(tmp_path)
+    store.add("device", [cost("a", 1.0, "roofline")])
+    store.add("device", [cost("a", 2.0, "measured")])
+    store.add("device", [cost("a", 3.0, "roofline")])
+    assert store.read("device")["a"] == cost("a", 2.0)
+
+
+def test_a_damaged_store_is_one_sentence(tmp_path: Path) -> None:
+    store = CostStore(tmp_path)
+    store.add("device", [cost("a")])
+    (tmp_path / "device.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(TableError, match=r"device.parquet is damaged"):
+        store.read("device")
+    with pytest.raises(TableError):
+        store.add("device", [cost("b")])
+    assert (tmp_path / "device.parquet").read_bytes() == b"PAR1 not really"
+
+
+def _add(folder: Path, who: int) -> None:
+    store = CostStore(folder)
+    for i in range(8):
+        store.add("device", [cost(f"{who}.{i}"), cost(f"shared {i}", float(who))])
+
+
+def test_several_processes_add_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_add, args=(tmp_path, who)) for who in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [w.exitcode for w in workers] == [0, 0, 0]
+    assert len(CostStore(tmp_path).read("device")) == 3 * 8 + 8
+
+
+def test_measured_costs_are_those_of_every_distinct_call(tmp_path: Path) -> None:
+    trace, store = small_trace(), CostStore(tmp_path)
+    seen: list[tuple[int, int]] = []
+    state = torch.get_rng_state()
+    costs = profile_trace(
+        trace, HERE, store, seconds_per_call=0.001, min_samples=2, progress=lambda *done: seen.append(done)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [c.signature for c in costs] == sorted({c.signature for c in trace.calls if not c.is_view})
+    assert all(c.source == "measured" and c.time_s > 0 and c.samples >= 2 for c in costs)
+    assert seen[-1] == (len(costs), len(costs))
+    by_target = {c.target: next(k for k in costs if k.signature == c.signature) for c in trace.calls if not c.is_view}
+    assert by_target["aten.addmm.default"].output_bytes == 4 * 8 * 4
+    assert by_target["stowage.update"].output_bytes == 0
+    again = profile_trace(trace, HERE, store, progress=lambda done, total: seen.append((done, total)))
+    assert again == costs, "nothing is measured twice"
+    assert seen[-1] == (0, 0)
+
+
+def test_a_foreign_device_is_refused_unless_everything_is_known(tmp_path: Path) -> None:
+    trace, store = small_trace(), CostStore(tmp_path)
+    with pytest.raises(PlanMismatchError) as caught:
+        profile_trace(trace, ELSEWHERE, store)
+    text = str(caught.value)
+    assert "no measured cost for another machine" in text
+    assert "python -m stowage.stages.device" in text
+    assert "\n" not in text
+    store.add(ELSEWHERE.fingerprint, [cost(c.signature) for c in trace.calls if not c.is_view])
+    assert len(profile_trace(trace, ELSEWHERE, store)) == len({c.signature for c in trace.calls if not c.is_view})
+
+
+def test_roofline_plans_a_large_model_without_its_weights(tmp_path: Path) -> None:
+    """A Llama of 7B's width: nothing is allocated and nothing runs."""
+    overrides = {
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 2, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 512,
+    }  # fmt: skip
+    workload = build_workload("llama", overrides, None, None, batch_size=4, sequence_length=512, seed=0, fake=True)
+    optimizer = torch.optim.AdamW(workload.model.parameters())
+    trace = trace_step(workload.model, workload.batch, optimizer=optimizer)
+    store = CostStore(tmp_path)
+    costs = {c.signature: c for c in profile_trace(trace, ELSEWHERE, store, costs="roofline")}
+    assert all(c.source == "roofline" and c.samples == 0 and c.device == ELSEWHERE.fingerprint for c in costs.values())
+    product = next(c for c in trace.calls if c.target == "aten.mm.default" and "11008" in c.signature)
+    flops = 2 * (4 * 512) * 4096 * 11008
+    assert costs[product.signature].time_s == pytest.approx(flops / 1e10 + 1e-6)
+    update = next(c for c in trace.calls if c.phase == "update" and "11008" in c.signature)
+    size = 4096 * 11008 * 4
+    # Reads parameter, gradient and two states, writes all but the gradient.
+    assert costs[update.signature].time_s == pytest.approx((3 * size + 4 * size) / 1e8, rel=1e-3)
+    assert costs[update.signature].workspace_bytes == 2 * size
+    assert store.read(ELSEWHERE.fingerprint) == costs
+    with pytest.raises(PlanMismatchError, match="no measured cost"):
+        profile_trace(trace, ELSEWHERE, store)
+
+
+def test_an_operator_that_does_not_run_here_is_named(tmp_path: Path) -> None:
+    trace = small_trace()
+    position = next(i for i, c in enumerate(trace.calls) if c.target == "aten.addmm.default")
+    broken = replace(
+        trace.calls[position], arguments=trace.calls[position].arguments.replace('"args":[', '"args":[null,')
+    )
+    calls = [*trace.calls[:position], broken, *trace.calls[position + 1 :]]
+    with pytest.raises(TableError, match=r"aten.addmm.default .* does not run on this device"):
+        profile_trace(replace(trace, calls=calls), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=1)
