@@ -91,6 +91,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         "lower_bound_s": step.plan.lower_bound_s,
         "recomputed_fraction": step.plan.recomputed_bytes / max(step.plan.activation_bytes, 1),
         "method": step.plan.method,
+        "variant": step.plan.variant,
     }
     return step, batches, about
 

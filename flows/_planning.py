@@ -57,8 +57,8 @@ class Effort:
 QUICK = Effort(
     seconds_per_call=0.01,
     min_samples=2,
-    grid=GridSize(peak_budgets=2, save_budgets=3, computations=2),
-    solver=SolverSettings(time_limit_s=1.0),
+    grid=GridSize(peak_budgets=2, save_budgets=2, computations=2, greedy_levels=8),
+    solver=SolverSettings(time_limit_s=0.5),
 )
 """For trying out: a plan in seconds, less good."""
 

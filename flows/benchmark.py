@@ -48,6 +48,7 @@ class BenchmarkRow:
         rounds: steps timed.
         plan_s: time to plan in this run.
         recomputed_fraction: of the activation bytes.
+        variant: the rewrite of the trace that was planned.
         losses_equal: to plain PyTorch's, bit for bit, over all steps.
     """
 
@@ -62,6 +63,7 @@ class BenchmarkRow:
     rounds: int
     plan_s: float
     recomputed_fraction: float
+    variant: str
     losses_equal: bool
 
 
@@ -131,6 +133,7 @@ class Contestant:
             rounds=len(self.times),
             plan_s=self.about.get("plan_s", 0.0),
             recomputed_fraction=self.about.get("recomputed_fraction", 0.0),
+            variant=self.about.get("variant", ""),
             losses_equal=self.losses == eager.losses,
         )
 
@@ -175,7 +178,8 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
             for contestant in contestants:
                 contestant.close()
     write_rows(folder / OUT / "main.parquet", BenchmarkRow, rows)
-    text = json.dumps([asdict(r) for r in rows], indent=2) + "\n"
+    plain = [{k: None if v != v else v for k, v in asdict(r).items()} for r in rows]  # JSON has no NaN
+    text = json.dumps(plain, indent=2) + "\n"
     write_atomically(folder / OUT / "main.json", text.encode())
     return rows
 

@@ -74,7 +74,6 @@ class _Marker:
 
     def __init__(self, model: nn.Module) -> None:
         self.stack: list[str] = []
-        self.deepest: list[str] = []
         self.phase = "forward"
         self._paths = {id(module): path for path, module in model.named_modules()}
 
@@ -92,7 +91,6 @@ class _Marker:
         self.sweep()
         path = self._paths.get(id(module))
         self.stack.append(path if path is not None else (self.stack[-1] if self.stack else ""))
-        self.deepest = list(self.stack)
 
     def leave(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         self.sweep()
@@ -138,7 +136,7 @@ def _user_line(error: BaseException) -> str:
 
 
 def _explain(error: BaseException, marker: _Marker) -> TraceError:
-    where = f"Module '{(marker.deepest or [''])[-1]}' ({_user_line(error)})"
+    where = f"Module '{(marker.stack or [''])[-1]}' ({_user_line(error)})"
     if isinstance(error, DataDependentOutputException):
         return TraceError(
             f"{where} reads a tensor's value during the step ({error.func}), so its control flow depends on data and "
