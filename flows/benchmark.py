@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from stowage.flows._command import one_sentence
 from stowage.flows._prefect import flow
@@ -31,6 +29,18 @@ from stowage.stages.ir.table import write_atomically, write_rows
 from stowage.stages.settings.load import read_parameters
 
 OUT = Path("artifacts") / "benchmark"
+COLUMNS = (
+    "",
+    "budget",
+    "predicted peak",
+    "measured peak",
+    "of plain",
+    "step time",
+    "× plain",
+    "recomputed",
+    "planned in",
+    "same losses",
+)
 
 
 @dataclass(frozen=True)
@@ -184,37 +194,28 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
     return rows
 
 
-def table_of(rows: list[BenchmarkRow]) -> Table:
-    """The rows for people."""
-    table = Table(title="Ratios to plain PyTorch within this run; peaks include parameters and optimizer states")
-    for column in (
-        "",
-        "budget",
-        "predicted peak",
-        "measured peak",
-        "of plain",
-        "step time",
-        "× plain",
-        "planned in",
-        "recomputed",
-        "same losses",
-    ):
-        table.add_column(column, justify="left" if not column else "right")
+def markdown_of(rows: list[BenchmarkRow]) -> str:
+    """The rows as a Markdown table, as README shows it."""
+    lines = [
+        f"| {' | '.join(COLUMNS)} |",
+        "|---|" + "--:|" * (len(COLUMNS) - 1),
+    ]
     for r in rows:
         planned = r.predicted_peak_bytes >= 0
-        table.add_row(
+        cells = [
             r.contestant,
             f"{r.budget_bytes / MIB:,.0f} MiB" if r.budget_bytes >= 0 else "",
             f"{r.predicted_peak_bytes / MIB:,.1f} MiB" if planned else "",
             f"{r.peak_bytes / MIB:,.1f} MiB",
             f"{r.peak_ratio:.0%}",
             f"{r.time_s:.2f} s",
-            f"{r.time_ratio:.2f}",
-            f"{r.plan_s:.0f} s" if planned else "",
+            f"**{r.time_ratio:.2f}**" if planned else f"{r.time_ratio:.2f}",
             f"{r.recomputed_fraction:.0%}" if planned else "",
+            f"{r.plan_s:.0f} s" if planned else "",
             "yes" if r.losses_equal else "no",
-        )
-    return table
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(
@@ -223,7 +224,7 @@ def main(
 ) -> None:
     """Measure the main job."""
     with one_sentence():
-        Console().print(table_of(benchmark(rounds, cold)))
+        typer.echo(markdown_of(benchmark(rounds, cold)))
 
 
 if __name__ == "__main__":
