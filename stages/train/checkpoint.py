@@ -101,9 +101,13 @@ def load_checkpoint(
         raise TableError(f"The checkpoint {path} is damaged: delete it to start the run again.") from error
     if owner != run:
         raise PlanMismatchError(f"The checkpoint {path} belongs to another run: delete it to start this one.")
+    targets = {f"model/{name}": t for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    shapes = {name: (t.dtype, t.shape) for name, t in tensors.items() if name.startswith("model/")}
+    if shapes != {name: (t.dtype, t.shape) for name, t in targets.items()}:
+        raise PlanMismatchError(f"The checkpoint {path} belongs to another model: delete it to start this run.")
     with torch.no_grad():
-        for name, target in [*model.named_parameters(), *model.named_buffers()]:
-            target.copy_(tensors[f"model/{name}"])
+        for name, target in targets.items():
+            target.copy_(tensors[name])
     if optimizer is not None:
         optimizer.load_state_dict(_unpack(rest["optimizer"], tensors))
     if scheduler is not None:
