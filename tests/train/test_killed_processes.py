@@ -1,0 +1,144 @@
+"""Stages as processes, killed with SIGKILL: nothing is half-written, and training goes on with the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.run import StepRecord
+from stowage.stages.ir.table import read_rows, write_record
+
+PARAMETERS = {
+    "trace": {
+        "model": {
+            "architecture": "gpt2",
+            "overrides": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 256},
+        },
+        "batch_size": 2,
+        "sequence_length": 16,
+        "optimizer": {"name": "AdamW", "arguments": {"lr": 1.0e-2}},
+    },
+    "profile": {"costs": "roofline"},
+    "options": {"max_exact_nodes": 0, "workers": 1, "time_limit_s": 1.0},
+    "solve": {"device_budget": "90%", "memory_slots": 50},
+    "train": {
+        "steps": 60,
+        "checkpoint_every": 4,
+        "compare_eager": False,
+        "measure_iterations": [1],
+        "schedule": {"name": "CosineAnnealingLR", "arguments": {"T_max": 60}},
+    },
+}
+PLANNING = ("trace", "profile", "partition", "options", "solve", "codegen")
+RUN = (
+    "import runpy, sys\nfor name in sys.argv[1:]:\n    runpy.run_module(f'stowage.stages.{name}', run_name='__main__')"
+)
+KILL = """
+import os, runpy, signal, sys
+left, replace = int(sys.argv[2]), os.replace
+def counted(*paths):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+os.replace = counted
+runpy.run_module(f"stowage.stages.{sys.argv[1]}", run_name="__main__")
+"""
+
+
+def run(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", RUN, *stages], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that is planned and not yet trained."""
+    folder = tmp_path_factory.mktemp("planned")
+    (folder / "params.yaml").write_text(yaml.safe_dump(PARAMETERS))
+    target = DeviceDescription(
+        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
+    )
+    write_record(folder / "artifacts" / "device.json", target)
+    done = run(folder, *PLANNING)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def losses(folder: Path) -> list[tuple[int, float, float]]:
+    records = read_rows(folder / "artifacts" / "train" / "steps.parquet", StepRecord)
+    return [(r.iteration, r.loss, r.learning_rate) for r in records]
+
+
+def check_whole(folder: Path) -> None:
+    """Every file under its own name can be read."""
+    for path in (folder / "artifacts").rglob("[!.]*"):
+        if path.suffix == ".parquet":
+            pq.read_table(path)
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+
+
+def test_training_that_was_killed_ends_like_training_that_was_not(planned: Path, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shutil.copytree(planned, whole)
+    shutil.copytree(planned, killed)
+    done = run(whole, "train")
+    assert done.returncode == 0, done.stderr
+
+    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(killed.rglob("checkpoints/**/*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it could be killed: train longer"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "artifacts" / "train" / "final.safetensors").exists()
+    check_whole(killed)
+
+    done = run(killed, "train")
+    assert done.returncode == 0, done.stderr
+    assert losses(killed) == losses(whole)
+    assert len(losses(whole)) == 60
+    final = "artifacts/train/final.safetensors"
+    assert (killed / final).read_bytes() == (whole / final).read_bytes()
+    assert not list(killed.rglob("checkpoints/**/*.safetensors")), "a finished run leaves no checkpoint"
+
+
+@pytest.mark.parametrize(("stage", "write"), [("partition", 2), ("solve", 2), ("codegen", 1)])
+def test_a_stage_that_was_killed_leaves_whole_files(planned: Path, tmp_path: Path, stage: str, write: int) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(planned, folder)
+    before = {p: p.read_bytes() for p in (folder / "artifacts").rglob("*") if p.is_file()}
+    done = subprocess.run([sys.executable, "-c", KILL, stage, str(write)], cwd=folder, check=False)
+    assert done.returncode == -signal.SIGKILL
+    check_whole(folder)
+    done_again = run(folder, stage)
+    assert done_again.returncode == 0, done_again.stderr
+    assert {p: p.read_bytes() for p in before} == before, "the same inputs give the same bytes"
+
+
+def test_errors_are_one_sentence_on_stderr(planned: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(planned, folder)
+    step = folder / "artifacts" / "codegen" / "step.py"
+    step.write_text(step.read_text().replace("aten.", "aten. ", 1))
+    done = run(folder, "train")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "is not what codegen wrote" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not os.path.exists(folder / "artifacts" / "train" / "steps.parquet")
