@@ -76,7 +76,8 @@ class _Emitter:
                 self._define(output)
 
     def _assignment(self, call: Call, arguments: str) -> str:
-        text = f"{call.target}({render_arguments(arguments, self.name)})"
+        operator = call.target if call.target.startswith("aten.") else f"torch.ops.{call.target}"
+        text = f"{operator}({render_arguments(arguments, self.name)})"
         if all(v < 0 for v in call.returns):
             return text
         targets = ", ".join(self.name(v) if v >= 0 else "_" for v in call.returns)
