@@ -230,6 +230,27 @@ def test_equal_calls_on_changed_memory_are_not_merged() -> None:
     assert len(calls(found, "aten.exp.")) == 2
 
 
+def test_equal_calls_on_a_window_of_changed_memory_are_not_merged() -> None:
+    """Nothing in their arguments tells these two apart."""
+
+    class Window(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("count", torch.zeros(2))
+            self.count: torch.Tensor
+
+        def forward(self, x: torch.Tensor) -> Any:
+            window = self.count[:1]
+            before = torch.exp(window)
+            self.count += 1
+            return self.layer(x) * before * torch.exp(window)
+
+    found = trace(Window(), torch.randn(2, 4))
+    first, second = calls(found, "aten.exp.")
+    assert first.arguments == second.arguments
+
+
 def test_random_calls_are_not_merged() -> None:
     class Noise(nn.Module):
         def __init__(self) -> None:
