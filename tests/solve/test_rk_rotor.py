@@ -108,6 +108,19 @@ def test_more_memory_is_never_slower() -> None:
     assert times[-1] == 24.0
 
 
+def test_a_gradient_that_waits_counts_while_blocks_run_fast() -> None:
+    """Block 2 leaves no room for x_1: block 0 runs fast a second time, while the gradient of x_2 waits (8 + 3 bytes)."""
+
+    def block(inputs: int, gradient: int, save: int, fast: int) -> ChainBlock:
+        option = ChainOption(1.0, save, save, save)
+        return ChainBlock(inputs, gradient, 0, [option], [option], 1.0, fast)
+
+    blocks = [block(0, 0, 10, 8), block(5, 3, 2, 2), block(1, 0, 6, 6)]
+    table = RkRotor(blocks, 12, 1)
+    assert math.isinf(table.time_s(10))
+    assert table.time_s(11) == 3.0 + 3.0
+
+
 def test_nothing_fits() -> None:
     option = ChainOption(1.0, 10, 10, 10)
     assert RkRotor([ChainBlock(0, 0, 0, [option], [option], 1.0, 1)], 9, 1).smallest_slots() is None
