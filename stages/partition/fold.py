@@ -92,7 +92,8 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
 def _join_sole_readers(calls: list[Call], storage_of: list[int], creator: Mapping[int, int], joined: nx.Graph) -> None:
     """A call that alone reads what a random call drew joins it: the draw itself is never worth keeping."""
     readers: dict[int, set[int]] = defaultdict(set)
-    phase_of = {c.call: c.phase for c in calls}  # fused attention is random, and its backward alone reads its statistics
+    # Of the same phase: fused attention is random, and its backward alone reads its statistics.
+    phase_of = {c.call: c.phase for c in calls}
     for call in calls:
         for storage in {storage_of[v] for v in call.reads}:
             readers[storage].add(call.call)

@@ -80,9 +80,7 @@ class Lowering:
         self._names.add(name)
         return name
 
-    def _value(
-        self, tensor: torch.Tensor, storage: int, call: int, output: int, name: str, source: str = ""
-    ) -> int:
+    def _value(self, tensor: torch.Tensor, storage: int, call: int, output: int, name: str, source: str = "") -> int:
         value = Value(
             value=len(self.values),
             storage=storage,

@@ -109,7 +109,7 @@ def test_more_memory_is_never_slower() -> None:
 
 
 def test_a_gradient_that_waits_counts_while_blocks_run_fast() -> None:
-    """Block 2 leaves no room for x_1: block 0 runs fast a second time, while the gradient of x_2 waits (8 + 3 bytes)."""
+    """Block 2 leaves no room for x_1: block 0 runs fast again, while the gradient of x_2 waits (8 + 3 bytes)."""
 
     def block(inputs: int, gradient: int, save: int, fast: int) -> ChainBlock:
         option = ChainOption(1.0, save, save, save)
