@@ -202,7 +202,10 @@ def small_blocks(draw: st.DrawFn, max_forward: int = 4, max_bytes: int = 6) -> B
             reads.extend(before)
         targets = before or [-1]
         made = b.add(
-            f"b{k}", float(draw(st.integers(1, 5))), reads, *(draw(size) for _ in targets),
+            f"b{k}",
+            float(draw(st.integers(1, 5))),
+            reads,
+            *(draw(size) for _ in targets),
             workspace=draw(st.integers(0, 2)),
         )
         for target, g in zip(targets, made):
