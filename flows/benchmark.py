@@ -3,6 +3,8 @@
 python -m stowage.flows.benchmark                 the main job of params.yaml: plans at several budgets beside plain
                                                   PyTorch and the model's own gradient checkpointing
 python -m stowage.flows.benchmark --rounds 11     more rounds, steadier medians
+python -m stowage.flows.benchmark --cold          the same with empty stores: the first plan is made from nothing
+python -m stowage.flows.benchmark --big           time planning Llama2-7B, float32, without its weights in memory
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
 """
@@ -221,9 +223,15 @@ def markdown_of(rows: list[BenchmarkRow]) -> str:
 def main(
     rounds: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 7,
     cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
+    big: Annotated[bool, typer.Option(help="Instead, time planning Llama2-7B without its weights.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
+        if big:
+            from stowage.flows._big_model import describe, plan_llama2_7b  # imports torch
+
+            typer.echo(describe(plan_llama2_7b()))
+            return
         typer.echo(markdown_of(benchmark(rounds, cold)))
 
 
