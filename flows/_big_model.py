@@ -82,9 +82,10 @@ def plan_llama2_7b(budget: str = "85%") -> BigPlan:
 def describe(plan: BigPlan) -> str:
     """Two lines for people."""
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in plan.stages.items())
+    process, weights = f"{plan.process_bytes / MIB:,.0f} MiB", f"{plan.parameter_bytes / MIB:,.0f} MiB"
     return (
         f"Llama2-7B, fp32, 4 × 512: {plan.calls} calls ({plan.distinct_calls} distinct), {plan.blocks} blocks, budget "
         f"{plan.budget_bytes / MIB:,.0f} MiB, predicted peak {plan.peak_bytes / MIB:,.0f} MiB, {plan.overhead:.3f} × "
-        f"the lower bound; planned in {plan.total_s:.0f} s ({stages}) to {plan.lines} lines of step.py, in a "
-        f"process of {plan.process_bytes / MIB:,.0f} MiB where the weights alone take {plan.parameter_bytes / MIB:,.0f} MiB."
+        f"the lower bound; planned in {plan.total_s:.0f} s ({stages}) to {plan.lines} lines of step.py, in a process "
+        f"of {process} where the weights alone take {weights}."
     )
