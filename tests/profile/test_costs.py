@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,20 +80,21 @@ def test_a_damaged_store_is_one_sentence(tmp_path: Path) -> None:
     assert (tmp_path / "device.parquet").read_bytes() == b"PAR1 not really"
 
 
-def _add(folder: Path, who: int) -> None:
-    store = CostStore(folder)
-    for i in range(8):
-        store.add("device", [cost(f"{who}.{i}"), cost(f"shared {i}", float(who))])
+_ADD = """
+import sys
+from pathlib import Path
+from stowage.stages.ir.costs import Cost
+from stowage.stages.profile import CostStore
+who = sys.argv[2]
+for i in range(8):
+    rows = [Cost(s, "device", 1.0, 0, 0, 5, "measured") for s in (f"{who}.{i}", f"shared {i}")]
+    CostStore(Path(sys.argv[1])).add("device", rows)
+"""
 
 
 def test_several_processes_add_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_add, args=(tmp_path, who)) for who in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [w.exitcode for w in workers] == [0, 0, 0]
+    workers = [subprocess.Popen([sys.executable, "-c", _ADD, str(tmp_path), str(who)]) for who in range(3)]
+    assert [w.wait() for w in workers] == [0, 0, 0]
     assert len(CostStore(tmp_path).read("device")) == 3 * 8 + 8
 
 
