@@ -20,7 +20,7 @@ from stowage.flows._fit import fit
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.runtime.measure import Measurement, measure_iteration
 from stowage.stages.settings import parse_settings
-from stowage.stages.workload import build_workload, optimizer_factory, token_stream
+from stowage.stages.workload import configured_optimizer, configured_workload, token_stream
 from stowage.stages.workload.calls import call_model, loss_of
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import vocabulary_size
@@ -52,19 +52,10 @@ class Eager:
 def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """The contestant, its batches, and what it says about itself."""
     settings = parse_settings(request["params"])
-    trace, source = settings.trace, settings.trace.model
-    workload = build_workload(
-        source.architecture,
-        source.overrides,
-        source.directory,
-        source.callable,
-        batch_size=trace.batch_size,
-        sequence_length=trace.sequence_length,
-        seed=trace.seed,
-    )
-    model = workload.model
-    assert trace.optimizer is not None
-    make = optimizer_factory(trace.optimizer.name, trace.optimizer.arguments)
+    trace = settings.trace
+    model = configured_workload(trace).model
+    make = configured_optimizer(trace)
+    assert make is not None
     data = settings.train.data
     stream = token_stream(data.source, data.column, data.tokenizer, vocabulary=vocabulary_size(model))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,10 +44,12 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
+        began = time.perf_counter()
         result = work()
         torch.cuda.synchronize(self._device)
+        elapsed = time.perf_counter() - began
         peak = torch.cuda.max_memory_allocated(self._device) - before
-        return Measured(result, [], peak, torch.cuda.memory_allocated(self._device) - before)
+        return Measured(result, [], peak, torch.cuda.memory_allocated(self._device) - before, elapsed)
 
     def _median(self, work: Callable[[], Any], repeat: int = 9) -> float:
         work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,12 +31,14 @@ class Measured:
         events: of the allocator, in order.
         peak_bytes: highest sum of events, from 0 at the start.
         end_bytes: sum of all events.
+        elapsed_s: wall time of the work itself, without what starting and reading the profiler takes.
     """
 
     result: Any
     events: list[AllocatorEvent]
     peak_bytes: int
     end_bytes: int
+    elapsed_s: float
 
 
 def measure_allocations(work: Callable[[], Any]) -> Measured:
@@ -44,7 +47,9 @@ def measure_allocations(work: Callable[[], Any]) -> Measured:
     Memory that existed before and is released inside is not seen by the profiler.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
+        began = time.perf_counter()
         result = work()
+        elapsed = time.perf_counter() - began
     kineto: Any = profiler.profiler
     found = [(e.start_ns(), e.nbytes()) for e in kineto.kineto_results.events() if e.name() == "[memory]"]
     found.sort(key=lambda event: event[0])
@@ -54,7 +59,7 @@ def measure_allocations(work: Callable[[], Any]) -> Measured:
         used += nbytes
         peak = max(peak, used)
     events = [AllocatorEvent((ns - start) * 1e-9, nbytes) for ns, nbytes in found]
-    return Measured(result, events, peak, used)
+    return Measured(result, events, peak, used, elapsed)
 
 
 def unique_bytes(tensors: list[torch.Tensor]) -> int:

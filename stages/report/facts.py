@@ -18,7 +18,7 @@ class Facts:
 
     Attributes:
         peak_bytes, eager_peak_bytes: highest device bytes of the measured iterations, everything included.
-        step_s, eager_step_s: median wall time of the iterations that were not slowed by the profiler, seconds.
+        step_s, eager_step_s: median seconds of an iteration, without the first, which warms up.
         compared: iterations whose loss plain PyTorch also computed.
         equal: those of them with the same loss, bit for bit.
         loss_difference: the largest difference among them.
@@ -39,13 +39,13 @@ def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> 
     for sample in memory:
         peaks[sample.series] = max(peaks.get(sample.series, -1), sample.resident_bytes)
     measured = max([s.peak_bytes for s in steps if s.peak_bytes >= 0] + [peaks.get("measured", -1)])
-    quick = [s for s in steps if s.peak_bytes < 0] or list(steps)
+    warm = steps[1:] or steps
     compared = [s for s in steps if not math.isnan(s.eager_loss)]
     return Facts(
         peak_bytes=None if measured < 0 else measured,
         eager_peak_bytes=peaks.get("eager"),
-        step_s=_median(s.time_s for s in quick),
-        eager_step_s=_median(s.eager_time_s for s in quick),
+        step_s=_median(s.time_s for s in warm),
+        eager_step_s=_median(s.eager_time_s for s in warm),
         compared=len(compared),
         equal=sum(same_loss(s) for s in compared),
         loss_difference=max((abs(s.loss - s.eager_loss) for s in compared), default=0.0),

@@ -21,12 +21,14 @@ class Measurement:
         loss: its loss.
         resident_bytes: in memory before: parameters, buffers, gradients, optimizer states, batch, constants.
         peak_bytes: highest device bytes during it, everything included.
+        elapsed_s: its wall time; recording the events is in it, starting the profiler is not.
         events: of the allocator; empty on devices that keep totals only.
     """
 
     loss: float
     resident_bytes: int
     peak_bytes: int
+    elapsed_s: float
     events: list[AllocatorEvent]
 
 
@@ -48,7 +50,8 @@ def measure_iteration(
     kind = next((p.device.type for p in model.parameters()), "cpu")
     resident = unique_bytes([*resident_tensors(model, optimizer, batch), *extra])
     measured = device_of(kind).measure(lambda: run(batch))
-    return Measurement(float(measured.result), resident, resident + measured.peak_bytes, measured.events)
+    peak = resident + measured.peak_bytes
+    return Measurement(float(measured.result), resident, peak, measured.elapsed_s, measured.events)
 
 
 def measure_program(

@@ -42,7 +42,6 @@ def _budget(value: object) -> object:
 FunctionPath = Annotated[str, AfterValidator(_function_path)]
 ClassName = Annotated[str, AfterValidator(_class_name)]
 Budget = Annotated[str | int, BeforeValidator(_budget)]
-Iterations = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(strict=False)]
 
 
 class _Section(BaseModel):
@@ -202,7 +201,7 @@ class TrainSettings(_Section):
         schedule: of the learning rate; None keeps it constant.
         data: see `DataSettings`.
         compare_eager: train plain PyTorch beside it and compare losses, bit for bit.
-        measure_iterations: iterations whose memory is recorded; a recorded iteration is slower.
+        measure_every: iterations between two whose memory is recorded by the profiler; 0 for none.
     """
 
     steps: Positive = 6
@@ -211,7 +210,7 @@ class TrainSettings(_Section):
     schedule: ScheduleSettings | None = None
     data: DataSettings = Field(default_factory=DataSettings)
     compare_eager: bool = True
-    measure_iterations: Iterations = (2,)
+    measure_every: NotNegative = 1
 
 
 class Settings(_Section):

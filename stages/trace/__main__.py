@@ -12,7 +12,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.table import read_record
 from stowage.stages.settings import load_settings
 from stowage.stages.trace import trace_step
-from stowage.stages.workload import build_workload, optimizer_factory
+from stowage.stages.workload import configured_optimizer, configured_workload
 from stowage.stages.workload.models import resolve
 
 
@@ -26,25 +26,14 @@ def main() -> None:
             "(`python -m stowage.stages.device` makes this machine the target)."
         )
     source = settings.model
-    workload = build_workload(
-        source.architecture,
-        source.overrides,
-        source.directory,
-        source.callable,
-        batch_size=settings.batch_size,
-        sequence_length=settings.sequence_length,
-        seed=settings.seed,
-        fake=source.callable is None,
-    )
+    workload = configured_workload(settings, fake=source.callable is None)
     if settings.device != "cpu":
         workload.model.to(settings.device)
         workload.batch.update(
             {k: v.to(settings.device) for k, v in workload.batch.items() if isinstance(v, torch.Tensor)}
         )
-    optimizer = None
-    if settings.optimizer is not None:
-        make = optimizer_factory(settings.optimizer.name, settings.optimizer.arguments)
-        optimizer = make(list(workload.model.parameters()))
+    make = configured_optimizer(settings)
+    optimizer = make(list(workload.model.parameters())) if make else None
     notices: list[str] = []
     trace = trace_step(
         workload.model,

@@ -32,7 +32,13 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import model_tensors
 from stowage.stages.train.loop import Batches, Run, train_eager, train_planned
-from stowage.stages.workload import build_workload, optimizer_factory, sample_batch, scheduler_factory, token_stream
+from stowage.stages.workload import (
+    configured_optimizer,
+    configured_workload,
+    sample_batch,
+    scheduler_factory,
+    token_stream,
+)
 from stowage.stages.workload.calls import call_model, loss_of
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import resolve, vocabulary_size
@@ -53,20 +59,11 @@ class Setup:
 
 def set_up(settings: Settings) -> Setup:
     """Model, optimizer and schedule as params.yaml says."""
-    trace, source = settings.trace, settings.trace.model
-    workload = build_workload(
-        source.architecture,
-        source.overrides,
-        source.directory,
-        source.callable,
-        batch_size=trace.batch_size,
-        sequence_length=trace.sequence_length,
-        seed=trace.seed,
-    )
+    trace = settings.trace
+    workload = configured_workload(trace)
     model = workload.model.to(trace.device)
-    optimizer = None
-    if trace.optimizer is not None:
-        optimizer = optimizer_factory(trace.optimizer.name, trace.optimizer.arguments)(list(model.parameters()))
+    make = configured_optimizer(trace)
+    optimizer = make(list(model.parameters())) if make else None
     schedule = settings.train.schedule
     scheduler = None
     if schedule is not None and optimizer is not None:
@@ -106,8 +103,8 @@ def compare(planned: list[StepRecord], eager: list[StepRecord]) -> list[StepReco
 
 
 def median_time_s(records: list[StepRecord]) -> float:
-    """Of iterations that were not measured, the first one left out when others exist."""
-    times = [r.time_s for r in records if r.peak_bytes < 0]
+    """The first iteration left out when others exist: it warms up."""
+    times = [r.time_s for r in records]
     return statistics.median(times[1:] or times or [math.nan])
 
 
@@ -152,7 +149,7 @@ def main() -> None:
     check_device(summary, settings.trace.device)
     trace = load_variant(ARTIFACTS / "trace", summary.variant)
     source, source_hash = read_source(summary)
-    measured = frozenset(settings.train.measure_iterations)
+    measure_every = settings.train.measure_every
     steps = settings.train.steps
     run_name = run_hash(settings, summary)
     checkpoint = STORE / "checkpoints" / summary.plan_hash / f"{run_name}.safetensors"
@@ -169,7 +166,7 @@ def main() -> None:
                 batches_of(settings, setup),
                 setup.loss,
                 steps=steps,
-                measured=measured,
+                measure_every=measure_every,
                 progress=lambda done: bar.update(task, completed=done),
             )
             del setup
@@ -185,7 +182,7 @@ def main() -> None:
             setup.scheduler,
             batches_of(settings, setup),
             steps=steps,
-            measured=measured,
+            measure_every=measure_every,
             checkpoint=checkpoint,
             checkpoint_every=settings.train.checkpoint_every,
             run_name=run_name,

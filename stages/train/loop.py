@@ -47,7 +47,7 @@ def _loop(
     series: str,
     start: int,
     steps: int,
-    measured: frozenset[int],
+    measure_every: int,
     batches: Batches,
     optimizer: torch.optim.Optimizer | None,
     scheduler: Any,
@@ -59,14 +59,14 @@ def _loop(
     for iteration in range(start, steps):
         batch = batches(iteration)
         rate = _learning_rate(optimizer)
-        began = time.perf_counter()
-        if iteration in measured:
+        if measure_every and iteration % measure_every == 0:
             measurement = measure(batch)
-            loss, peak = measurement.loss, measurement.peak_bytes
+            loss, peak, elapsed = measurement.loss, measurement.peak_bytes, measurement.elapsed_s
             run.samples = memory_samples(series, measurement)
         else:
+            began = time.perf_counter()
             loss, peak = float(step(batch)), -1
-        elapsed = time.perf_counter() - began
+            elapsed = time.perf_counter() - began
         if scheduler is not None:
             scheduler.step()
         run.records.append(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak))
@@ -81,7 +81,7 @@ def train_planned(
     batches: Batches,
     *,
     steps: int,
-    measured: frozenset[int],
+    measure_every: int,
     checkpoint: Path,
     checkpoint_every: int,
     run_name: str,
@@ -102,7 +102,7 @@ def train_planned(
         "measured",
         start,
         steps,
-        measured,
+        measure_every,
         batches,
         optimizer,
         scheduler,
@@ -122,7 +122,7 @@ def train_eager(
     loss_of: Callable[[Any], torch.Tensor],
     *,
     steps: int,
-    measured: frozenset[int],
+    measure_every: int,
     progress: Progress,
 ) -> Run:
     """Plain PyTorch: zero_grad, forward, backward, step."""
@@ -143,5 +143,5 @@ def train_eager(
             parameter.grad = None
         return measure_iteration(iteration, model, optimizer, batch, [])
 
-    _loop("eager", 0, steps, measured, batches, optimizer, scheduler, iteration, measure, run, progress)
+    _loop("eager", 0, steps, measure_every, batches, optimizer, scheduler, iteration, measure, run, progress)
     return run

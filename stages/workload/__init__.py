@@ -5,9 +5,11 @@ samples.py     a synthetic batch with the arguments that a model takes
 data.py        real tokens: a stream on disk, and batches that are a pure function of seed and iteration
 optimizers.py  optimizers and learning-rate schedules by name
 signature.py   what must not change between tracing and training
+configured.py  model, batch and optimizer as params.yaml says
 randomness.py  draws that leave the global generators alone
 """
 
+from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batches, token_stream
 from stowage.stages.workload.models import Workload, build_model, build_workload
 from stowage.stages.workload.optimizers import optimizer_factory, scheduler_factory
@@ -22,6 +24,8 @@ __all__ = [
     "batches",
     "build_model",
     "build_workload",
+    "configured_optimizer",
+    "configured_workload",
     "model_signature",
     "optimizer_factory",
     "sample_batch",

@@ -79,5 +79,5 @@ TINY = {
     "profile": {"seconds_per_call": 0.001, "min_samples": 1},
     "options": {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 1.0},
     "solve": {"device_budget": "80%", "memory_slots": 100},
-    "train": {"steps": 3, "checkpoint_every": 2, "measure_iterations": [1]},
+    "train": {"steps": 3, "checkpoint_every": 2, "measure_every": 1},
 }

@@ -119,7 +119,7 @@ def test_a_plan_of_a_commit_is_compared_with_the_present_one(tiny: Path) -> None
 
 def test_a_killed_run_goes_on_from_its_checkpoint(tiny: Path) -> None:
     """DVC deletes a stage's outputs before it runs; checkpoints are elsewhere."""
-    set_parameters(tiny, {"train": {"steps": 30, "checkpoint_every": 2, "measure_iterations": []}})
+    set_parameters(tiny, {"train": {"steps": 30, "checkpoint_every": 2, "measure_every": 0}})
     environment = stage_environment(tiny)
     process = subprocess.Popen(["dvc", "repro", "train"], cwd=tiny, env=environment, start_new_session=True)
     checkpoints = tiny / ".stowage" / "checkpoints"

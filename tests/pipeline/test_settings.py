@@ -31,7 +31,7 @@ def test_the_main_job_loads() -> None:
     assert settings.trace.optimizer is not None
     assert settings.trace.optimizer.arguments["lr"] == 1e-4
     assert settings.solve.device_budget == "50%"
-    assert settings.train.measure_iterations == (2,)
+    assert settings.train.measure_every == 1
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_main_job_loads() -> None:
         ("solve.device_budget", "-50%", "is not a budget"),
         ("solve.device_budget", 1.5, "is not a budget"),
         ("train.data.column", "text", "column is for .parquet files"),
-        ("train.measure_iterations", [1, "b"], "train.measure_iterations.1 must be a valid integer"),
+        ("train.measure_every", "b", "train.measure_every must be a valid integer"),
     ],
 )
 def test_each_mistake_is_one_sentence(key: str, value: Any, says: str) -> None:

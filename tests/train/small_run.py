@@ -85,7 +85,7 @@ class SmallRun:
                 self.schedule,
                 batch_at,
                 steps=steps,
-                measured=frozenset(),
+                measure_every=0,
                 checkpoint=checkpoint,
                 checkpoint_every=every,
                 run_name=name,

@@ -37,7 +37,7 @@ PARAMETERS = {
         "steps": 60,
         "checkpoint_every": 4,
         "compare_eager": False,
-        "measure_iterations": [1],
+        "measure_every": 1,
         "schedule": {"name": "CosineAnnealingLR", "arguments": {"T_max": 60}},
     },
 }
