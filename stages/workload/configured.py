@@ -1,0 +1,29 @@
+"""The workload that params.yaml describes."""
+
+from __future__ import annotations
+
+from stowage.stages.settings.models import TraceSettings
+from stowage.stages.workload.models import Workload, build_workload
+from stowage.stages.workload.optimizers import MakeOptimizer, optimizer_factory
+
+
+def configured_workload(trace: TraceSettings, *, fake: bool = False) -> Workload:
+    """Model and sample batch of the trace section; see `build_workload`."""
+    source = trace.model
+    return build_workload(
+        source.architecture,
+        source.overrides,
+        source.directory,
+        source.callable,
+        batch_size=trace.batch_size,
+        sequence_length=trace.sequence_length,
+        seed=trace.seed,
+        fake=fake,
+    )
+
+
+def configured_optimizer(trace: TraceSettings) -> MakeOptimizer | None:
+    """Parameters -> optimizer, or None where gradients are left in `.grad`."""
+    if trace.optimizer is None:
+        return None
+    return optimizer_factory(trace.optimizer.name, trace.optimizer.arguments)
