@@ -1,0 +1,51 @@
+"""Rates of the disk tier in a folder: `python -m stowage.stages.device.tiers [folder] [chunk MiB] [threads]`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from stowage.stages.device.tiers.disk import CHUNK, PAGE, THREADS, DiskTier
+from stowage.stages.device.tiers.rates import measure_tier
+from stowage.stages.ir.errors import StowageError
+
+TENSORS, TENSOR_BYTES = 16, 24 << 20
+
+
+def _tensors(aligned: bool) -> list[torch.Tensor]:
+    """Float tensors at a page, or 64 bytes behind one, as torch's allocator has them."""
+    made = []
+    for _ in range(TENSORS):
+        memory = torch.randint(256, (TENSOR_BYTES + 2 * PAGE,), dtype=torch.uint8)
+        start = -memory.data_ptr() % PAGE + (0 if aligned else 64)
+        made.append(memory[start : start + TENSOR_BYTES].view(torch.float32))
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Print a table."""
+    folder = arguments[0] if arguments else ".stowage"
+    chunk = int(arguments[1]) << 20 if len(arguments) > 1 else CHUNK
+    threads = int(arguments[2]) if len(arguments) > 2 else THREADS
+    a, b = torch.randn(2, 768, 768)
+    try:
+        tier = DiskTier(folder, chunk_bytes=chunk, threads=threads)
+    except StowageError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{tier.note or 'direct I/O'}; chunks of {chunk >> 20} MiB, {threads} threads each way")
+    print(f"{'tensors':12}{'beside':16}{'':8}{'MB/s':>8}{'CPU s/GB':>10}{'compute':>9}")
+    for layout, tensors in (("64 bytes", _tensors(False)), ("pages", _tensors(True))):
+        for beside, compute in (("nothing", None), ("matrix products", lambda: a @ b)):
+            for rate in measure_tier(tier, tensors, compute=compute):
+                print(
+                    f"{layout:12}{beside:16}{rate.what:8}{rate.bytes_per_s / 1e6:8.0f}{rate.cpu_s_per_gb:10.2f}"
+                    f"{rate.compute_slowdown:8.2f}x"
+                )
+    tier.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""What a tier promises: three verbs, and what breaks without each wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+Stream = Literal["offload", "reload"]
+OFFLOAD: Stream = "offload"
+RELOAD: Stream = "reload"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One transfer as it happened, on the clock of `time.perf_counter`.
+
+    Attributes:
+        stream: `offload` or `reload`.
+        name: of the slot.
+        nbytes: moved.
+        start_s: when its first byte was asked for, after everything that it had to wait for.
+        end_s: when it was complete.
+    """
+
+    stream: Stream
+    name: str
+    nbytes: int
+    start_s: float
+    end_s: float
+
+
+class Transfer(Protocol):
+    """A copy under way. The tier holds the tensor until the copy is complete, and no longer than the wait."""
+
+    def wait(self) -> None:
+        """Return when the compute stream may rely on the copy.
+
+        After an offload: the tensor may be written or freed. Without the wait the slot may hold bytes of later, and
+        memory counts as free that is still held. After a reload: the tensor may be read, written and freed. Without the
+        wait its bytes are anything.
+
+        Raises:
+            StowageError: the copy failed; the sentence names the tensor and the file.
+        """
+        ...
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once. It does not replace the wait."""
+        ...
+
+
+class Tier(Protocol):
+    """A place below the device, with one slot of fixed size for each name.
+
+    Both streams run at the same time. Transfers of one stream run in the order of their calls. Transfers of one slot
+    run in the order of their calls across both: a reload sees what was offloaded before it, and an offload waits for
+    the reloads before it. Two transfers of different slots that touch the same tensor memory are not ordered: that is
+    what waits are for.
+
+    Attributes:
+        name: `disk`, `host` or `null`.
+        record: append a `Span` for each transfer.
+    """
+
+    name: str
+    record: bool
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device-tier memory of its own, which the budget must count."""
+        ...
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """Completed transfers while `record` was on, in the order of completion."""
+        ...
+
+    def reserve(self, slots: Mapping[str, int]) -> None:
+        """Make room for slots, name → bytes, before the first step; later calls add names.
+
+        Raises:
+            StowageError: there is not enough room; the sentence says how many bytes are missing and where.
+        """
+        ...
+
+    def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
+        """Start copying a tensor into its slot."""
+        ...
+
+    def reload(self, name: str, tensor: torch.Tensor) -> Transfer:
+        """Start copying a slot into `tensor`, which the caller allocated, with the layout of what was offloaded."""
+        ...
+
+    def written(self, name: str) -> bool:
+        """Whether the slot holds data, or will once the offload under way is complete."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it made. Transfers that are not complete fail."""
+        ...

@@ -1,0 +1,193 @@
+"""Pinned host memory as the tier below a GPU: buffers allocated once, a stream for each direction, and events.
+
+Four orders make it correct; the host blocks in none of them.
+
+- *Before an offload* its stream waits for the compute stream as it is at the call: the tensor must have been computed.
+- *Before a reload* its stream waits for the compute stream as it is at the call too. The destination is new memory, but
+  the caching allocator hands out memory whose last kernels may still be queued on the compute stream: without the event
+  the copy overwrites what they read.
+- *Between the two streams* events of the slot: a reload waits for its last offload, an offload for the reloads that
+  still read the slot.
+- *At the wait* the compute stream waits for the copy's event.
+
+Memory: the allocator knows only the stream that a tensor was allocated on. A tensor freed while a side stream still
+copies it would be handed out at once. `record_stream` would prevent that, but gives the memory back at some later time,
+when the allocator next polls its events: the peak would no longer be the plan's. Instead the transfer holds the tensor
+until its wait; after that, whatever reuses the memory comes later on the compute stream, which has waited for the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream
+from stowage.stages.device.tiers.cuda_lanes import CudaLanes, DeviceLanes
+from stowage.stages.device.tiers.layout import check_movable, flat_bytes, is_dense, packed
+from stowage.stages.device.tiers.slots import Slots
+
+ALIGNMENT = 512
+"""Of slots in a buffer: copies run fastest between addresses aligned like the allocator's own."""
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """What torch's allocator of pinned memory takes for a request: the next power of two."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
+@dataclass
+class _Slot:
+    """Bytes of one name, the event of its last offload, and of the reloads since."""
+
+    content: torch.Tensor
+    written: Any = None
+    read: list[Any] = field(default_factory=list)
+
+
+class _PinnedTransfer:
+    """See `Transfer`: `wait` makes the caller's current stream wait; the host goes on."""
+
+    def __init__(self, tier: PinnedTier, stream: Stream, name: str, tensors: Sequence[torch.Tensor], done: Any) -> None:
+        self._tier = tier
+        self._stream: Stream = stream
+        self.name = name
+        self._tensors: Sequence[torch.Tensor] = tensors
+        """Held until the wait: the tensor, and its packed copy if there is one."""
+        self._done = done
+
+    def wait(self) -> None:
+        """See `Transfer`."""
+        lanes = self._tier.lanes
+        lanes.wait(lanes.compute(), self._done)
+        if self._stream == RELOAD and len(self._tensors) == 2:
+            tensor, contiguous = self._tensors
+            lanes.copy(lanes.compute(), tensor.detach(), contiguous)
+        self._tensors = ()
+        self._tier._unwaited.discard(self)
+
+    def done(self) -> bool:
+        """See `Transfer`."""
+        return self._tier.lanes.done(self._done)
+
+
+class PinnedTier:
+    """See `Tier`. Tensors are on one GPU.
+
+    Attributes:
+        lanes: streams and events.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        device: torch.device | str = "cuda",
+        *,
+        groups: Sequence[Sequence[str]] = (),
+        lanes: DeviceLanes | None = None,
+    ) -> None:
+        """`groups`: names that share one buffer, in order. Buffers take the next power of two, so groups of almost that
+        size waste little; a name in no group has a buffer of its own."""
+        self.record = False
+        self.lanes: DeviceLanes = lanes or CudaLanes(torch.device(device))
+        self._groups = {name: index for index, group in enumerate(groups) for name in group}
+        self._order = {name: place for group in groups for place, name in enumerate(group)}
+        self._slots = Slots()
+        self._held: dict[str, _Slot] = {}
+        self._buffers: list[torch.Tensor] = []
+        self._unwaited: set[_PinnedTransfer] = set()
+        """Keeps tensors of transfers that the caller dropped without a wait."""
+        self._recorded: list[tuple[Stream, str, int, Any, Any]] = []
+
+    @property
+    def staging_bytes(self) -> int:
+        """None on the device."""
+        return 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned memory taken, rounding included."""
+        return sum(pinned_bytes(buffer.numel()) for buffer in self._buffers)
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """See `Tier`."""
+        complete = [one for one in self._recorded if self.lanes.done(one[4])]
+        spans = [Span(s, n, b, self.lanes.time_s(start), self.lanes.time_s(end)) for s, n, b, start, end in complete]
+        return sorted(spans, key=lambda span: span.end_s)
+
+    def reserve(self, slots: Mapping[str, int]) -> None:
+        """See `Tier`. Names of one group that come in one call share a buffer."""
+        new = self._slots.new(slots)
+        shared: dict[Any, list[str]] = {}
+        for name in new:
+            shared.setdefault(self._groups.get(name, name), []).append(name)
+        for names in shared.values():
+            names.sort(key=lambda name: self._order.get(name, 0))
+            starts, end = [], 0
+            for name in names:
+                start = -(-end // ALIGNMENT) * ALIGNMENT
+                starts.append(start)
+                end = start + new[name]
+            buffer = self.lanes.pinned(end)
+            self._buffers.append(buffer)
+            for name, start in zip(names, starts, strict=True):
+                self._held[name] = _Slot(buffer[start : start + new[name]])
+                self._slots.add({name: new[name]})
+
+    def offload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
+        """See `Tier`."""
+        check_movable(name, tensor, (self.lanes.kind,))
+        self._slots.write(name, tensor)
+        slot = self._held[name]
+        held = [tensor] if is_dense(tensor) else [tensor, packed(tensor)]
+        after = [*slot.read, slot.written] if slot.written is not None else slot.read
+        transfer = self._start(OFFLOAD, name, held, after)
+        slot.written, slot.read = transfer._done, []
+        return transfer
+
+    def reload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
+        """See `Tier`."""
+        check_movable(name, tensor, (self.lanes.kind,))
+        self._slots.read(name, tensor)
+        slot = self._held[name]
+        held = [tensor]
+        if not is_dense(tensor):
+            held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+        transfer = self._start(RELOAD, name, held, [slot.written])
+        slot.read = [*(event for event in slot.read if not self.lanes.done(event)), transfer._done]
+        return transfer
+
+    def written(self, name: str) -> bool:
+        """See `Tier`."""
+        return self._slots.written(name)
+
+    def close(self) -> None:
+        """See `Tier`. Waits until both streams are idle: they read and write the buffers."""
+        self.lanes.synchronize()
+        self._unwaited.clear()
+        self._held.clear()
+        self._buffers.clear()
+
+    def _start(self, stream: Stream, name: str, held: Sequence[torch.Tensor], after: Sequence[Any]) -> _PinnedTransfer:
+        """Put a copy on its stream, after the compute stream as it is now and after `after`."""
+        lanes, side = self.lanes, self.lanes.side(stream)
+        lanes.wait(side, lanes.record(lanes.compute()))
+        for event in after:
+            lanes.wait(side, event)
+        begin = lanes.record(side) if self.record else None
+        memory = flat_bytes(held[-1].detach())
+        content = self._held[name].content[: memory.numel()]
+        if stream == OFFLOAD:
+            lanes.copy(side, content, memory)
+        else:
+            lanes.copy(side, memory, content)
+        done = lanes.record(side)
+        if begin is not None:
+            self._recorded.append((stream, name, memory.numel(), begin, done))
+        transfer = _PinnedTransfer(self, stream, name, held, done)
+        self._unwaited.add(transfer)
+        return transfer

@@ -1,0 +1,208 @@
+"""Worker threads for transfers: a lane for each stream, with several threads that share the chunks of its transfers."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from stowage.stages.device.tiers.base import OFFLOAD, Span, Stream
+from stowage.stages.ir.errors import StowageError
+
+
+class Staging:
+    """A page-aligned buffer of one thread.
+
+    Private, or it would count as shared memory; not inherited by forks, which would copy pages that the disk writes to.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_DONTFORK"):
+            self._pages.madvise(mmap.MADV_DONTFORK)
+        self.view = memoryview(self._pages)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+
+
+class Job:
+    """One transfer: the `Transfer` that callers hold, and what the threads need to know of it."""
+
+    def __init__(self, stream: Stream, name: str, tensor: torch.Tensor, slot: int, chunks: int) -> None:
+        self.stream: Stream = stream
+        self.name = name
+        self.nbytes = tensor.numel() * tensor.element_size()
+        self.address = tensor.data_ptr()
+        self.slot = slot
+        self.chunks = chunks
+        self.tensor: torch.Tensor | None = tensor
+        """Held until the transfer is complete, so that its memory is not given to others."""
+        self.unpack: Callable[[], object] | None = None
+        """Run after the last chunk of a reload."""
+        self.after: list[Job] = []
+        """Must be complete before this starts; those that it reads from must not have failed."""
+        self.claimed = 0
+        self.left = chunks
+        self.moved = False
+        self.waited_on = False
+        self.error: Exception | None = None
+        self.start_s = 0.0
+        self._complete = threading.Event()
+
+    def wait(self) -> None:
+        """See `Transfer`."""
+        self._complete.wait()
+        if self.error is not None:
+            raise StowageError(str(self.error)) from self.error
+
+    def done(self) -> bool:
+        """See `Transfer`."""
+        return self._complete.is_set()
+
+    def finish(self) -> None:
+        """Let go of everything and wake who waits."""
+        self.tensor = self.unpack = None
+        self.after = []
+        self._complete.set()
+
+
+class _Lane:
+    def __init__(self, lock: threading.Lock) -> None:
+        self.ready = threading.Condition(lock)
+        self.unclaimed: deque[Job] = deque()
+        self.unfinished: deque[Job] = deque()
+
+
+class Lanes:
+    """Runs jobs. Each stream starts and completes them in the order of `submit`, both streams at the same time.
+
+    Waiting cannot go in circles: a job waits only for jobs submitted before it.
+    """
+
+    def __init__(
+        self,
+        streams: tuple[Stream, ...],
+        threads: int,
+        staging_bytes: int,
+        move: Callable[[Job, int, Staging], None],
+        failed: Callable[[Job, Exception], Exception],
+    ) -> None:
+        """`move` moves one chunk; `failed` turns what it raises into a sentence."""
+        self.record = False
+        self.spans: list[Span] = []
+        self._move, self._failed = move, failed
+        self._lock = threading.Lock()
+        self._lanes = {stream: _Lane(self._lock) for stream in streams}
+        self._stopped = False
+        self._process = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._run, args=(lane, staging_bytes), name=f"stowage-{stream}", daemon=True)
+            for stream, lane in self._lanes.items()
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        lane = self._lanes[job.stream]
+        with self._lock:
+            if self._stopped:
+                raise StowageError(f"'{job.name}' cannot be moved: its tier was closed.")
+            job.after = [other for other in job.after if not other.done() or other.error is not None]
+            for other in job.after:
+                other.waited_on = True
+            lane.unclaimed.append(job)
+            lane.unfinished.append(job)
+            lane.ready.notify(job.chunks)
+
+    def is_mine(self) -> bool:
+        """Whether this is one of the threads."""
+        return threading.current_thread() in self._threads
+
+    def stop(self) -> None:
+        """Finish the chunks under way, fail the rest, end the threads. Not in one of the threads."""
+        if os.getpid() != self._process:
+            return  # a fork has no threads, and perhaps a lock that nobody will release
+        with self._lock:
+            self._stopped = True
+            for lane in self._lanes.values():
+                lane.ready.notify_all()
+        for thread in self._threads:
+            thread.join()
+        with self._lock:
+            for lane in self._lanes.values():
+                for job in lane.unfinished:
+                    job.error = job.error or StowageError(f"'{job.name}' was not moved: its tier was closed.")
+                    job.finish()
+                lane.unfinished.clear()
+                lane.unclaimed.clear()
+
+    def _run(self, lane: _Lane, staging_bytes: int) -> None:
+        staging = Staging(staging_bytes)
+        while True:
+            with self._lock:
+                claim = self._claim(lane)
+                while claim is None:
+                    if self._stopped:
+                        return
+                    lane.ready.wait()
+                    claim = self._claim(lane)
+            job, chunk = claim
+            error: Exception | None = None
+            if job.error is None:
+                try:
+                    self._move(job, chunk, staging)
+                except Exception as problem:
+                    error = problem
+            del claim
+            self._account(lane, job, error)
+            del job
+
+    def _claim(self, lane: _Lane) -> tuple[Job, int] | None:
+        """The next chunk of the lane's first transfer, if that may start. With the lock held."""
+        if self._stopped or not lane.unclaimed:
+            return None
+        job = lane.unclaimed[0]
+        if job.claimed == 0:
+            if any(not other.done() for other in job.after):
+                return None
+            job.start_s = time.perf_counter()
+            broken = [o for o in job.after if o.error is not None and o.stream == OFFLOAD != job.stream]
+            if broken:
+                job.error = broken[0].error
+        job.claimed += 1
+        if job.claimed == job.chunks:
+            lane.unclaimed.popleft()
+        return job, job.claimed - 1
+
+    def _account(self, lane: _Lane, job: Job, error: Exception | None) -> None:
+        """A chunk was moved: complete its transfer, and those behind it that only waited for their turn."""
+        with self._lock:
+            if error is not None and job.error is None:
+                job.error = self._failed(job, error)
+            job.left -= 1
+            last = job.left == 0
+        if not last:
+            return
+        if job.error is None and job.unpack is not None:
+            try:
+                job.unpack()
+            except Exception as problem:
+                job.error = self._failed(job, problem)
+        with self._lock:
+            job.moved = True
+            now = time.perf_counter()
+            while lane.unfinished and lane.unfinished[0].moved:
+                first = lane.unfinished.popleft()
+                if self.record and first.error is None:
+                    self.spans.append(Span(first.stream, first.name, first.nbytes, first.start_s, now))
+                first.finish()
+                if first.waited_on:
+                    for other in self._lanes.values():
+                        other.ready.notify_all()
