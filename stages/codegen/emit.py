@@ -10,15 +10,16 @@ from stowage.stages.ir.arguments import render_arguments
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import OPAQUE
-from stowage.stages.ir.plan import PlanRow, PlanSummary
-from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.trace import Call, TraceTables, base_values
 from stowage.stages.ir.updates import UPDATE, updated_parameter
 
 _HEADER = '''"""One training iteration of {model} on {device}.
 
 Plan {plan}: {method}, device budget {budget:,.1f} MiB, predicted peak {peak:,.1f} MiB, predicted time {time:.3f} s.
 Each line is one operation; the comment gives its block, the bytes it makes and its predicted time. `again` marks a
-recomputation. `del` frees. Written by codegen; change the plan, not this file.
+recomputation. `del` frees; `offload`, `reload` and `wait` move tensors to the tier below the device and back. Written
+by codegen; change the plan, not this file.
 """
 
 import torch
@@ -35,7 +36,9 @@ def step(run: Iteration) -> Tensor:
 
 
 class _Emitter:
-    def __init__(self, trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow]) -> None:
+    def __init__(
+        self, trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], slots: Sequence[Slot]
+    ) -> None:
         self.trace = trace
         self.nodes = nodes
         self.rows = rows
@@ -43,8 +46,11 @@ class _Emitter:
         self.defined: set[int] = set()
         self.names_of_storage: dict[int, list[int]] = defaultdict(list)
         self.call_of = {v: c for c in trace.calls for v in c.returns if v >= 0}
+        self.base_of = base_values(trace)
         self.runs = [0] * len(nodes)
         self.total = [0] * len(nodes)
+        self.slots = {s.storage: s for s in slots}
+        self.under_way = {s.storage: s.start for s in slots if s.start in ("reloading", "offloading")}
         for row in rows:
             if row.node >= 0:
                 self.total[row.node] += 1
@@ -61,6 +67,9 @@ class _Emitter:
         if value in self.defined:
             return
         call = self.call_of.get(value)
+        if call is not None and not call.is_view and self._base(value) in self.defined:
+            self._alias(value)
+            return
         if call is None:
             role, _, name = self.trace.values[value].source.partition(":")
             self.lines.append(f"{self.name(value)} = run.{role}[{json.dumps(name)}]")
@@ -121,25 +130,88 @@ class _Emitter:
         if again and self.runs[row.node] == self.total[row.node]:
             self.lines.append(f"run.random.forget({node.node})")
 
+    def _base(self, value: int) -> int:
+        """The first value of the storage that `value` lives in."""
+        return self.base_of[self.trace.values[value].storage]
+
+    def _alias(self, value: int) -> None:
+        """Another name for reloaded memory: what an in-place call returned."""
+        v, base = self.trace.values[value], self.name(self._base(value))
+        self.lines.append(f"{v.name} = aten.as_strided.default({base}, {list(v.shape)}, {list(v.stride)}, {v.offset})")
+        self._define(value)
+
     def free(self, row: PlanRow) -> None:
         names = self.names_of_storage.pop(row.storage, [])
         if names:
             self.lines.append(f"del {', '.join(self.name(v) for v in names)}")
         self.defined.difference_update(names)
+        if self.trace.storages[row.storage].role != "temporary":
+            self.lines.append(f"run.free({self._slot(row)})")
+
+    def _slot(self, row: PlanRow) -> str:
+        return json.dumps(self.slots[row.storage].name)
+
+    def offload(self, row: PlanRow) -> None:
+        slot = self.slots[row.storage]
+        self.under_way[row.storage] = "offloading"
+        note = f"  # {slot.nbytes / MIB:.1f} MiB down, {(row.end_s - row.start_s) * 1e3:.1f} ms"
+        if slot.role != "temporary":
+            self.lines.append(f"run.offload({self._slot(row)}){note}")
+            return
+        base = self.base_of[row.storage]
+        self._ensure(base)
+        self.lines.append(f"run.offload({self._slot(row)}, {self.name(base)}){note}")
+
+    def reload(self, row: PlanRow) -> None:
+        self.under_way[row.storage] = "reloading"
+        note = f"  # {self.slots[row.storage].nbytes / MIB:.1f} MiB up, {(row.end_s - row.start_s) * 1e3:.1f} ms"
+        self.lines.append(f"run.reload({self._slot(row)}){note}")
+
+    def wait(self, row: PlanRow) -> None:
+        slot = self.slots[row.storage]
+        reloading = self.under_way.pop(row.storage) == "reloading"
+        text = f"run.wait({self._slot(row)})"
+        if reloading and slot.role == "temporary":
+            base = self.base_of[row.storage]
+            text = f"{self.name(base)} = {text}"
+            self._define(base)
+        if reloading:
+            why = f"{self._next_reader(row)} would read it before it is here"
+        else:
+            why = "its memory would be changed or freed while it is copied"
+        self.lines.append(f"{text}  # without: {why}")
+
+    def _next_reader(self, row: PlanRow) -> str:
+        for later in self.rows[row.row + 1 :]:
+            if later.node >= 0:
+                node = self.nodes[later.node]
+                if row.storage in node.reads or row.storage in node.mutates:
+                    return node.name
+        return "the next iteration"
 
 
-def emit_step(trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], summary: PlanSummary) -> str:
+def emit_step(
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    rows: Sequence[PlanRow],
+    summary: PlanSummary,
+    slots: Sequence[Slot] = (),
+) -> str:
     """The text of `step.py`: equal plans give equal bytes."""
-    emitter = _Emitter(trace, nodes, rows)
+    emitter = _Emitter(trace, nodes, rows, slots)
+    act = {
+        "compute": emitter.compute,
+        "free": emitter.free,
+        "offload": emitter.offload,
+        "reload": emitter.reload,
+        "wait": emitter.wait,
+    }
     label = ""
     for row in rows:
         if row.step != label:
             label = row.step
             emitter.lines += ["", f"# {label}"]
-        if row.action == "compute":
-            emitter.compute(row)
-        else:
-            emitter.free(row)
+        act[row.action](row)
     updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
     left = [g for g in trace.gradients if g.gradient_value >= 0 and g.gradient_value not in updated]
     if left:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+
+import torch
 
 from stowage.stages.device.events import Measured
 from stowage.stages.ir.costs import DeviceDescription
@@ -24,6 +26,6 @@ class Device(Protocol):
         """Wall time of `work`, completed."""
         ...
 
-    def measure(self, work: Callable[[], Any]) -> Measured:
-        """Run `work` and report the allocator's events."""
+    def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
+        """Run `work` and report the allocator's events; `resident` tensors existed before and may go away inside."""
         ...

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,9 +43,9 @@ class CpuDevice:
         work()
         return time.perf_counter() - start
 
-    def measure(self, work: Callable[[], Any]) -> Measured:
+    def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` under the profiler."""
-        return measure_allocations(work)
+        return measure_allocations(work, resident)
 
     def _median(self, work: Callable[[], Any], repeat: int = 5) -> float:
         work()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class CudaDevice:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
 
-    def measure(self, work: Callable[[], Any]) -> Measured:
+    def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work`; the allocator keeps totals, so there are no single events."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from stowage.stages.ir.machine import TierState
+from stowage.stages.ir.trace import StorageRole
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,30 @@ class Option:
     gap: float
 
 
+PlanAction = Literal["compute", "free", "offload", "reload", "wait"]
+"""`offload` starts a copy from the device to the tier below, `reload` one back into device memory that is taken at its
+start, `wait` ends with the copy of its storage, `free` drops the device's copy."""
+
+
 @dataclass(frozen=True)
 class PlanRow:
     """One action of the iteration.
 
     Attributes:
         row: position.
-        action: `compute` a node or `free` a storage.
+        action: see `PlanAction`.
         node: compute node, or -1.
         storage: storage, or -1.
         block: block of the node or storage, -1 outside the chain.
         step: the step it belongs to, for people: `F3 option 2`, `F3 fast`, `B3`.
         recompute: the node has run before in this iteration.
-        start_s, end_s: predicted, from the start of the iteration.
+        start_s, end_s: predicted, from the start of the iteration; of `offload` and `reload` those of the copy.
         resident_bytes: predicted device bytes after the row.
         peak_bytes: predicted highest device bytes during the row.
     """
 
     row: int
-    action: Literal["compute", "free"]
+    action: PlanAction
     node: int
     storage: int
     block: int
@@ -62,6 +71,37 @@ class PlanRow:
     end_s: float
     resident_bytes: int
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A storage that the plan moves: its place in the tier below the device.
+
+    Attributes:
+        storage: which.
+        name: its parameter's name, `parameter::state`, or the identifier that generated code gives an activation.
+        nbytes: of the storage.
+        role: parameter, state or temporary.
+        start: where a parameter or state is between iterations: on the device, below alone, or on its way up or down.
+        copied: between iterations the copy below is up to date.
+    """
+
+    storage: int
+    name: str
+    nbytes: int
+    role: StorageRole
+    start: Literal["device", "below", "reloading", "offloading"]
+    copied: bool
+
+
+def tier_state(slots: Iterable[Slot]) -> TierState:
+    """Where persistent storages are between iterations."""
+    kept = [s for s in slots if s.role != "temporary"]
+
+    def at(start: str) -> frozenset[int]:
+        return frozenset(s.storage for s in kept if s.start == start)
+
+    return TierState(at("below"), at("reloading"), at("offloading"), frozenset(s.storage for s in kept if s.copied))
 
 
 @dataclass(frozen=True)
@@ -85,6 +125,9 @@ class PlanSummary:
         estimated_nodes: nodes whose cost is an estimate.
         device_fingerprint: of the device that the costs are from.
         variant: the rewrite of the trace that it plans (see `rewrite`).
+        below_bytes: bytes that live in the tier below the device at some time of the iteration.
+        offload_bytes, reload_bytes: moved down and up in one iteration.
+        wait_s: predicted time that computing waits for copies.
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -110,3 +153,7 @@ class PlanSummary:
     estimated_nodes: int
     device_fingerprint: str = ""
     variant: str = "plain"
+    below_bytes: int = 0
+    offload_bytes: int = 0
+    reload_bytes: int = 0
+    wait_s: float = 0.0

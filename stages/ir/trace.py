@@ -145,6 +145,14 @@ class TraceMeta:
     parameters: int
 
 
+def base_values(trace: TraceTables) -> dict[int, int]:
+    """Storage -> the first value that lives in it."""
+    found: dict[int, int] = {}
+    for value in trace.values:
+        found.setdefault(value.storage, value.value)
+    return found
+
+
 @dataclass(frozen=True)
 class TraceTables:
     """The whole trace. `calls` are in the order of eager PyTorch's execution, updates last."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import Program, constant_tensors, load_step
 
 
@@ -17,6 +21,8 @@ def bind(
     trace: TraceTables,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
+    slots: Sequence[Slot] = (),
+    offloading: Offloading | None = None,
 ) -> Program:
     """Load generated code and bind it to `model`.
 
@@ -46,4 +52,6 @@ def bind(
         optimizer,
         constant_tensors(trace.constants, trace.values, device),
         [name for role, _, name, _ in sources if role == "input"],
+        slots,
+        offloading,
     )

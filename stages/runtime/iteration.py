@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
 
 
@@ -27,6 +29,7 @@ class Iteration:
         constant: Mapping[str, torch.Tensor],
         random: RandomStates,
         update: Callable[[str, torch.Tensor], None],
+        offloading: Offloading | None = None,
     ) -> None:
         self.parameter = parameter
         self.buffer = buffer
@@ -34,6 +37,7 @@ class Iteration:
         self.constant = constant
         self.random = random
         self._update = update
+        self._offloading = offloading
 
     @contextmanager
     def as_in_forward(self) -> Iterator[None]:
@@ -44,6 +48,28 @@ class Iteration:
     def update(self, name: str, gradient: torch.Tensor) -> None:
         """Update one parameter now; its gradient is complete."""
         self._update(name, gradient)
+
+    @property
+    def _tier(self) -> Offloading:
+        if self._offloading is None:
+            raise PlanMismatchError("The plan offloads, but no tier below the device was given: pass offload_dir.")
+        return self._offloading
+
+    def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
+        """Start copying a parameter, a state or an activation to the tier below."""
+        self._tier.offload(name, activation)
+
+    def reload(self, name: str) -> None:
+        """Start copying back, into memory that is taken now."""
+        self._tier.reload(name)
+
+    def wait(self, name: str) -> torch.Tensor | None:
+        """End with the copy of `name`; an activation that was reloaded is returned."""
+        return self._tier.wait(name)
+
+    def free(self, name: str) -> None:
+        """Drop the device's copy of a parameter or state."""
+        self._tier.free(name)
 
     def keep(self, name: str, gradient: torch.Tensor) -> None:
         """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does."""

@@ -44,12 +44,18 @@ def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
 
 
 def measure_iteration(
-    run: Any, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any, extra: list[torch.Tensor]
+    run: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    batch: Any,
+    extra: list[torch.Tensor],
+    staging_bytes: int = 0,
 ) -> Measurement:
-    """Run one iteration, `run(batch)`, under the profiler."""
+    """Run one iteration, `run(batch)`, under the profiler; `extra` and `staging_bytes` are in memory besides."""
     kind = next((p.device.type for p in model.parameters()), "cpu")
-    resident = unique_bytes([*resident_tensors(model, optimizer, batch), *extra])
-    measured = device_of(kind).measure(lambda: run(batch))
+    tensors = [*resident_tensors(model, optimizer, batch), *extra]
+    resident = unique_bytes(tensors) + staging_bytes
+    measured = device_of(kind).measure(lambda: run(batch), tensors)
     peak = resident + measured.peak_bytes
     return Measurement(float(measured.result), resident, peak, measured.elapsed_s, measured.events)
 
@@ -58,4 +64,5 @@ def measure_program(
     program: Program, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any
 ) -> Measurement:
     """Run one iteration of a generated step under the profiler."""
-    return measure_iteration(program, model, optimizer, batch, program.constants)
+    program.enter()
+    return measure_iteration(program, model, optimizer, batch, program.held(), program.staging_bytes)

@@ -12,8 +12,10 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
 from stowage.stages.runtime.iteration import Iteration
+from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.updates import PerParameterUpdates
 
@@ -71,20 +73,42 @@ class Program:
         optimizer: torch.optim.Optimizer | None,
         constants: dict[str, torch.Tensor],
         input_names: Sequence[str],
+        slots: Sequence[Slot] = (),
+        offloading: Offloading | None = None,
     ) -> None:
         self._step = step
         self._model = model
         self._constants = constants
         self._input_names = list(input_names)
+        self._slots = list(slots)
+        self._offloading = offloading
         parameters = dict(model.named_parameters())
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self._random = RandomStates(device)
 
     @property
-    def constants(self) -> list[torch.Tensor]:
-        """Constant tensors that the program holds."""
-        return list(self._constants.values())
+    def staging_bytes(self) -> int:
+        """Device memory that the tier below needs for itself."""
+        return self._offloading.tier.staging_bytes if self._offloading and self._slots else 0
+
+    def held(self) -> list[torch.Tensor]:
+        """Tensors that the program holds between iterations: constants, and memory that reloads have taken."""
+        return [*self._constants.values(), *(self._offloading.in_flight() if self._offloading else [])]
+
+    def enter(self) -> None:
+        """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
+        if self._offloading is not None:
+            self._offloading.enter(self._slots)
+
+    def _update(self, name: str, gradient: torch.Tensor) -> None:
+        if self.updates is None:
+            raise PlanMismatchError(
+                f"The plan updates parameter {name}, but no optimizer was given: plan with optimizer=None."
+            )
+        self.updates(name, gradient)
+        if self._offloading is not None:
+            self._offloading.changed(name)
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
@@ -95,13 +119,11 @@ class Program:
             input=dict(zip(self._input_names, tensors, strict=True)),
             constant=self._constants,
             random=self._random,
-            update=self.updates if self.updates is not None else _no_update,
+            update=self._update,
+            offloading=self._offloading,
         )
+        self.enter()
         try:
             return self._step(run)
         finally:
             self._random.clear()
-
-
-def _no_update(name: str, gradient: torch.Tensor) -> None:
-    raise PlanMismatchError(f"The plan updates parameter {name}, but no optimizer was given: plan with optimizer=None.")

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.ir.errors import IllegalPlanError, Occupant
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.plan import PlanRow
+from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
+from stowage.stages.ir.plan import PlanAction, PlanRow
 from stowage.stages.ir.trace import Storage
+from stowage.stages.simulate.copies import Copies, Copy
 
 RANDOM_STATE_BYTES = 5056
 """Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again."""
 
+NO_LINK = Link(1.0, 1.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Step:
-    """One action before it is timed: `node` to compute, or `storage` to free; the other is -1."""
+    """One action before it is timed: `node` to compute, or what to do with `storage`; the other is -1."""
 
     node: int
     storage: int
     label: str
+    action: PlanAction = "free"
+
+    @property
+    def kind(self) -> PlanAction:
+        """The action; with a node it is `compute`."""
+        return "compute" if self.node >= 0 else self.action
 
 
 @dataclass(frozen=True)
@@ -31,12 +41,15 @@ class Outcome:
         rows: the plan with predicted times and bytes.
         peak_bytes: highest device bytes, everything included.
         peak_row: the row at which it is reached.
-        baseline_bytes: persistent storages.
-        time_s: end of the last row.
+        baseline_bytes: persistent storages on the device between iterations.
+        time_s: of one iteration after another.
         once_time_s: time of all nodes executed once: a lower bound.
         recomputed_bytes: bytes of distinct activations (forward makes, backward reads) that were made more than once.
         activation_bytes: bytes of storages that forward makes and backward reads.
         occupants: what is in memory at the peak, largest first.
+        below_bytes: bytes of distinct storages that were copied down at some time.
+        offload_bytes, reload_bytes: moved in one iteration.
+        wait_s: time that computing waits for copies.
     """
 
     rows: list[PlanRow]
@@ -48,10 +61,14 @@ class Outcome:
     recomputed_bytes: int
     activation_bytes: int
     occupants: list[Occupant]
+    below_bytes: int = 0
+    offload_bytes: int = 0
+    reload_bytes: int = 0
+    wait_s: float = 0.0
 
 
 def baseline_bytes(storages: Sequence[Storage]) -> int:
-    """Bytes of everything that is in memory before and after an iteration."""
+    """Bytes of everything that is in memory before and after an iteration that offloads nothing."""
     return sum(s.nbytes for s in storages if s.role != "temporary")
 
 
@@ -62,6 +79,9 @@ def replay_plan(
     *,
     keep: frozenset[int] = frozenset(),
     budget_bytes: int | None = None,
+    link: Link | None = None,
+    start: TierState = EVERYTHING_ON_DEVICE,
+    staging_bytes: int = 0,
 ) -> Outcome:
     """Replay a plan.
 
@@ -70,102 +90,248 @@ def replay_plan(
         steps: the plan.
         keep: temporary storages that must be in memory at the end (the loss, gradients left in `.grad`).
         budget_bytes: reject the plan if any row exceeds it.
+        link: to the tier below the device; needed by plans that offload.
+        start: where persistent storages are between iterations.
+        staging_bytes: device memory that the tier below needs for itself, all the time.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
-            still in memory, runs a run-once node again, draws first random numbers out of order, or exceeds the
-            budget; or when nodes never ran or the end is not clean.
+            still in memory, loses what has no copy, touches what a copy is using, runs a run-once node again, draws
+            first random numbers out of order, or exceeds the budget; or when nodes never ran or the end is not the
+            start.
     """
-    steps = list(steps)
-    size = [s.nbytes for s in storages]
-    temporary = [s.role == "temporary" for s in storages]
-    base = sum(n for n, t in zip(size, temporary) if not t)
-    runs = [0] * len(nodes)
-    total_runs = [0] * len(nodes)
-    for step in steps:
-        if step.node >= 0:
-            total_runs[step.node] += 1
-    live: set[int] = set()
-    version: dict[int, int] = {}
-    seen: dict[int, dict[int, int]] = {}
-    made: set[int] = set()
-    again: set[int] = set()
-    random_seen = -1
-    used, clock = base, 0.0
-    peak, peak_row, at_peak = base, 0, set[int]()
-    rows: list[PlanRow] = []
-    for number, step in enumerate(steps):
-        where = f"row {number} ({step.label})"
-        if step.node < 0:
-            storage = step.storage
-            if storage not in live:
-                raise IllegalPlanError(f"{where} frees {storages[storage].name}, which is not in memory")
-            live.discard(storage)
-            used -= size[storage]
-            rows.append(PlanRow(number, "free", -1, storage, -1, step.label, False, clock, clock, used, used))
-            continue
-        node = nodes[step.node]
-        first = runs[node.node] == 0
-        for storage in node.reads:
-            if temporary[storage] and storage not in live:
-                raise IllegalPlanError(f"{where} node {node.name} reads {storages[storage].name}, not in memory")
-        current = {s: version.get(s, 0) for s in node.reads if not temporary[s] and s not in node.mutates}
-        if first:
-            seen[node.node] = current
-        elif seen[node.node] != current:
-            raise IllegalPlanError(f"{where} node {node.name} runs again after something it reads was updated")
-        if node.once and not first:
-            raise IllegalPlanError(f"{where} node {node.name} may run only once")
-        if node.random and first:
-            if node.node < random_seen:
-                raise IllegalPlanError(f"{where} node {node.name} draws random numbers out of order")
-            random_seen = node.node
-            if total_runs[node.node] > 1:
-                used += RANDOM_STATE_BYTES
-        for storage in node.creates:
-            if storage in live:
-                raise IllegalPlanError(f"{where} node {node.name} makes {storages[storage].name}, still in memory")
-            live.add(storage)
-            used += size[storage]
-            if storage in made and node.phase == "forward":
-                again.add(storage)
-            made.add(storage)
-        if first:
-            for storage in node.mutates:
-                version[storage] = version.get(storage, 0) + 1
-        runs[node.node] += 1
-        high = used + node.workspace_bytes
-        if high > peak:
-            peak, peak_row, at_peak = high, number, set(live)
-        if budget_bytes is not None and high > budget_bytes:
-            raise IllegalPlanError(f"{where} node {node.name} needs {high} bytes, above the budget of {budget_bytes}")
-        if node.random and not first and runs[node.node] == total_runs[node.node]:
-            used -= RANDOM_STATE_BYTES
-        end = clock + node.time_s
-        rows.append(
-            PlanRow(number, "compute", node.node, -1, node.block, step.label, not first, clock, end, used, high)
-        )
-        clock = end
-    never = [n.name for n in nodes if not runs[n.node]]
-    if never:
-        raise IllegalPlanError(f"{len(never)} nodes never run, such as {never[0]}")
-    if live != keep:
-        names = [storages[s].name for s in sorted(live ^ keep)]
-        raise IllegalPlanError(f"the iteration ends with the wrong storages in memory: {names[:5]}")
-    backward_reads = {s for n in nodes if n.phase != "forward" for s in n.reads}
-    activations = {s for n in nodes if n.phase == "forward" for s in n.creates} & backward_reads
+    replay = _Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
+    replay.run()
+    timing = _Timing(storages, nodes, replay.steps, link or NO_LINK, start)
+    rows = [replace(row, start_s=a, end_s=b) for row, (a, b) in zip(replay.rows, timing.times, strict=True)]
+    moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in _MOVES}
     return Outcome(
         rows=rows,
-        peak_bytes=peak,
-        peak_row=peak_row,
-        baseline_bytes=base,
-        time_s=clock,
+        peak_bytes=replay.peak,
+        peak_row=replay.peak_row,
+        baseline_bytes=replay.base,
+        time_s=timing.period_s,
         once_time_s=sum(n.time_s for n in nodes),
-        recomputed_bytes=sum(size[s] for s in again & activations),
-        activation_bytes=sum(size[s] for s in activations),
-        occupants=sorted(
-            [Occupant(storages[s].name, size[s]) for s in at_peak]
-            + [Occupant(s.name, s.nbytes) for s in storages if s.role != "temporary"],
-            key=lambda o: (-o.nbytes, o.name),
-        ),
+        recomputed_bytes=sum(storages[s].nbytes for s in replay.again & replay.activations),
+        activation_bytes=sum(storages[s].nbytes for s in replay.activations),
+        occupants=replay.occupants(),
+        below_bytes=sum(storages[s].nbytes for s in replay.ever_below),
+        offload_bytes=moved["offload"],
+        reload_bytes=moved["reload"],
+        wait_s=timing.wait_s,
     )
+
+
+_MOVES: tuple[PlanAction, PlanAction] = ("offload", "reload")
+
+
+class _Replay:
+    """Legality and memory, row by row."""
+
+    def __init__(
+        self,
+        storages: Sequence[Storage],
+        nodes: Sequence[ComputeNode],
+        steps: list[Step],
+        keep: frozenset[int],
+        budget_bytes: int | None,
+        start: TierState,
+        staging_bytes: int,
+    ) -> None:
+        self.storages = storages
+        self.nodes = nodes
+        self.steps = steps
+        self.keep = keep
+        self.budget_bytes = budget_bytes
+        self.start = start
+        self.size = [s.nbytes for s in storages]
+        self.temporary = [s.role == "temporary" for s in storages]
+        self.live = {s.storage for s in storages if s.role != "temporary"} - start.below
+        self.reloading = set(start.reloading)
+        self.offloading = set(start.offloading)
+        self.copied = set(start.copied)
+        self.ever_below = set(start.copied | start.offloading)
+        self.runs = [0] * len(nodes)
+        self.total_runs = [0] * len(nodes)
+        for step in steps:
+            if step.node >= 0:
+                self.total_runs[step.node] += 1
+        self.version: dict[int, int] = {}
+        self.seen: dict[int, dict[int, int]] = {}
+        self.made: set[int] = set()
+        self.again: set[int] = set()
+        self.random_seen = -1
+        self.base = self.used = staging_bytes + sum(self.size[s] for s in self.live)
+        self.peak, self.peak_row, self.at_peak = self.base, 0, set(self.live)
+        self.rows: list[PlanRow] = []
+        backward_reads = {s for n in nodes if n.phase != "forward" for s in n.reads}
+        self.activations = {s for n in nodes if n.phase == "forward" for s in n.creates} & backward_reads
+
+    def run(self) -> None:
+        """All rows, then the end."""
+        act = {"free": self._free, "offload": self._offload, "reload": self._reload, "wait": self._wait}
+        for number, step in enumerate(self.steps):
+            where = f"row {number} ({step.label})"
+            if step.kind == "compute":
+                self._compute(number, step, where)
+                continue
+            act[step.kind](step.storage, f"{where} {step.kind} of {self.storages[step.storage].name}:")
+            if step.kind == "reload":
+                self._reach(number, self.used, where)
+            self.rows.append(
+                PlanRow(number, step.kind, -1, step.storage, -1, step.label, False, 0.0, 0.0, self.used, self.used)
+            )
+        self._end()
+
+    def _reach(self, number: int, high: int, where: str) -> None:
+        if high > self.peak:
+            self.peak, self.peak_row, self.at_peak = high, number, set(self.live)
+        if self.budget_bytes is not None and high > self.budget_bytes:
+            raise IllegalPlanError(f"{where} needs {high} bytes, above the budget of {self.budget_bytes}")
+
+    def _free(self, storage: int, where: str) -> None:
+        if storage not in self.live:
+            raise IllegalPlanError(f"{where} it is not in memory")
+        if storage in self.reloading or storage in self.offloading:
+            raise IllegalPlanError(f"{where} a copy is still using it")
+        if not self.temporary[storage] and storage not in self.copied:
+            raise IllegalPlanError(f"{where} it has no copy below that is up to date")
+        self.live.discard(storage)
+        self.used -= self.size[storage]
+
+    def _offload(self, storage: int, where: str) -> None:
+        if storage not in self.live or storage in self.reloading:
+            raise IllegalPlanError(f"{where} it is not in memory")
+        if storage in self.offloading:
+            raise IllegalPlanError(f"{where} it is already on its way")
+        self.offloading.add(storage)
+        self.ever_below.add(storage)
+
+    def _reload(self, storage: int, where: str) -> None:
+        if storage in self.live:
+            raise IllegalPlanError(f"{where} it is still in memory")
+        if storage not in self.copied:
+            raise IllegalPlanError(f"{where} it has no copy below")
+        self.live.add(storage)
+        self.reloading.add(storage)
+        self.used += self.size[storage]
+
+    def _wait(self, storage: int, where: str) -> None:
+        if storage in self.reloading:
+            self.reloading.discard(storage)
+        elif storage in self.offloading:
+            self.offloading.discard(storage)
+            self.copied.add(storage)
+        else:
+            raise IllegalPlanError(f"{where} no copy of it is on its way")
+
+    def _compute(self, number: int, step: Step, where: str) -> None:
+        node = self.nodes[step.node]
+        where = f"{where} node {node.name}"
+        first = self.runs[node.node] == 0
+        for storage in [*node.reads, *node.mutates]:
+            if storage not in self.live or storage in self.reloading:
+                raise IllegalPlanError(f"{where} reads {self.storages[storage].name}, not in memory")
+        current = {s: self.version.get(s, 0) for s in node.reads if not self.temporary[s] and s not in node.mutates}
+        if first:
+            self.seen[node.node] = current
+        elif self.seen[node.node] != current:
+            raise IllegalPlanError(f"{where} runs again after something it reads was updated")
+        if node.once and not first:
+            raise IllegalPlanError(f"{where} may run only once")
+        if node.random and first:
+            if node.node < self.random_seen:
+                raise IllegalPlanError(f"{where} draws random numbers out of order")
+            self.random_seen = node.node
+            if self.total_runs[node.node] > 1:
+                self.used += RANDOM_STATE_BYTES
+        for storage in node.creates:
+            if storage in self.live:
+                raise IllegalPlanError(f"{where} makes {self.storages[storage].name}, still in memory")
+            self.live.add(storage)
+            self.copied.discard(storage)
+            self.used += self.size[storage]
+            if storage in self.made and node.phase == "forward":
+                self.again.add(storage)
+            self.made.add(storage)
+        for storage in node.mutates:
+            if storage in self.offloading:
+                raise IllegalPlanError(f"{where} changes {self.storages[storage].name} while it is copied")
+            if first:
+                self.version[storage] = self.version.get(storage, 0) + 1
+                self.copied.discard(storage)
+        self.runs[node.node] += 1
+        high = self.used + node.workspace_bytes
+        self._reach(number, high, where)
+        if node.random and not first and self.runs[node.node] == self.total_runs[node.node]:
+            self.used -= RANDOM_STATE_BYTES
+        self.rows.append(
+            PlanRow(number, "compute", node.node, -1, node.block, step.label, not first, 0.0, 0.0, self.used, high)
+        )
+
+    def _end(self) -> None:
+        never = [n.name for n in self.nodes if not self.runs[n.node]]
+        if never:
+            raise IllegalPlanError(f"{len(never)} nodes never run, such as {never[0]}")
+        persistent = {s.storage for s in self.storages if s.role != "temporary"}
+        wrong = {s for s in self.live if self.temporary[s]} ^ self.keep
+        if wrong:
+            names = [self.storages[s].name for s in sorted(wrong)]
+            raise IllegalPlanError(f"the iteration ends with the wrong storages in memory: {names[:5]}")
+        ends = (persistent - self.live, self.reloading, self.offloading)
+        differing = [a ^ b for a, b in zip(ends, (self.start.below, self.start.reloading, self.start.offloading))]
+        differing.append(set(self.start.copied) - self.copied)
+        for names in ([self.storages[s].name for s in sorted(d)] for d in differing):
+            if names:
+                raise IllegalPlanError(f"the iteration does not end as it starts: {names[:5]}")
+
+    def occupants(self) -> list[Occupant]:
+        """What is in memory at the peak."""
+        found = [Occupant(self.storages[s].name, self.size[s]) for s in self.at_peak]
+        return sorted(found, key=lambda o: (-o.nbytes, o.name))
+
+
+class _Timing:
+    """Times of rows: computing in order, copies beside it. Iterations follow each other, so the second one is timed."""
+
+    def __init__(
+        self,
+        storages: Sequence[Storage],
+        nodes: Sequence[ComputeNode],
+        steps: Sequence[Step],
+        link: Link,
+        start: TierState,
+    ) -> None:
+        self._copies = Copies(link)
+        self._under_way: dict[int, Copy] = {}
+        for storage in sorted(start.reloading | start.offloading):
+            down = storage in start.offloading
+            self._under_way[storage] = self._copies.start(-1, storages[storage].nbytes, 0.0, down=down)
+        self._clock = 0.0
+        rounds = 2 if any(s.kind == "wait" for s in steps) else 1
+        for _ in range(rounds):
+            began = self._clock
+            self.wait_s = 0.0
+            spans = [self._row(number, step, storages, nodes) for number, step in enumerate(steps)]
+        self.period_s = self._clock - began
+        self._copies.finish_all()
+        self.times = [
+            (span.start_s - began, span.end_s - began) if isinstance(span, Copy) else (span[0] - began, span[1] - began)
+            for span in spans
+        ]
+
+    def _row(
+        self, number: int, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
+    ) -> tuple[float, float] | Copy:
+        start = self._clock
+        if step.kind == "compute":
+            self._clock += nodes[step.node].time_s
+        elif step.kind in _MOVES:
+            down = step.kind == "offload"
+            copy = self._copies.start(number, storages[step.storage].nbytes, start, down=down)
+            self._under_way[step.storage] = copy
+            return copy
+        elif step.kind == "wait":
+            self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
+            self.wait_s += self._clock - start
+        return start, self._clock

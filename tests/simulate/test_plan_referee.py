@@ -56,8 +56,8 @@ def test_what_only_forward_reads_is_no_activation() -> None:
     ("text", "sentence"),
     [
         ("0 1 2 -2 3 -1 -2 4 -4", r"row 4 .* node n3 reads y, not in memory"),
-        ("0 1 2 -1 -1 3 -2 4 -4", r"row 4 .* frees x, which is not in memory"),
-        ("-1 0 1 2 3 -1 -2 4 -4", r"row 0 .* frees x, which is not in memory"),
+        ("0 1 2 -1 -1 3 -2 4 -4", r"row 4 .* free of x: it is not in memory"),
+        ("-1 0 1 2 3 -1 -2 4 -4", r"row 0 .* free of x: it is not in memory"),
         ("0 1 1 2 3 -1 -2 4 -4", r"row 2 .* node n1 makes y, still in memory"),
         ("0 1 2 3 -1 -2 4 4 -4", r"row 7 .* node n4 may run only once"),
         ("0 1 2 3 -1 -2 4 -4 0 -1", r"row 8 .* node n0 runs again after something it reads was updated"),
@@ -74,8 +74,8 @@ def test_illegal_plans(text: str, sentence: str) -> None:
         play(text)
 
 
-def test_persistent_storages_are_never_freed() -> None:
-    with pytest.raises(IllegalPlanError, match="frees weight, which is not in memory"):
+def test_persistent_storages_are_not_freed_without_a_copy() -> None:
+    with pytest.raises(IllegalPlanError, match="free of weight: it has no copy below"):
         play("-0 " + KEEP_ALL)
 
 

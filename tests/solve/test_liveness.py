@@ -26,7 +26,8 @@ def leanest(trace: TraceTables) -> tuple[Program, list[Execution]]:
     """RK-Rotor's sequence for the fewest slots."""
     prepared = prepare_trace(trace)
     chain = Chain(prepared.blocks, prepared.nodes, prepared.options)
-    table = RkRotor(chain.chain_blocks, 60, max(1, sum(s.nbytes for s in trace.storages) // 60))
+    nominal = 2 * sum(s.nbytes + 1 for s in trace.storages)  # sizes are rounded up to slots
+    table = RkRotor(chain.chain_blocks, 120, max(1, nominal // 120))
     least = table.smallest_slots()
     assert least is not None
     program = _program(trace, prepared.nodes)

@@ -1,0 +1,40 @@
+"""What is behind the device: the tier below it and the link that joins them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """Copies between the device and the tier below it; both directions at once share `duplex_bytes_per_s`.
+
+    Attributes:
+        offload_bytes_per_s: down, alone.
+        reload_bytes_per_s: up, alone.
+        duplex_bytes_per_s: both directions summed when both are busy.
+    """
+
+    offload_bytes_per_s: float
+    reload_bytes_per_s: float
+    duplex_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class TierState:
+    """Where persistent storages are between two iterations: the same at the start and at the end of a plan.
+
+    Attributes:
+        below: storages that only the tier below holds.
+        reloading: storages on their way to the device; their memory is taken and nobody may read them yet.
+        offloading: storages on the device, and on their way down.
+        copied: storages whose copy below is up to date, those of `below` and `reloading` included.
+    """
+
+    below: frozenset[int] = frozenset()
+    reloading: frozenset[int] = frozenset()
+    offloading: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()
+
+
+EVERYTHING_ON_DEVICE = TierState()

@@ -1,0 +1,217 @@
+"""What generated code calls to move tensors between the device and the tier below it: offload, reload, wait, free.
+
+A parameter or state that is not on the device keeps its shape and dtype and reads as NaN (0 where the dtype has none):
+its memory is one number. So nothing can quietly train on what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from stowage.stages.device.events import RELEASE
+from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.plan import Slot
+
+
+class Transfer(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """Return when the compute stream may rely on the copy."""
+
+
+class Tier(Protocol):
+    """What is below the device; see `device.tiers`."""
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory that the tier needs for itself."""
+
+    def reserve(self, slots: Mapping[str, int]) -> None:
+        """Make room: name -> bytes."""
+
+    def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
+        """Start copying `tensor` down."""
+
+    def reload(self, name: str, tensor: torch.Tensor) -> Transfer:
+        """Start copying up into `tensor`."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    direction: Literal["offloading", "reloading"]
+    transfer: Transfer
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a tensor looks like when it is away."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Layout:
+        return _Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def absent(self) -> torch.Tensor:
+        filler = float("nan") if self.dtype.is_floating_point or self.dtype.is_complex else 0
+        return torch.full((), filler, dtype=self.dtype, device=self.device).expand(self.shape)
+
+
+class Offloading:
+    """The tier below the device, for one model and its optimizer.
+
+    Optimizer states that do not exist yet (before the first update) need no memory: moving them does nothing.
+    """
+
+    def __init__(self, tier: Tier, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self.tier = tier
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = optimizer
+        self._slots: dict[str, Slot] = {}
+        self._family: dict[str, list[str]] = {}
+        self._layouts: dict[str, _Layout] = {}
+        self._below: set[str] = set()
+        self._copied: set[str] = set()
+        self._under_way: dict[str, _UnderWay] = {}
+
+    def _tensor(self, name: str) -> torch.Tensor | None:
+        """A parameter, or a state if it exists."""
+        parameter, double_colon, state = name.partition("::")
+        if not double_colon:
+            return self._parameters[parameter]
+        assert self._optimizer is not None
+        found: Any = self._optimizer.state.get(self._parameters[parameter], {}).get(state)
+        return found if isinstance(found, torch.Tensor) else None
+
+    def enter(self, slots: Sequence[Slot]) -> None:
+        """Before an iteration: put every parameter and state where its plan expects it.
+
+        After an iteration of the same plan they are there already.
+        """
+        fresh = {s.name: s.nbytes for s in slots if s.name not in self._slots}
+        if fresh:
+            self.tier.reserve(fresh)
+            self._slots.update({s.name: s for s in slots})
+            for name in fresh:
+                self._family.setdefault(name.partition("::")[0], []).append(name)
+        persistent = [s for s in slots if s.role != "temporary"]
+        planned = {s.name for s in persistent}
+        for name in sorted((self._below | set(self._under_way)) - planned):
+            self.fetch(name)
+        for slot in persistent:
+            self._place(slot)
+
+    def _place(self, slot: Slot) -> None:
+        name, start = slot.name, slot.start
+        if self._tensor(name) is None or self.where(name) == start and (not slot.copied or name in self._copied):
+            return
+        self._settle(name)
+        if slot.copied and name not in self._copied:
+            self.offload(name)
+            self.wait(name)
+        if start in ("below", "reloading") and name not in self._below:
+            self.free(name)
+        if start in ("device", "offloading"):
+            self.fetch(name)
+        if start == "offloading":
+            self.offload(name)
+        if start == "reloading":
+            self.reload(name)
+
+    def where(self, name: str) -> str:
+        """As `Slot.start` says it."""
+        if name in self._under_way:
+            return self._under_way[name].direction
+        return "below" if name in self._below else "device"
+
+    def _settle(self, name: str) -> None:
+        if name in self._under_way:
+            self.wait(name)
+
+    def fetch(self, name: str) -> None:
+        """Bring a parameter or state to the device and wait."""
+        self._settle(name)
+        if name in self._below:
+            self.reload(name)
+            self.wait(name)
+
+    def settle_all(self) -> None:
+        """Wait for everything that is under way."""
+        for name in list(self._under_way):
+            self.wait(name)
+
+    def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
+        """Start copying a parameter, a state or an activation down."""
+        tensor = self._tensor(name) if activation is None else activation
+        if tensor is None:
+            return
+        self._layouts[name] = _Layout.of(tensor)
+        self._under_way[name] = _UnderWay("offloading", self.tier.offload(name, tensor.detach()), tensor)
+
+    def reload(self, name: str) -> None:
+        """Start copying up, into memory that is taken now."""
+        if name not in self._layouts:
+            return
+        tensor = self._layouts[name].empty()
+        self._under_way[name] = _UnderWay("reloading", self.tier.reload(name, tensor), tensor)
+
+    def wait(self, name: str) -> torch.Tensor | None:
+        """End with the copy of `name`. What was reloaded is returned; parameters and states are in their place then."""
+        under_way = self._under_way.pop(name, None)
+        if under_way is None:
+            return None
+        under_way.transfer.wait()
+        if under_way.direction == "offloading":
+            self._copied.add(name)
+            return None
+        self._below.discard(name)
+        if self._slots[name].role != "temporary":
+            held = self._tensor(name)
+            assert held is not None
+            held.data = under_way.tensor
+        return under_way.tensor
+
+    def changed(self, parameter: str) -> None:
+        """The copies below of a parameter and its states are out of date."""
+        self._copied.difference_update(self._family.get(parameter, ()))
+
+    def free(self, name: str) -> None:
+        """Drop the device's copy of a parameter or state."""
+        tensor = self._tensor(name)
+        if tensor is None:
+            return
+        if name not in self._copied:
+            raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
+        release = _Layout.of(tensor).absent()
+        with _noted(tensor):
+            tensor.data = release
+        self._below.add(name)
+
+    def in_flight(self) -> list[torch.Tensor]:
+        """Device memory that reloads have taken and nobody holds yet."""
+        return [u.tensor for u in self._under_way.values() if u.direction == "reloading"]
+
+
+def _noted(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Tell a profiler what memory goes away here: it does not see the release of memory older than itself."""
+    if not torch._C._autograd._profiler_enabled():
+        return contextlib.nullcontext()
+    storage = tensor.untyped_storage()
+    mark: contextlib.AbstractContextManager[Any] = torch.autograd.profiler.record_function(
+        f"{RELEASE} {storage.data_ptr()} {storage.nbytes()}"
+    )
+    return mark
