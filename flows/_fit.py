@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from stowage.flows._planning import QUICK, Effort, Loss, Planned, home_folder, plan_step
+from stowage.flows._planning import QUICK, Effort, Loss, Planned, home_folder, plan_step, target_device
+from stowage.flows._tiers import LowerTier, lower_tier
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.measure import Measurement, measure_program
+from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 
 Progress = Callable[[str], None]
@@ -38,10 +41,13 @@ class TrainingStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         make_plan: Callable[[Any], Planned],
+        lower: LowerTier | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._make_plan = make_plan
+        self._lower = lower
+        self._offloading: Offloading | None = None
         self._programs: list[tuple[_Key, Planned, Program]] = []
 
     @property
@@ -74,9 +80,29 @@ class TrainingStep:
             planned.trace,
             self.model,
             self.optimizer,
+            planned.slots,
+            self._offloading_for(planned),
         )
         self._programs.insert(0, (key, planned, program))
         return program
+
+    def _offloading_for(self, planned: Planned) -> Offloading | None:
+        """One tier for all programs of the model, opened when the first plan needs it."""
+        if self._offloading is None and planned.slots and self._lower is not None:
+            self._offloading = Offloading(self._lower.open(), self.model, self.optimizer)
+        return self._offloading
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[nn.Module]:
+        """The model with all parameters and optimizer states in device memory, whatever the budget: evaluate, save.
+
+        The next step puts them back where its plan wants them.
+        """
+        if self._offloading is not None:
+            self._offloading.fetch_all()
+        yield self.model
+        if self._offloading is not None:
+            self._offloading.forget_copies()
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss."""
@@ -99,6 +125,9 @@ def fit(
     device_budget: str | int,
     loss: Loss | None = None,
     method: str = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    offload_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
     say: Callable[[str], None] = _say,
@@ -112,7 +141,10 @@ def fit(
         device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
             buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch.
         loss: `loss(outputs, batch)`; by default `outputs.loss`.
-        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor.
+        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `offmate` forces offloading.
+        host_budget: pinned host memory that a model on a GPU may use for parameters, optimizer states and activations.
+        disk_budget: bytes that they may take in `offload_dir`; by default what is free there.
+        offload_dir: a folder on a fast disk; on a machine without a GPU what does not fit `device_budget` lives there.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
         quick: plan in seconds instead of a minute or so, less well: fewer samples of each operation, fewer schedules.
         say: receives notices, one sentence each.
@@ -124,6 +156,14 @@ def fit(
     """
     made = optimizer(list(model.parameters())) if optimizer is not None else None
     home = home_folder(cache_dir)
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    lower = lower_tier(
+        device,
+        target_device(device, home),
+        host_budget=host_budget,
+        disk_budget=disk_budget,
+        offload_dir=offload_dir,
+    )
 
     def make_plan(sample: Any) -> Planned:
         notices: list[str] = []
@@ -138,11 +178,12 @@ def fit(
                 home=home / "quick" if quick else home,
                 effort=QUICK if quick else Effort(),
                 notices=notices,
+                below=lower.below if lower else None,
             )
         for notice in notices:
             say(notice)
         return planned
 
-    step = TrainingStep(model, made, make_plan)
+    step = TrainingStep(model, made, make_plan, lower)
     step.prepare(batch)
     return step

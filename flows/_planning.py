@@ -18,7 +18,7 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import Block, ComputeNode
-from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, write_atomically, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.options.generate import options_for_blocks
@@ -28,7 +28,7 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Variant, eager_peak_bytes, solve_variants
+from stowage.stages.solve import Below, Variant, eager_peak_bytes, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 
@@ -77,6 +77,7 @@ class Planned:
     blocks: list[Block]
     options: list[Option]
     rows: list[PlanRow]
+    slots: list[Slot]
     summary: PlanSummary
     source: str
     manifest: Manifest
@@ -114,6 +115,7 @@ def plan_step(
     effort: Effort | None = None,
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
+    below: Below | None = None,
     progress: Progress = lambda stage: None,
 ) -> Planned:
     """Trace → profile → partition → options → solve → codegen for one model and batch.
@@ -126,6 +128,7 @@ def plan_step(
         effort: how much time planning may take.
         notices: receives what the user should know.
         target: the device; by default this machine's.
+        below: the tier below the device, if the plan may use one.
         progress: called with each stage's name as it starts.
 
     Raises:
@@ -169,17 +172,19 @@ def plan_step(
         device_fingerprint=target.fingerprint,
         time_limit_s=effort.solver.time_limit_s,
         seed=effort.solver.seed,
+        below=below,
     )
     progress("codegen")
     chosen = next(v for v in variants if v.name == solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
-    source = emit_step(trace, nodes, solved.rows, solved.summary)
+    source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
     manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
     folder = home / "plans" / solved.summary.plan_hash
     trace.save(folder / "trace")
     write_rows(folder / "nodes.parquet", ComputeNode, nodes)
     write_rows(folder / "blocks.parquet", Block, blocks)
     write_rows(folder / "plan.parquet", PlanRow, solved.rows)
+    write_rows(folder / "slots.parquet", Slot, solved.slots)
     write_record(folder / "summary.json", solved.summary)
     write_atomically(folder / "step.py", source.encode())
     write_record(folder / "manifest.json", manifest)
@@ -189,6 +194,7 @@ def plan_step(
         blocks=blocks,
         options=options,
         rows=solved.rows,
+        slots=solved.slots,
         summary=solved.summary,
         source=source,
         manifest=manifest,

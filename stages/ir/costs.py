@@ -44,6 +44,10 @@ class DeviceDescription:
         disk_duplex_bytes_per_s: both directions at once, summed.
         update_bytes_per_s: bytes that an AdamW update reads and writes per second.
         dispatch_s: time of a call that does no work.
+        offload_bytes_per_s, reload_bytes_per_s: to and from pinned host memory, one at a time; 0 without a host tier.
+        duplex_bytes_per_s: both at once, summed.
+        cpu_update_bytes_per_s: bytes that an AdamW update in host memory reads and writes per second, beside copies; 0
+            where the CPU is the device itself.
     """
 
     fingerprint: str
@@ -57,3 +61,7 @@ class DeviceDescription:
     disk_duplex_bytes_per_s: float
     update_bytes_per_s: float
     dispatch_s: float
+    offload_bytes_per_s: float = 0.0
+    reload_bytes_per_s: float = 0.0
+    duplex_bytes_per_s: float = 0.0
+    cpu_update_bytes_per_s: float = 0.0

@@ -73,6 +73,9 @@ class PlanRow:
     peak_bytes: int
 
 
+Start = Literal["device", "below", "reloading", "offloading"]
+
+
 @dataclass(frozen=True)
 class Slot:
     """A storage that the plan moves: its place in the tier below the device.
@@ -90,7 +93,7 @@ class Slot:
     name: str
     nbytes: int
     role: StorageRole
-    start: Literal["device", "below", "reloading", "offloading"]
+    start: Start
     copied: bool
 
 
@@ -98,7 +101,7 @@ def tier_state(slots: Iterable[Slot]) -> TierState:
     """Where persistent storages are between iterations."""
     kept = [s for s in slots if s.role != "temporary"]
 
-    def at(start: str) -> frozenset[int]:
+    def at(start: Start) -> frozenset[int]:
         return frozenset(s.storage for s in kept if s.start == start)
 
     return TierState(at("below"), at("reloading"), at("offloading"), frozenset(s.storage for s in kept if s.copied))

@@ -7,40 +7,17 @@ its memory is one number. So nothing can quietly train on what is not there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from stowage.stages.device.events import RELEASE
+from stowage.stages.device.tiers import Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
-
-
-class Transfer(Protocol):
-    """A copy under way."""
-
-    def wait(self) -> None:
-        """Return when the compute stream may rely on the copy."""
-
-
-class Tier(Protocol):
-    """What is below the device; see `device.tiers`."""
-
-    @property
-    def staging_bytes(self) -> int:
-        """Device memory that the tier needs for itself."""
-
-    def reserve(self, slots: Mapping[str, int]) -> None:
-        """Make room: name -> bytes."""
-
-    def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """Start copying `tensor` down."""
-
-    def reload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """Start copying up into `tensor`."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +94,7 @@ class Offloading:
 
     def _place(self, slot: Slot) -> None:
         name, start = slot.name, slot.start
-        if self._tensor(name) is None or self.where(name) == start and (not slot.copied or name in self._copied):
+        if self._tensor(name) is None or (self.where(name) == start and (not slot.copied or name in self._copied)):
             return
         self._settle(name)
         if slot.copied and name not in self._copied:
@@ -148,6 +125,16 @@ class Offloading:
         if name in self._below:
             self.reload(name)
             self.wait(name)
+
+    def fetch_all(self) -> None:
+        """Bring every parameter and state to the device, whatever the budget."""
+        self.settle_all()
+        for name in sorted(self._below):
+            self.fetch(name)
+
+    def forget_copies(self) -> None:
+        """Someone may have changed what is on the device: no copy below counts any more."""
+        self._copied.clear()
 
     def settle_all(self) -> None:
         """Wait for everything that is under way."""

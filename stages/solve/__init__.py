@@ -1,6 +1,7 @@
 """Choose the plan of the whole iteration within the device budget."""
 
+from stowage.stages.solve.offload import Below
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
 from stowage.stages.solve.variants import Variant, solve_variants
 
-__all__ = ["Solved", "Variant", "eager_peak_bytes", "solve_plan", "solve_variants"]
+__all__ = ["Below", "Solved", "Variant", "eager_peak_bytes", "solve_plan", "solve_variants"]

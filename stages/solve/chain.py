@@ -18,10 +18,17 @@ from stowage.stages.simulate.block import BlockCost, replay_block
 
 @dataclass(frozen=True)
 class Execution:
-    """A node to run, and the step it belongs to."""
+    """A node to run, and the step it belongs to.
+
+    Attributes:
+        node: which.
+        label: of the step, for people.
+        step: of the cycle F_0 … F_{L−1}, B_{L−1} … B_0, where each block runs once.
+    """
 
     node: int
     label: str
+    step: int = 0
 
 
 def decode(actions: Iterable[int]) -> tuple[Action, ...]:
@@ -161,6 +168,7 @@ class Chain:
             if step.kind == "drop":
                 continue
             block = self.blocks[step.block]
+            cycle = 2 * len(self.blocks) - 1 - step.block if step.kind == "backward" else step.block
             if step.kind == "fast":
                 actions, label = fast_forward(self.graph(step.block)).forward, f"F{step.block} fast"
             else:
@@ -174,7 +182,7 @@ class Chain:
                     if self.nodes[node].once and node in done:
                         continue
                     done.add(node)
-                    found.append(Execution(node, label))
+                    found.append(Execution(node, label, cycle))
         return found
 
 

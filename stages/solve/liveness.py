@@ -69,6 +69,17 @@ class Program:
             found.extend(Step(-1, s, execution.label) for s in sorted(dying[position]))
         return found
 
+    def cycle_steps(self, executions: Sequence[Execution]) -> list[int]:
+        """Of each row of `steps` the step of the cycle."""
+        rows = iter(executions)
+        found: list[int] = []
+        current = 0
+        for step in self.steps(executions):
+            if step.node >= 0:
+                current = next(rows).step
+            found.append(current)
+        return found
+
     def replay(self, executions: Sequence[Execution]) -> Outcome:
         """What the referee says."""
         return replay_plan(self.storages, self.nodes, self.steps(executions), keep=self.keep)

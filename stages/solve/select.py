@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
-from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
+from stowage.stages.solve.offload import Below, Offloader, OffloadPlan, slots_of
 from stowage.stages.solve.policies import fixed_policies
 
 CANDIDATES = 12
@@ -31,6 +32,7 @@ class Solved:
 
     rows: list[PlanRow]
     summary: PlanSummary
+    slots: list[Slot] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def solve_plan(
     device_fingerprint: str = "",
     time_limit_s: float = 0.0,
     seed: int = 0,
+    below: Below | None = None,
 ) -> Solved:
     """Plan the iteration.
 
@@ -145,9 +148,10 @@ def solve_plan(
         device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,
             gradients, activations, workspace.
         method: `auto` keeps everything if that fits and else the fastest of RK-Rotor and the fixed policies; `rockmate`
-            takes RK-Rotor's best.
+            takes RK-Rotor's best; `offmate` the best of the plans that offload.
         slots: memory slots of RK-Rotor.
         device, device_fingerprint, time_limit_s, seed: stated in the summary.
+        below: the tier below the device, if the plan may use one.
 
     Raises:
         Infeasible: with the smallest budget for which a plan was found.
@@ -164,8 +168,8 @@ def solve_plan(
         everything = labelled
     smallest = race.smallest(max(everything.peak_bytes - base, 1), slots) or everything
     fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
-    least = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
-    smallest = min([smallest, everything, *least], key=lambda p: (p.peak_bytes, p.time_s))
+    policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
+    smallest = min([smallest, everything, *policies], key=lambda p: (p.peak_bytes, p.time_s))
     smallest = race.below(smallest, base + shared, slots)
 
     plans: list[_Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
@@ -175,20 +179,31 @@ def solve_plan(
         plans += race.rockmate(max(device_budget_bytes - base - shared, 1), slots)
         if method == "auto":
             plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
-    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes]
-    if not fitting:
-        outcome = program.replay(smallest.executions)
+    offloading: list[OffloadPlan] = []
+    if below is not None and method != "rockmate":
+        offloading = list(Offloader(program, chain, below).plans(device_budget_bytes))
+    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes and method != "offmate"]
+    moving = [p for p in offloading if p.outcome.peak_bytes <= device_budget_bytes]
+    least = min([program.replay(smallest.executions), *(p.outcome for p in offloading)], key=lambda o: o.peak_bytes)
+    if not fitting and not moving:
         raise Infeasible(
             budget_bytes=device_budget_bytes,
-            smallest_feasible_bytes=outcome.peak_bytes,
-            binding_step=outcome.rows[outcome.peak_row].step,
-            occupants=outcome.occupants,
+            smallest_feasible_bytes=least.peak_bytes,
+            binding_step=least.rows[least.peak_row].step,
+            occupants=least.occupants,
         )
-    best = min(fitting, key=lambda p: (p.time_s, p.method != "keep_all", p.peak_bytes))
-    outcome = program.replay(best.executions)
+    best = min(fitting, key=lambda p: (p.time_s, p.method != "keep_all", p.peak_bytes), default=None)
+    moved = min(moving, key=lambda p: (p.outcome.time_s, p.outcome.peak_bytes), default=None)
+    tiered: list[Slot] = []
+    if moved is not None and (best is None or moved.outcome.time_s < best.time_s):
+        found, outcome = moved.method, moved.outcome
+        tiered = slots_of(trace, moved.steps, moved.state)
+    else:
+        assert best is not None
+        found, outcome = best.method, program.replay(best.executions)
     if outcome.peak_bytes > device_budget_bytes:
-        raise AssertionError(f"the referee found a peak of {outcome.peak_bytes}, the planner {best.peak_bytes}")
-    summary = _summary(trace, nodes, options, outcome, best, everything, smallest)
+        raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {found}")
+    summary = _summary(trace, nodes, options, outcome, found, everything, least.peak_bytes)
     return Solved(
         outcome.rows,
         replace(
@@ -200,6 +215,7 @@ def solve_plan(
             time_limit_s=time_limit_s,
             seed=seed,
         ),
+        tiered,
     )
 
 
@@ -227,9 +243,9 @@ def _summary(
     nodes: Sequence[ComputeNode],
     options: Sequence[Option],
     outcome: Outcome,
-    best: _Candidate,
+    method: str,
     everything: _Candidate,
-    smallest: _Candidate,
+    smallest_feasible_bytes: int,
 ) -> PlanSummary:
     """What the plan states about itself, what the caller knows left blank."""
     worst = max(options, key=lambda o: o.gap)
@@ -237,7 +253,7 @@ def _summary(
     return PlanSummary(
         plan_hash="",
         configuration_hash=trace.meta.configuration_hash,
-        method=best.method,
+        method=method,
         device="",
         device_budget_bytes=0,
         device_peak_bytes=outcome.peak_bytes,
@@ -248,11 +264,15 @@ def _summary(
         activation_bytes=outcome.activation_bytes,
         keep_all_peak_bytes=everything.peak_bytes,
         keep_all_time_s=everything.time_s,
-        smallest_feasible_bytes=smallest.peak_bytes,
+        smallest_feasible_bytes=smallest_feasible_bytes,
         solver=", ".join(sorted({o.formulation for o in options})),
         status="optimal" if gap < 1e-9 else worst.status,
         gap=max(gap, 0.0),
         time_limit_s=0.0,
         seed=0,
         estimated_nodes=sum(n.estimated for n in nodes),
+        below_bytes=outcome.below_bytes,
+        offload_bytes=outcome.offload_bytes,
+        reload_bytes=outcome.reload_bytes,
+        wait_s=outcome.wait_s,
     )

@@ -9,6 +9,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve.offload import Below
 from stowage.stages.solve.select import Solved, solve_plan
 
 
@@ -33,6 +34,7 @@ def solve_variants(
     device_fingerprint: str = "",
     time_limit_s: float = 0.0,
     seed: int = 0,
+    below: Below | None = None,
 ) -> Solved:
     """The fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the bounds.
 
@@ -59,12 +61,13 @@ def solve_variants(
                 device_fingerprint=device_fingerprint,
                 time_limit_s=time_limit_s,
                 seed=seed,
+                below=below,
             )
         except Infeasible as failure:
             failures.append(failure)
             continue
-        found.append(Solved(solved.rows, replace(solved.summary, variant=variant.name)))
-        if solved.summary.recomputed_bytes == 0:
+        found.append(replace(solved, summary=replace(solved.summary, variant=variant.name)))
+        if solved.summary.recomputed_bytes == 0 and not solved.slots:
             break
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
@@ -77,4 +80,4 @@ def solve_variants(
         lower_bound_s=once_s,
         gap=max(0.0, 1 - once_s / best.summary.step_time_s),
     )
-    return Solved(best.rows, summary)
+    return replace(best, summary=summary)

@@ -23,6 +23,7 @@ TABLES: tuple[type, ...] = (
     graph.Block,
     plan.Option,
     plan.PlanRow,
+    plan.Slot,
     run.StepRecord,
     run.MemorySample,
 )

@@ -61,10 +61,10 @@ def test_records_come_back(row_type: type, tmp_path_factory: pytest.TempPathFact
 
 def test_every_row_type_is_covered() -> None:
     """A new dataclass in `ir` belongs into the tables of these tests, unless it is no row."""
-    from stowage.stages.ir import block, costs, graph, plan, run, trace, updates
+    from stowage.stages.ir import block, costs, graph, machine, plan, run, trace, updates
 
     known = {*TABLES, *RECORDS, trace.TraceTables, updates.UpdateRule}
-    known |= {v for v in vars(block).values() if dataclasses.is_dataclass(v)}
+    known |= {v for m in (block, machine) for v in vars(m).values() if dataclasses.is_dataclass(v)}
     found = {
         v
         for module in (costs, graph, plan, run, trace, updates)

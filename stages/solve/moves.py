@@ -1,0 +1,161 @@
+"""From decisions per step to plan rows: where each copy starts, is waited for, and ends among the computations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.machine import TierState
+from stowage.stages.ir.plan import PlanAction
+from stowage.stages.simulate.plan import Step
+
+
+@dataclass(frozen=True)
+class StepMoves:
+    """What moves in one step of the cycle (a block's forward or backward); all are storages.
+
+    Attributes:
+        free: dropped from the device at its start; a copy on its way down is waited for first.
+        reload: started at its start, after `free`.
+        offload: started after their last use in the step.
+    """
+
+    free: tuple[int, ...] = ()
+    reload: tuple[int, ...] = ()
+    offload: tuple[int, ...] = ()
+
+
+NO_MOVES = StepMoves()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Rows with copies, and the state of the tiers in which every iteration starts and ends."""
+
+    steps: list[Step]
+    state: TierState
+
+
+def insert_moves(
+    steps: Sequence[Step],
+    step_of: Sequence[int],
+    moves: Sequence[StepMoves],
+    nodes: Sequence[ComputeNode],
+    below: frozenset[int],
+) -> Moved:
+    """Put copies into a plan without any.
+
+    Args:
+        steps: computations and frees of temporary storages.
+        step_of: of each of them the step of the cycle, ascending.
+        moves: of each step of the cycle.
+        nodes: the program.
+        below: parameters and states that only the tier below holds when an iteration starts.
+
+    What is on its way when an iteration ends is on its way when the next one starts.
+    """
+    moving = {s for m in moves for s in (*m.free, *m.reload, *m.offload)} | below
+    state = TierState(below=below, copied=below)
+    while True:
+        insertion = _Insertion(steps, step_of, moves, nodes, moving, state)
+        insertion.run()
+        end = insertion.end()
+        if end == state:
+            return Moved(insertion.rows, state)
+        if end.below != below:
+            raise ValueError("the moves of the steps do not end where they start")
+        state = end
+
+
+class _Insertion:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        step_of: Sequence[int],
+        moves: Sequence[StepMoves],
+        nodes: Sequence[ComputeNode],
+        moving: set[int],
+        state: TierState,
+    ) -> None:
+        self.steps = steps
+        self.step_of = step_of
+        self.moves = moves
+        self.nodes = nodes
+        self.moving = moving
+        self.rows: list[Step] = []
+        self.below = set(state.below)
+        self.reloading = set(state.reloading)
+        self.offloading = set(state.offloading)
+        self.copied = set(state.copied)
+        self.last_use: dict[tuple[int, int], int] = {}
+        for position, step in enumerate(steps):
+            for storage in self._touched(step):
+                self.last_use[step_of[position], storage] = position
+
+    def _touched(self, step: Step) -> set[int]:
+        if step.node < 0:
+            return set()
+        node = self.nodes[step.node]
+        return self.moving.intersection((*node.reads, *node.mutates))
+
+    def _emit(self, action: PlanAction, storage: int, label: str) -> None:
+        self.rows.append(Step(-1, storage, label, action))
+
+    def _wait(self, storage: int, label: str) -> None:
+        self._emit("wait", storage, label)
+        if storage in self.offloading:
+            self.offloading.discard(storage)
+            self.copied.add(storage)
+        self.reloading.discard(storage)
+
+    def _begin(self, moves: StepMoves, label: str) -> None:
+        for storage in moves.free:
+            if storage in self.offloading or storage in self.reloading:
+                self._wait(storage, label)
+            self._emit("free", storage, label)
+            self.below.add(storage)
+        for storage in moves.reload:
+            self._emit("reload", storage, label)
+            self.below.discard(storage)
+            self.reloading.add(storage)
+
+    def _offload(self, storage: int, label: str) -> None:
+        if storage in self.copied or storage in self.offloading:
+            return
+        self._emit("offload", storage, label)
+        self.offloading.add(storage)
+
+    def run(self) -> None:
+        """All rows."""
+        current = -1
+        after: dict[int, list[int]] = defaultdict(list)
+        for position, step in enumerate(self.steps):
+            while current < self.step_of[position]:
+                current += 1
+                moves = self.moves[current]
+                self._begin(moves, step.label)
+                for storage in moves.offload:
+                    last = self.last_use.get((current, storage))
+                    if last is None:
+                        self._offload(storage, step.label)
+                    else:
+                        after[last].append(storage)
+            touched = self._touched(step)
+            for storage in sorted(touched & self.reloading):
+                self._wait(storage, step.label)
+            if step.node >= 0:
+                changed = self.moving.intersection(self.nodes[step.node].mutates)
+                for storage in sorted(changed & self.offloading):
+                    self._wait(storage, step.label)
+                self.copied -= changed
+            self.rows.append(step)
+            for storage in after.pop(position, ()):
+                self._offload(storage, step.label)
+
+    def end(self) -> TierState:
+        """The state after the last row."""
+        return TierState(
+            frozenset(self.below), frozenset(self.reloading), frozenset(self.offloading), frozenset(self.copied)
+        )

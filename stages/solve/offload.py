@@ -1,0 +1,140 @@
+"""Plans that use the tier below the device: the problem that O-ILP solves, and the fixed policies it must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stowage.stages.formulations.rk_rotor import ChainStep
+from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.machine import Link, TierState
+from stowage.stages.ir.plan import Slot, Start
+from stowage.stages.ir.trace import TraceTables, base_values
+from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.solve.chain import Chain, Execution
+from stowage.stages.solve.liveness import Program
+from stowage.stages.solve.moves import Moved, StepMoves, insert_moves
+from stowage.stages.solve.streaming import stream_everything
+
+
+@dataclass(frozen=True)
+class Below:
+    """The tier below the device.
+
+    Attributes:
+        link: to it.
+        capacity_bytes: room in it.
+        staging_bytes: device memory that it needs for itself.
+        smallest_bytes: smaller parameters and states stay on the device: each copy costs something besides its bytes.
+    """
+
+    link: Link
+    capacity_bytes: int
+    staging_bytes: int = 0
+    smallest_bytes: int = 1 << 16
+
+
+@dataclass(frozen=True)
+class OffloadPlan:
+    """A plan with copies that the referee accepted.
+
+    Attributes:
+        method: how it was found.
+        steps, state: see `Moved`.
+        outcome: what the referee says.
+    """
+
+    method: str
+    steps: list[Step]
+    state: TierState
+    outcome: Outcome
+
+
+class Offloader:
+    """Turns executions and decisions into plans that the referee accepts."""
+
+    def __init__(self, program: Program, chain: Chain, below: Below) -> None:
+        self.program = program
+        self.chain = chain
+        self.below = below
+        self.movable = frozenset(
+            s.storage for s in program.storages if s.role in ("parameter", "state") and s.nbytes >= below.smallest_bytes
+        )
+
+    def needs(self, executions: Sequence[Execution]) -> list[frozenset[int]]:
+        """Movable storages that each step of the cycle uses."""
+        found: list[set[int]] = [set() for _ in range(2 * len(self.chain.blocks))]
+        for execution in executions:
+            node = self.program.nodes[execution.node]
+            found[execution.step].update(self.movable.intersection((*node.reads, *node.mutates)))
+        return [frozenset(f) for f in found]
+
+    def plan(
+        self, method: str, executions: Sequence[Execution], moves: Sequence[StepMoves], below: frozenset[int]
+    ) -> OffloadPlan:
+        """Insert the moves and let the referee judge.
+
+        Raises:
+            IllegalPlanError: the referee refuses.
+        """
+        program = self.program
+        moved: Moved = insert_moves(
+            program.steps(executions), program.cycle_steps(executions), moves, program.nodes, below
+        )
+        outcome = replay_plan(
+            program.storages,
+            program.nodes,
+            moved.steps,
+            keep=program.keep,
+            link=self.below.link,
+            start=moved.state,
+            staging_bytes=self.below.staging_bytes,
+        )
+        return OffloadPlan(method, moved.steps, moved.state, outcome)
+
+    def plans(self, budget_bytes: int) -> Iterator[OffloadPlan]:
+        """Plans that may fit, or that need least."""
+        blocks = self.chain.chain_blocks
+        fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, o)) for b in blocks]
+        leanest = [min(range(len(b.options)), key=lambda o: (b.options[o].save_bytes, o)) for b in blocks]
+        for chosen in (fastest, leanest):
+            yield from self.streaming(self.executions(chosen))
+
+    def executions(self, options: Sequence[int]) -> list[Execution]:
+        """Every block once, with the given options."""
+        count = len(options)
+        forward = [ChainStep("forward", b, options[b]) for b in range(count)]
+        backward = [ChainStep("backward", b, options[b]) for b in reversed(range(count))]
+        return self.program.without_dead(self.chain.executions([*forward, *backward]))
+
+    def streaming(self, executions: Sequence[Execution]) -> Iterator[OffloadPlan]:
+        """Everything movable streams, with more and more look-ahead."""
+        needs = self.needs(executions)
+        for ahead, lag in ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2)):
+            if ahead + lag >= len(needs):
+                return
+            moves, below = stream_everything(needs, ahead=ahead, lag=lag)
+            try:
+                yield self.plan(f"stream_{ahead}_{lag}", executions, moves, below)
+            except IllegalPlanError:
+                continue
+
+
+def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
+    """A slot for every storage that the plan moves, in the order of their first move."""
+    base = base_values(trace)
+    moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")])
+    found: list[Slot] = []
+    for storage in moved:
+        s = trace.storages[storage]
+        name = trace.values[base[storage]].name if s.role == "temporary" else s.name
+        found.append(Slot(storage, name, s.nbytes, s.role, _start(storage, state), storage in state.copied))
+    return found
+
+
+def _start(storage: int, state: TierState) -> Start:
+    if storage in state.reloading:
+        return "reloading"
+    if storage in state.offloading:
+        return "offloading"
+    return "below" if storage in state.below else "device"
