@@ -9,11 +9,14 @@ that is kept to the byte is still exceeded. Setting the threshold switches the r
 from __future__ import annotations
 
 import ctypes
+import mmap
+import time
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 THRESHOLD = 1 << 20
-"""Bytes. Every block from here on costs a system call and fresh, zeroed pages each time it is allocated."""
+"""Bytes. Each block from here on gets fresh, zeroed pages each time it is allocated: a smaller threshold keeps memory
+closer to what is allocated, and takes more time."""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -39,6 +42,50 @@ def return_freed_memory(threshold_bytes: int = THRESHOLD) -> bool:
 
 
 def trim() -> bool:
-    """Give back every free page inside the heap now, for memory that was freed before the threshold was set."""
+    """Give back every free page inside the heap now; true if there were any."""
     library = _glibc()
     return library is not None and bool(library.malloc_trim(0))
+
+
+PAUSE = 20.0
+"""Between two tries, in times of what one takes."""
+
+
+class ResidentLimit:
+    """Keeps what the process occupies under a limit, by giving freed memory back only when the limit is passed.
+
+    The other way to have it: the heap keeps freed memory, which is fast, and `check` is called often (it reads one
+    small file of the kernel, microseconds). Between two checks the process can grow by what it allocates in between.
+
+    Attributes:
+        limit_bytes: of resident memory: libraries and threads are in it.
+        trims: how often memory was given back.
+    """
+
+    def __init__(self, limit_bytes: int, slack_bytes: int = 16 << 20) -> None:
+        """`slack_bytes`: above the limit, try again at once after growing by so much, and else when a try costs little
+        of the time since the last one (it may have found everything in use)."""
+        self.limit_bytes = limit_bytes
+        self.trims = 0
+        self._slack = slack_bytes
+        self._after = 0
+        self._again_s = 0.0
+
+    def check(self) -> int:
+        """Give freed memory back if the limit is passed; the bytes resident now."""
+        now = resident_bytes()
+        began = time.perf_counter()
+        if now > self.limit_bytes and (now > self._after + self._slack or began > self._again_s):
+            trim()
+            self.trims += 1
+            now = self._after = resident_bytes()
+            ended = time.perf_counter()
+            self._again_s = ended + PAUSE * (ended - began)
+        self._after = min(self._after, now)
+        return now
+
+
+def resident_bytes() -> int:
+    """What this process occupies in memory."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE

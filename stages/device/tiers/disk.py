@@ -38,9 +38,11 @@ _MEM_ALIGN, _OFFSET_ALIGN = slice(152, 156), slice(156, 160)
 def direct_alignment(handle: int) -> tuple[int, int]:
     """Alignment of memory and of offsets that direct I/O on an open file needs; (0, 0) where there is none.
 
-    A file system that takes the flag may still go through the page cache (tmpfs does), so it is asked. One that cannot
-    be asked gets what satisfies all of them.
+    A file system that takes the flag may still go through the page cache, so it is asked. One that does not answer gets
+    what satisfies all of them, unless it is in RAM.
     """
+    if _in_ram(handle):
+        return 0, 0
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     answer = bytearray(256)
     if statx is not None:
@@ -50,6 +52,17 @@ def direct_alignment(handle: int) -> tuple[int, int]:
     if statx is None or not int.from_bytes(answer[:4], "little") & _STATX_DIOALIGN:
         return PAGE, PAGE
     return int.from_bytes(answer[_MEM_ALIGN], "little"), int.from_bytes(answer[_OFFSET_ALIGN], "little")
+
+
+def _in_ram(handle: int) -> bool:
+    """Whether an open file is on a file system that is itself memory."""
+    device = os.fstat(handle).st_dev
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+        for line in mounts:
+            left, _, right = line.partition(" - ")
+            if left.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+                return right.split()[0] in ("tmpfs", "ramfs")
+    return False
 
 
 def _open(folder: str, direct: bool, keep: bool) -> tuple[int, Path | None]:
