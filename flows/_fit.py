@@ -13,6 +13,7 @@ from torch import nn
 
 from stowage.flows._planning import QUICK, Effort, Loss, Planned, home_folder, plan_step, target_device
 from stowage.flows._tiers import LowerTier, lower_tier
+from stowage.flows._weights import LateWeights
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
@@ -40,12 +41,14 @@ class TrainingStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        make_plan: Callable[[Any], Planned],
+        make_plan: Callable[[Any, dict[str, torch.Tensor]], Planned],
+        late: LateWeights,
         lower: LowerTier | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._make_plan = make_plan
+        self._late = late
         self._lower = lower
         self._offloading: Offloading | None = None
         self._programs: list[tuple[_Key, Planned, Program]] = []
@@ -72,7 +75,10 @@ class TrainingStep:
                 if position:
                     self._programs.insert(0, self._programs.pop(position))
                 return program
-        planned = self._make_plan(batch)
+        away = self._offloading.layouts() if self._offloading is not None else {}
+        planned = self._make_plan(batch, self._late.layouts | away)
+        offloading = self._offloading_for(planned)
+        self._late.load(offloading, planned.slots)
         program = bind(
             planned.source,
             planned.manifest.source_hash,
@@ -81,7 +87,7 @@ class TrainingStep:
             self.model,
             self.optimizer,
             planned.slots,
-            self._offloading_for(planned),
+            offloading,
         )
         self._programs.insert(0, (key, planned, program))
         return program
@@ -128,6 +134,7 @@ def fit(
     host_budget: str | int | None = None,
     disk_budget: str | int | None = None,
     offload_dir: str | Path | None = None,
+    weights: str | Path | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
     say: Callable[[str], None] = _say,
@@ -135,7 +142,7 @@ def fit(
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
 
     Args:
-        model: any `nn.Module`, in the mode it trains in.
+        model: any `nn.Module`, in the mode it trains in; one built under `torch.device("meta")` gets its `weights`.
         batch: a sample: a mapping is passed as keywords, a tuple or list as positions, anything else as one argument.
         optimizer: makes an optimizer from parameters; None leaves gradients in `.grad`.
         device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
@@ -145,6 +152,8 @@ def fit(
         host_budget: pinned host memory that a model on a GPU may use for parameters, optimizer states and activations.
         disk_budget: bytes that they may take in `offload_dir`; by default what is free there.
         offload_dir: a folder on a fast disk; on a machine without a GPU what does not fit `device_budget` lives there.
+        weights: a safetensors file, or a folder of them, for a model on the meta device: each tensor is read straight
+            into the tier where it lives, so that the model may be larger than RAM.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
         quick: plan in seconds instead of a minute or so, less well: fewer samples of each operation, fewer schedules.
         say: receives notices, one sentence each.
@@ -154,6 +163,7 @@ def fit(
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
     """
+    late = LateWeights(model, batch, weights)
     made = optimizer(list(model.parameters())) if optimizer is not None else None
     home = home_folder(cache_dir)
     device = next((p.device.type for p in model.parameters()), "cpu")
@@ -165,7 +175,7 @@ def fit(
         offload_dir=offload_dir,
     )
 
-    def make_plan(sample: Any) -> Planned:
+    def make_plan(sample: Any, layouts: dict[str, torch.Tensor]) -> Planned:
         notices: list[str] = []
         with torch.random.fork_rng():  # planning must not change what the user's generators give next
             planned = plan_step(
@@ -179,11 +189,12 @@ def fit(
                 effort=QUICK if quick else Effort(),
                 notices=notices,
                 below=lower.below if lower else None,
+                layouts=layouts,
             )
         for notice in notices:
             say(notice)
         return planned
 
-    step = TrainingStep(model, made, make_plan, lower)
+    step = TrainingStep(model, made, make_plan, late, lower)
     step.prepare(batch)
     return step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,7 @@ def plan_step(
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
     below: Below | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
 ) -> Planned:
     """Trace → profile → partition → options → solve → codegen for one model and batch.
@@ -129,6 +130,7 @@ def plan_step(
         notices: receives what the user should know.
         target: the device; by default this machine's.
         below: the tier below the device, if the plan may use one.
+        layouts: of parameters that are not in memory, see `trace_step`.
         progress: called with each stage's name as it starts.
 
     Raises:
@@ -136,7 +138,7 @@ def plan_step(
     """
     effort = effort or Effort()
     progress("trace")
-    trace = trace_step(model, batch, loss=loss, optimizer=optimizer, notices=notices)
+    trace = trace_step(model, batch, loss=loss, optimizer=optimizer, notices=notices, layouts=layouts)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
     traces = variants_of(trace)

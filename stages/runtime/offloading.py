@@ -7,7 +7,7 @@ its memory is one number. So nothing can quietly train on what is not there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from stowage.stages.device.events import RELEASE
 from stowage.stages.device.tiers import Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
+from stowage.stages.runtime.weights import absent
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,8 @@ class _Layout:
     def empty(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
-    def absent(self) -> torch.Tensor:
-        filler = float("nan") if self.dtype.is_floating_point or self.dtype.is_complex else 0
-        return torch.full((), filler, dtype=self.dtype, device=self.device).expand(self.shape)
+    def meta(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
 
 class Offloading:
@@ -74,17 +74,33 @@ class Offloading:
         found: Any = self._optimizer.state.get(self._parameters[parameter], {}).get(state)
         return found if isinstance(found, torch.Tensor) else None
 
-    def enter(self, slots: Sequence[Slot]) -> None:
-        """Before an iteration: put every parameter and state where its plan expects it.
+    def populate(self, tensors: Iterable[tuple[str, torch.Tensor]], slots: Sequence[Slot]) -> None:
+        """Give parameters their first values, one after the other, each at once where `slots` want it."""
+        self._reserve(slots)
+        by_name = {s.name: s for s in slots}
+        for name, tensor in tensors:
+            self._parameters[name].data = tensor
+            if name in by_name:
+                self._place(by_name[name])
 
-        After an iteration of the same plan they are there already.
-        """
+    def layouts(self) -> dict[str, torch.Tensor]:
+        """Of parameters below, as tensors on the meta device: what a trace needs of them."""
+        return {n: self._layouts[n].meta() for n in self._below if n in self._parameters}
+
+    def _reserve(self, slots: Sequence[Slot]) -> None:
         fresh = {s.name: s.nbytes for s in slots if s.name not in self._slots}
         if fresh:
             self.tier.reserve(fresh)
             self._slots.update({s.name: s for s in slots})
             for name in fresh:
                 self._family.setdefault(name.partition("::")[0], []).append(name)
+
+    def enter(self, slots: Sequence[Slot]) -> None:
+        """Before an iteration: put every parameter and state where its plan expects it.
+
+        After an iteration of the same plan they are there already.
+        """
+        self._reserve(slots)
         persistent = [s for s in slots if s.role != "temporary"]
         planned = {s.name for s in persistent}
         for name in sorted((self._below | set(self._under_way)) - planned):
@@ -183,9 +199,9 @@ class Offloading:
             return
         if name not in self._copied:
             raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
-        release = _Layout.of(tensor).absent()
+        nothing = absent(tensor, tensor.device)
         with _noted(tensor):
-            tensor.data = release
+            tensor.data = nothing
         self._below.add(name)
 
     def in_flight(self) -> list[torch.Tensor]:

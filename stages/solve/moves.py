@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ class StepMoves:
 
     Attributes:
         free: dropped from the device at its start; a copy on its way down is waited for first.
-        reload: started at its start, after `free`.
-        offload: started after their last use in the step.
+        reload: started at its start, after `free`, in the order in which they are needed; what has started already goes
+            on.
+        offload: started after their last use in the step, unless they have started already.
     """
 
     free: tuple[int, ...] = ()
@@ -57,9 +59,11 @@ def insert_moves(
     What is on its way when an iteration ends is on its way when the next one starts.
     """
     moving = {s for m in moves for s in (*m.free, *m.reload, *m.offload)} | below
+    made = {s for n in nodes for s in n.creates}
+    persistent = moving - made
     state = TierState(below=below, copied=below)
     while True:
-        insertion = _Insertion(steps, step_of, moves, nodes, moving, state)
+        insertion = _Insertion(steps, step_of, moves, nodes, moving, persistent, state)
         insertion.run()
         end = insertion.end()
         if end == state:
@@ -77,6 +81,7 @@ class _Insertion:
         moves: Sequence[StepMoves],
         nodes: Sequence[ComputeNode],
         moving: set[int],
+        persistent: set[int],
         state: TierState,
     ) -> None:
         self.steps = steps
@@ -84,15 +89,18 @@ class _Insertion:
         self.moves = moves
         self.nodes = nodes
         self.moving = moving
+        self.persistent = persistent
         self.rows: list[Step] = []
         self.below = set(state.below)
         self.reloading = set(state.reloading)
         self.offloading = set(state.offloading)
         self.copied = set(state.copied)
         self.last_use: dict[tuple[int, int], int] = {}
+        self.uses: dict[int, list[int]] = defaultdict(list)
         for position, step in enumerate(steps):
             for storage in self._touched(step):
                 self.last_use[step_of[position], storage] = position
+                self.uses[storage].append(position)
 
     def _touched(self, step: Step) -> set[int]:
         if step.node < 0:
@@ -110,13 +118,23 @@ class _Insertion:
             self.copied.add(storage)
         self.reloading.discard(storage)
 
-    def _begin(self, moves: StepMoves, label: str) -> None:
+    def _next_use(self, storage: int, position: int) -> int:
+        """Where it is used next, in this iteration or the following one."""
+        uses = self.uses[storage]
+        following = bisect_left(uses, position)
+        if following < len(uses):
+            return uses[following]
+        return len(self.steps) + (uses[0] if uses else 0)
+
+    def _begin(self, moves: StepMoves, position: int, label: str) -> None:
         for storage in moves.free:
             if storage in self.offloading or storage in self.reloading:
                 self._wait(storage, label)
             self._emit("free", storage, label)
             self.below.add(storage)
-        for storage in moves.reload:
+        for storage in sorted(moves.reload, key=lambda s: (self._next_use(s, position), s)):
+            if storage not in self.below:
+                continue
             self._emit("reload", storage, label)
             self.below.discard(storage)
             self.reloading.add(storage)
@@ -135,7 +153,7 @@ class _Insertion:
             while current < self.step_of[position]:
                 current += 1
                 moves = self.moves[current]
-                self._begin(moves, step.label)
+                self._begin(moves, position, step.label)
                 for storage in moves.offload:
                     last = self.last_use.get((current, storage))
                     if last is None:
@@ -146,7 +164,8 @@ class _Insertion:
             for storage in sorted(touched & self.reloading):
                 self._wait(storage, step.label)
             if step.node >= 0:
-                changed = self.moving.intersection(self.nodes[step.node].mutates)
+                node = self.nodes[step.node]
+                changed = self.moving.intersection((*node.mutates, *node.creates))
                 for storage in sorted(changed & self.offloading):
                     self._wait(storage, step.label)
                 self.copied -= changed
@@ -156,6 +175,5 @@ class _Insertion:
 
     def end(self) -> TierState:
         """The state after the last row."""
-        return TierState(
-            frozenset(self.below), frozenset(self.reloading), frozenset(self.offloading), frozenset(self.copied)
-        )
+        sets = (self.below, self.reloading, self.offloading, self.copied)
+        return TierState(*(frozenset(found & self.persistent) for found in sets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.rk_rotor import ChainStep
 from stowage.stages.ir.errors import IllegalPlanError
@@ -14,6 +14,7 @@ from stowage.stages.simulate.plan import Outcome, Step, replay_plan
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.moves import Moved, StepMoves, insert_moves
+from stowage.stages.solve.shift import shift
 from stowage.stages.solve.streaming import stream_everything
 
 
@@ -81,19 +82,33 @@ class Offloader:
         moved: Moved = insert_moves(
             program.steps(executions), program.cycle_steps(executions), moves, program.nodes, below
         )
-        outcome = replay_plan(
-            program.storages,
-            program.nodes,
-            moved.steps,
-            keep=program.keep,
+        return OffloadPlan(method, moved.steps, moved.state, self._judge(moved.steps, moved.state))
+
+    def _judge(self, steps: Sequence[Step], state: TierState) -> Outcome:
+        return replay_plan(
+            self.program.storages,
+            self.program.nodes,
+            steps,
+            keep=self.program.keep,
             link=self.below.link,
-            start=moved.state,
+            start=state,
             staging_bytes=self.below.staging_bytes,
         )
-        return OffloadPlan(method, moved.steps, moved.state, outcome)
 
-    def plans(self, budget_bytes: int) -> Iterator[OffloadPlan]:
-        """Plans that may fit, or that need least."""
+    def shifted(self, plan: OffloadPlan, budget_bytes: int) -> OffloadPlan:
+        """The plan with its copies hidden as well as the budget allows."""
+
+        def judge(steps: Sequence[Step]) -> Outcome | None:
+            try:
+                return self._judge(steps, plan.state)
+            except IllegalPlanError:
+                return None
+
+        steps, outcome = shift(plan.steps, plan.outcome, self.program.nbytes, budget_bytes, judge)
+        return replace(plan, steps=steps, outcome=outcome)
+
+    def fixed(self) -> Iterator[OffloadPlan]:
+        """The fixed policies that offload everything, with the fastest and the leanest options."""
         blocks = self.chain.chain_blocks
         fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, o)) for b in blocks]
         leanest = [min(range(len(b.options)), key=lambda o: (b.options[o].save_bytes, o)) for b in blocks]

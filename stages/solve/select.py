@@ -13,10 +13,12 @@ from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Outcome
+from stowage.stages.solve import offmate
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan, slots_of
 from stowage.stages.solve.policies import fixed_policies
+from stowage.stages.solver.outcome import SolverSettings
 
 CANDIDATES = 12
 """How many of RK-Rotor's plans that fit are polished and compared."""
@@ -24,6 +26,11 @@ CANDIDATES = 12
 HEADROOM = 1.5
 """RK-Rotor's table reaches this much beyond the budget: it rounds every size up and frees late, so plans for a larger
 nominal memory may truly fit."""
+
+
+OFFMATE_SECONDS = 20.0
+OFFMATE_GAP = 0.01
+"""Limit and relative gap of one solve of O-ILP."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +188,13 @@ def solve_plan(
             plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
     offloading: list[OffloadPlan] = []
     if below is not None and method != "rockmate":
-        offloading = list(Offloader(program, chain, below).plans(device_budget_bytes))
+        offloader = Offloader(program, chain, below)
+        settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
+        offloading = [*offmate.plans(offloader, device_budget_bytes, settings), *offloader.fixed()]
     fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes and method != "offmate"]
-    moving = [p for p in offloading if p.outcome.peak_bytes <= device_budget_bytes]
+    moving = [
+        offloader.shifted(p, device_budget_bytes) for p in offloading if p.outcome.peak_bytes <= device_budget_bytes
+    ]
     least = min([program.replay(smallest.executions), *(p.outcome for p in offloading)], key=lambda o: o.peak_bytes)
     if not fitting and not moving:
         raise Infeasible(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ def trace_step(
     optimizer: torch.optim.Optimizer | None = None,
     label: str = "",
     notices: list[str] | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
 ) -> TraceTables:
     """Trace one training step of `model` on `batch`.
 
@@ -34,11 +36,12 @@ def trace_step(
         optimizer: holds the model's parameters; None leaves gradients in `.grad`.
         label: the model's name, for people.
         notices: receives sentences that the user should know.
+        layouts: of parameters that are not in memory: name -> a tensor on the meta device.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
     """
-    captured = capture(model, batch, loss)
+    captured = capture(model, batch, loss, layouts)
     if notices is not None:
         notices.extend(captured.notices)
     lowering = Lowering(captured)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,10 +157,13 @@ def _explain(error: BaseException, marker: _Marker) -> TraceError:
     return TraceError(f"{where} cannot be traced: {type(error).__name__}: {first_line}.")
 
 
-def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
+def capture(
+    model: nn.Module, batch: Any, loss: Loss | None = None, layouts: Mapping[str, torch.Tensor] | None = None
+) -> Captured:
     """Trace one training step of `model` on `batch`; neither weights nor random state are touched.
 
-    Parameters and batch may be fake tensors (a model without weights in memory) or real.
+    Parameters and batch may be fake tensors (a model without weights in memory) or real. A parameter in `layouts` is
+    traced with the layout that it has there, on the meta device; its own memory is not looked at.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
@@ -201,11 +204,14 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
         marker.sweep()
         return [result, *owned]
 
-    values = (list(parameters.values()), list(buffers.values()), [leaves[i] for i in places])
+    given_layouts = layouts or {}
+    traced_as = [given_layouts.get(name, p) for name, p in parameters.items()]
+    values = (traced_as, list(buffers.values()), [leaves[i] for i in places])
     everything = [*values[0], *values[1], *values[2]]
     is_fake = [isinstance(tensor, FakeTensor) for tensor in everything]
     if any(is_fake) and not all(is_fake):
         raise TraceError("Some parameters or batch tensors are fake and some real: make all of them fake, or all real.")
+    device = next((p.device for p in parameters.values()), torch.device("cpu"))
     change = SelfChange(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_gradient_checkpointing(model, notices))
@@ -213,7 +219,7 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
         stack.enter_context(torch.enable_grad())
         # A mode of our own, not make_fx's: that one has symbols for unknown numbers, which would hide data dependence.
         mode = everything[0].fake_mode if any(is_fake) else FakeTensorMode(allow_non_fake_inputs=True)
-        fakes = pytree.tree_map(lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), values)
+        fakes = pytree.tree_map(lambda t: _fake(t, mode, device), values)
         stack.enter_context(mode)
         try:
             traced = make_fx(step, tracing_mode="real", record_stack_traces=True)(*fakes)
@@ -230,6 +236,15 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Captured:
         inputs=[labels[i] for i in places],
         notices=notices,
     )
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    if not tensor.is_meta:
+        return mode.from_tensor(tensor)
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
 def _labels(batch: Any) -> list[str]:

@@ -1,0 +1,290 @@
+"""OffMate (thesis 4): from the chain to the problem that O-ILP solves, and from its answer to moves of storages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stowage.stages.formulations.o_ilp import o_ilp
+from stowage.stages.formulations.o_ilp_problem import (
+    Link,
+    OffloadBlock,
+    OffloadMachine,
+    OffloadOption,
+    OffloadProblem,
+    ParameterTensor,
+    group_parameters,
+)
+from stowage.stages.formulations.offload_rounding import RoundedPlan, round_o_ilp
+from stowage.stages.ir.block import BlockGraph, BlockSchedule
+from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.graph import SHARED
+from stowage.stages.solve.chain import schedule_of
+from stowage.stages.solve.moves import StepMoves
+from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
+from stowage.stages.solver.outcome import SolverSettings
+
+OPTIONS_PER_BLOCK = 6
+"""Schedules of a block that O-ILP chooses among, before activations are offloaded."""
+
+ATTEMPTS = 4
+"""The referee counts row by row what O-ILP counts step by step: when it finds more, O-ILP is asked again with less."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run a block: an option, and storages that leave the device between its forward and its backward."""
+
+    option: int
+    offloaded: tuple[int, ...] = ()
+
+
+class OffMate:
+    """O-ILP over the chain that `offloader` plans for."""
+
+    def __init__(self, offloader: Offloader, settings: SolverSettings) -> None:
+        self._offloader = offloader
+        self._chain = offloader.chain
+        self._program = offloader.program
+        self._below: Below = offloader.below
+        self._settings = settings
+        self._count = len(self._chain.blocks)
+        self._update_s = self._update_times()
+        self.choices = [self._choices(b) for b in range(self._count)]
+
+    # The problem.
+
+    def _update_times(self) -> dict[int, float]:
+        """Parameter storage -> seconds of its update."""
+        found: dict[int, float] = defaultdict(float)
+        for node in self._program.nodes:
+            if node.phase == "update":
+                for storage in node.mutates:
+                    if self._program.storages[storage].role == "parameter":
+                        found[storage] += node.time_s
+        return dict(found)
+
+    def _choices(self, block: int) -> list[Choice]:
+        options = self._chain.options[self._chain.blocks[block].block_hash]
+        costs = self._chain.chain_blocks[block].options
+        key = [(o.time_s, o.save_bytes, max(o.forward_peak_bytes, o.backward_peak_bytes)) for o in costs]
+        front = [
+            o
+            for o in range(len(options))
+            if not any(
+                all(x <= y for x, y in zip(key[p], key[o])) and (key[p] != key[o] or p < o) for p in range(len(options))
+            )
+        ]
+        front.sort(key=lambda o: key[o])
+        if len(front) > OPTIONS_PER_BLOCK:
+            last = len(front) - 1
+            picks = {round(i * last / (OPTIONS_PER_BLOCK - 1)) for i in range(OPTIONS_PER_BLOCK)}
+            picks |= {min(range(len(front)), key=lambda i: key[front[i]][k]) for k in (1, 2)}
+            front = [front[i] for i in sorted(picks)]
+        found: list[Choice] = []
+        for option in front:
+            movable = self._saved(block, option)
+            half: list[int] = []
+            total = sum(self._program.nbytes[s] for s in movable)
+            for storage in movable:
+                if sum(self._program.nbytes[s] for s in half) >= total / 2:
+                    break
+                half.append(storage)
+            found += [Choice(option, subset) for subset in dict.fromkeys([(), tuple(half), tuple(movable)])]
+        return found
+
+    def _saved(self, block: int, option: int) -> list[int]:
+        """Storages that an option keeps for backward and that may leave meanwhile, the block's input included; large
+        ones first."""
+        if block == self._count - 1:
+            return []  # its backward follows at once
+        described = self._chain.blocks[block]
+        graph = self._chain.graph(block)
+        schedule = schedule_of(self._chain.options[described.block_hash][option])
+        found = {described.storages[a] for a in kept_for_backward(graph, schedule)}
+        if block:
+            before = self._chain.blocks[block - 1]
+            found.update(before.storages[a] for a in self._chain.graph(block - 1).output)
+        sizes = self._program.nbytes
+        large = [s for s in found if sizes[s] >= self._below.smallest_bytes]
+        return sorted(large, key=lambda s: (-sizes[s], s))
+
+    def problem(self, device_budget_bytes: int) -> OffloadProblem:
+        """What O-ILP is asked."""
+        storages, movable = self._program.storages, self._offloader.movable
+        states: dict[str, int] = defaultdict(int)
+        for s in storages:
+            if s.role == "state" and s.storage in movable:
+                states[s.name.partition("::")[0]] += s.nbytes
+        uses: dict[int, set[int]] = defaultdict(set)
+        for node in self._program.nodes:
+            if node.block != SHARED:
+                for storage in {*node.reads, *node.mutates}:
+                    uses[storage].add(node.block)
+        tensors = [
+            (
+                ParameterTensor(
+                    name=str(s.storage),
+                    nbytes=s.nbytes,
+                    state_bytes=states[s.name],
+                    trainable=s.storage in self._update_s,
+                    device_update_s=self._update_s.get(s.storage, 0.0),
+                ),
+                uses[s.storage],
+            )
+            for s in storages
+            if s.role == "parameter" and s.storage in movable and uses[s.storage]
+        ]
+        grouped = sum(t.nbytes + t.state_bytes for t, _ in tensors)
+        base = sum(s.nbytes for s in storages if s.role != "temporary")
+        machine = OffloadMachine(
+            device_bytes=device_budget_bytes,
+            fixed_bytes=base - grouped + self._shared_bytes() + self._below.staging_bytes,
+            link=Link(
+                self._below.link.offload_bytes_per_s,
+                self._below.link.reload_bytes_per_s,
+                self._below.link.duplex_bytes_per_s,
+            ),
+            host_bytes=self._below.capacity_bytes,
+        )
+        return OffloadProblem(
+            blocks=tuple(self._block(b) for b in range(self._count)),
+            groups=group_parameters(tensors),
+            machine=machine,
+        )
+
+    def _shared_bytes(self) -> int:
+        nodes = self._program.nodes
+        made = {s for n in nodes if n.block == SHARED for s in n.creates}
+        read = {s for n in nodes if n.block != SHARED for s in n.reads}
+        return sum(self._program.nbytes[s] for s in made & read)
+
+    def _block(self, block: int) -> OffloadBlock:
+        described = self._chain.blocks[block]
+        costs = self._chain.chain_blocks[block]
+        options = self._chain.options[described.block_hash]
+        updates = sum(n.time_s for n in self._program.nodes if n.phase == "update" and n.block == block)
+
+        def option(choice: Choice) -> OffloadOption:
+            cost, known = costs.options[choice.option], options[choice.option]
+            moved = sum(self._program.nbytes[s] for s in choice.offloaded)
+            return OffloadOption(
+                forward_time_s=known.forward_time_s,
+                backward_time_s=max(0.0, known.backward_time_s - updates),
+                save_bytes=cost.save_bytes - moved,
+                forward_peak_bytes=cost.forward_peak_bytes,
+                backward_peak_bytes=cost.backward_peak_bytes,
+                offload_bytes=moved,
+            )
+
+        return OffloadBlock(
+            options=tuple(option(c) for c in self.choices[block]),
+            backward_resident_bytes=costs.resident_bytes,
+        )
+
+    # The answer.
+
+    def moves(self, rounded: RoundedPlan, *, early: bool) -> tuple[list[StepMoves], frozenset[int], list[int]]:
+        """Moves of storages per step, what is below at the start, and the option of each block.
+
+        Args:
+            rounded: the plan of whole tensors.
+            early: activations come up one step before their backward, not in it.
+        """
+        chosen = [self.choices[b][o] for b, o in enumerate(rounded.options)]
+        options = [c.option for c in chosen]
+        cycle = 2 * self._count
+        free: list[list[int]] = [[] for _ in range(cycle)]
+        reload: list[list[int]] = [[] for _ in range(cycle)]
+        offload: list[list[int]] = [[] for _ in range(cycle)]
+        for t, step in enumerate(rounded.steps):
+            free[t] += [*map(int, step.delete), *self._states(step.delete_states)]
+            reload[t] += [*_numbers(step.reload), *self._states(n for n, _ in step.reload_states)]
+            offload[t] += [*_numbers(step.offload), *self._states(n for n, _ in step.offload_states)]
+        for storage, (last, back) in self._absences(options, {s for c in chosen for s in c.offloaded}).items():
+            offload[last].append(storage)
+            free[last + 1].append(storage)
+            reload[back - 1 if early and back - 1 > last + 1 else back].append(storage)
+        resident = {*map(int, rounded.resident), *self._states(rounded.states_resident)}
+        moving = {s for lists in (free, reload, offload) for found in lists for s in found}
+        below = frozenset(s for s in moving if self._program.storages[s].role != "temporary") - resident
+        return (
+            [StepMoves(tuple(f), tuple(r), tuple(o)) for f, r, o in zip(free, reload, offload)],
+            below,
+            options,
+        )
+
+    def _states(self, names: Iterable[str]) -> list[int]:
+        by_parameter = self._states_of
+        return [s for name in names for s in by_parameter.get(self._program.storages[int(name)].name, ())]
+
+    @property
+    def _states_of(self) -> Mapping[str, list[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        for s in self._program.storages:
+            if s.role == "state" and s.storage in self._offloader.movable:
+                found[s.name.partition("::")[0]].append(s.storage)
+        return found
+
+    def _absences(self, options: Sequence[int], wanted: set[int]) -> dict[int, tuple[int, int]]:
+        """Of each wanted activation the last step of forward and the first of backward that use it, where at least one
+        step lies between; those that are made again in between do not leave."""
+        uses: dict[int, list[int]] = defaultdict(list)
+        made: dict[int, int] = defaultdict(int)
+        for execution in self._offloader.executions(options):
+            node = self._program.nodes[execution.node]
+            for storage in wanted.intersection((*node.reads, *node.creates)):
+                uses[storage].append(execution.step)
+            for storage in wanted.intersection(node.creates):
+                made[storage] += 1
+        found: dict[int, tuple[int, int]] = {}
+        for storage, steps in uses.items():
+            forward = [t for t in steps if t < self._count]
+            backward = [t for t in steps if t >= self._count]
+            if made[storage] == 1 and forward and backward and min(backward) - max(forward) >= 2:
+                found[storage] = max(forward), min(backward)
+        return found
+
+
+def _numbers(transfers: Iterable[tuple[str, int]]) -> list[int]:
+    return [int(name) for name, _ in transfers]
+
+
+def kept_for_backward(graph: BlockGraph, schedule: BlockSchedule) -> set[int]:
+    """Allocations in memory between forward and backward, the output aside: the next block still reads that."""
+    kept: set[int] = set()
+    for action in schedule.forward:
+        if action.kind == "free":
+            kept.discard(action.index)
+        else:
+            kept.update(graph.nodes[action.index].creates)
+    return kept - set(graph.output)
+
+
+def plans(offloader: Offloader, device_budget_bytes: int, settings: SolverSettings) -> Iterator[OffloadPlan]:
+    """O-ILP's plans that the referee accepts; where the budget has none, the one for the smallest budget that has."""
+    offmate = OffMate(offloader, settings)
+    asked_bytes = device_budget_bytes
+    for _ in range(ATTEMPTS):
+        problem = offmate.problem(asked_bytes)
+        answer = o_ilp(problem, settings)
+        if answer.solution is None and answer.smallest_budget_bytes is not None:
+            asked_bytes = answer.smallest_budget_bytes
+            problem = replace(problem, machine=replace(problem.machine, device_bytes=asked_bytes))
+            answer = o_ilp(problem, settings)
+        if answer.solution is None:
+            return
+        rounded = round_o_ilp(problem, answer.solution, settings)
+        excess = []
+        for early in (True, False):
+            moves, below, options = offmate.moves(rounded, early=early)
+            try:
+                plan = offloader.plan("offmate", offloader.executions(options), moves, below)
+            except IllegalPlanError:
+                continue
+            yield plan
+            excess.append(plan.outcome.peak_bytes - device_budget_bytes)
+        if not excess or min(excess) <= 0 or asked_bytes < device_budget_bytes // 2:
+            return
+        asked_bytes -= min(excess)

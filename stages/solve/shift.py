@@ -1,0 +1,137 @@
+"""Hide copies behind computing: start reloads earlier and end offloads later wherever the budget leaves room.
+
+Decisions come per step of the cycle; here they are refined row by row. What waits longest moves first, and the referee
+judges every round.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stowage.stages.ir.plan import PlanRow
+from stowage.stages.simulate.plan import Outcome, Step
+
+ROUNDS = 24
+_MARGIN = 1.05
+"""Moves reach a little further than the wait that they are to hide."""
+
+
+@dataclass(frozen=True)
+class _Wait:
+    row: int
+    storage: int
+    stall_s: float
+    copy_row: int
+    down: bool
+
+
+def shift(
+    steps: Sequence[Step],
+    outcome: Outcome,
+    sizes: Sequence[int],
+    budget_bytes: int,
+    judge: Callable[[Sequence[Step]], Outcome | None],
+) -> tuple[list[Step], Outcome]:
+    """The same computations and copies, waiting less.
+
+    Args:
+        steps, outcome: a plan within the budget, and what the referee says of it.
+        sizes: bytes of each storage.
+        budget_bytes: what no row may exceed.
+        judge: the referee; None for a plan that it refuses.
+    """
+    best, judged = list(steps), outcome
+    current, now = best, judged
+    for _ in range(ROUNDS):
+        moved = _Round(current, now.rows, sizes, budget_bytes).run()
+        if moved is None:
+            break
+        found = judge(moved)
+        if found is None or found.peak_bytes > budget_bytes:
+            break
+        current, now = moved, found
+        if found.time_s < judged.time_s:
+            best, judged = moved, found
+    return best, judged
+
+
+class _Round:
+    def __init__(self, steps: Sequence[Step], rows: Sequence[PlanRow], sizes: Sequence[int], budget_bytes: int) -> None:
+        self.steps = steps
+        self.rows = rows
+        self.sizes = sizes
+        self.room = np.array([budget_bytes - r.peak_bytes for r in rows], dtype=np.int64)
+        self.starts = [r.start_s for r in rows if r.action not in ("offload", "reload")]
+        self.positions = [i for i, r in enumerate(rows) if r.action not in ("offload", "reload")]
+        self.of: dict[int, list[int]] = {}
+        for i, step in enumerate(steps):
+            if step.kind != "compute":
+                self.of.setdefault(step.storage, []).append(i)
+        self.keys: dict[int, float] = {}
+
+    def run(self) -> list[Step] | None:
+        """The rows in their new order, or None if nothing moves."""
+        for wait in sorted(self._waits(), key=lambda w: -w.stall_s):
+            if wait.down:
+                self._later(wait)
+            else:
+                self._earlier(wait)
+        if not self.keys:
+            return None
+        order = sorted(range(len(self.steps)), key=lambda i: (self.keys.get(i, float(i)), i))
+        return [self.steps[i] for i in order]
+
+    def _waits(self) -> list[_Wait]:
+        found: list[_Wait] = []
+        under_way: dict[int, int] = {}
+        for i, step in enumerate(self.steps):
+            if step.kind in ("offload", "reload"):
+                under_way[step.storage] = i
+            elif step.kind == "wait":
+                stall = self.rows[i].end_s - self.rows[i].start_s
+                copy = under_way.get(step.storage)
+                if copy is None:  # it began in the iteration before
+                    copies = [j for j in self.of[step.storage] if self.steps[j].kind in ("offload", "reload")]
+                    copy = copies[-1]
+                if stall > 1e-9:
+                    found.append(_Wait(i, step.storage, stall, copy, self.steps[copy].kind == "offload"))
+        return found
+
+    def _row_at(self, time_s: float) -> int:
+        """The last row of the compute stream that starts no later than a time."""
+        return self.positions[max(0, bisect_right(self.starts, time_s) - 1)]
+
+    def _earlier(self, wait: _Wait) -> None:
+        """Start the reload early enough to hide the wait, as far as there is room."""
+        start = self.rows[wait.copy_row].start_s
+        floor = max((j for j in self.of[wait.storage] if j < wait.copy_row), default=-1) + 1
+        target = max(floor, self._row_at(start - wait.stall_s * _MARGIN))
+        size = self.sizes[wait.storage]
+        tight = np.flatnonzero(self.room[target : wait.copy_row] < size)
+        if len(tight):
+            target += int(tight[-1]) + 1
+        if target < wait.copy_row:
+            self.room[target : wait.copy_row] -= size
+            self.keys[wait.copy_row] = target - 0.5
+
+    def _later(self, wait: _Wait) -> None:
+        """End the offload, and free what it copied, later, as far as there is room."""
+        free = wait.row + 1
+        if free >= len(self.steps) or self.steps[free].kind != "free" or self.steps[free].storage != wait.storage:
+            return
+        ceiling = min((j for j in self.of[wait.storage] if j > free), default=len(self.steps))
+        after = self.rows[wait.row].end_s + (_MARGIN - 1) * wait.stall_s
+        position = bisect_left(self.starts, after + wait.stall_s)
+        target = min(ceiling, self.positions[position] if position < len(self.positions) else len(self.steps))
+        size = self.sizes[wait.storage]
+        tight = np.flatnonzero(self.room[free:target] < size)
+        if len(tight):
+            target = free + int(tight[0])
+        if target > free + 1:
+            self.room[free:target] -= size
+            self.keys[wait.row] = target - 0.4
+            self.keys[free] = target - 0.3
