@@ -19,6 +19,9 @@ from stowage.stages.solve import Below
 
 STAGING_BYTES = 2 * THREADS * CHUNK
 
+HEAP_BYTES = 4 << 20
+"""Larger blocks go back to the system when they are freed; 1 MiB would cost a small step 1.3 × its time, this 1.07 ×."""
+
 
 @dataclass(frozen=True)
 class LowerTier:
@@ -72,7 +75,7 @@ def _disk(folder: Path, target: DeviceDescription, disk_budget: str | int | None
     link = Link(target.disk_write_bytes_per_s, target.disk_read_bytes_per_s, target.disk_duplex_bytes_per_s)
 
     def open_tier() -> Tier:
-        return_freed_memory()
+        return_freed_memory(HEAP_BYTES)
         return DiskTier(folder)
 
     return LowerTier(Below(link, capacity, STAGING_BYTES), open_tier)
