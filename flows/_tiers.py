@@ -20,7 +20,7 @@ from stowage.stages.solve import Below
 STAGING_BYTES = 2 * THREADS * CHUNK
 
 HEAP_BYTES = 4 << 20
-"""Larger blocks go back to the system when they are freed; 1 MiB would cost a small step 1.3 × its time, this 1.07 ×."""
+"""Larger blocks go back to the system when they are freed; 1 MiB would cost a small step 1.3 × its time, this 1.07."""
 
 
 @dataclass(frozen=True)
