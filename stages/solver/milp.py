@@ -76,6 +76,9 @@ def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tu
             "mip_rel_gap": float(settings.gap),
             "threads": settings.threads,
             "random_seed": settings.seed,
+            # Long sparse linear programs, the only ones here without integers, take the simplex method several times as
+            # long; mixed ones are the solver's to choose.
+            "solver": "choose" if problem.isMIP() else "ipm",
         },
         "start": {v.name: v.varValue or 0.0 for v in problem.variables()} if warm_start else None,
     }
