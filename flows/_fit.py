@@ -168,11 +168,11 @@ def fit(
     home = home_folder(cache_dir)
     device = next((p.device.type for p in model.parameters()), "cpu")
     lower = lower_tier(
-        device,
         target_device(device, home),
         host_budget=host_budget,
         disk_budget=disk_budget,
         offload_dir=offload_dir,
+        method=method,
     )
 
     def make_plan(sample: Any, layouts: dict[str, torch.Tensor]) -> Planned:

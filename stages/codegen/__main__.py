@@ -5,7 +5,7 @@ from __future__ import annotations
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.plan import PlanRow, PlanSummary
+from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_record
 from stowage.stages.rewrite import load_variant
 
@@ -20,6 +20,7 @@ def main() -> None:
         [n for n in nodes if n.variant == summary.variant],
         read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow),
         summary,
+        read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot),
     )
     write_atomically(ARTIFACTS / "codegen" / "step.py", source.encode())
     manifest = manifest_of(source, summary.plan_hash, summary.configuration_hash)

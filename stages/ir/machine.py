@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DISK_CHUNK_BYTES = 4 << 20
+DISK_THREADS = 2
+DISK_STAGING_BYTES = 2 * DISK_THREADS * DISK_CHUNK_BYTES
+"""Device memory of a disk tier: each thread of each direction has a buffer for one chunk."""
+
 
 @dataclass(frozen=True)
 class Link:

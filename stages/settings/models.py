@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.settings.sizes import parse_bytes, resolve_budget
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -39,9 +39,20 @@ def _budget(value: object) -> object:
     )
 
 
+def _size(value: object) -> object:
+    try:
+        if isinstance(value, str | int):
+            parse_bytes(value, "it")
+            return value
+    except ParameterError:
+        pass
+    raise ValueError(f"{value!r} is not a size: write '900MiB', '1.5GiB', '12GB' or bytes")
+
+
 FunctionPath = Annotated[str, AfterValidator(_function_path)]
 ClassName = Annotated[str, AfterValidator(_class_name)]
 Budget = Annotated[str | int, BeforeValidator(_budget)]
+Size = Annotated[str | int, BeforeValidator(_size)]
 
 
 class _Section(BaseModel):
@@ -182,13 +193,28 @@ class SolveSettings(_Section):
     Attributes:
         device_budget: device bytes that the iteration may use, everything included; a percentage is of the predicted
             total peak of plain PyTorch.
-        method: `rockmate`, or `auto` for the best of everything that applies.
+        method: `rockmate`, `offmate`, or `auto` for the best of everything that applies.
         memory_slots: resolution of memory in the dynamic program of the chain.
+        offload_dir: a folder on a fast disk of a machine without a GPU: parameters, optimizer states and activations
+            that do not fit the device budget live there between their uses; None for no offloading.
+        disk_budget: bytes that they may take there; None for what is free.
+        host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
     """
 
     device_budget: Budget = "50%"
-    method: Literal["auto", "rockmate"] = "auto"
+    method: Literal["auto", "rockmate", "offmate"] = "auto"
     memory_slots: Positive = 500
+    offload_dir: str | None = None
+    disk_budget: Size | None = None
+    host_budget: Size | None = None
+
+    @model_validator(mode="after")
+    def _a_tier_for_it(self) -> SolveSettings:
+        if self.disk_budget is not None and self.offload_dir is None:
+            raise ValueError("disk_budget needs offload_dir: name the folder in which offloaded tensors live")
+        if self.method == "offmate" and self.offload_dir is None and self.host_budget is None:
+            raise ValueError("method offmate needs a tier below the device: give offload_dir, or host_budget on a GPU")
+        return self
 
 
 class TrainSettings(_Section):
@@ -222,3 +248,13 @@ class Settings(_Section):
     options: OptionsSettings = Field(default_factory=OptionsSettings)
     solve: SolveSettings = Field(default_factory=SolveSettings)
     train: TrainSettings = Field(default_factory=TrainSettings)
+
+    @model_validator(mode="after")
+    def _a_tier_of_the_device(self) -> Settings:
+        if self.trace.device == "cpu" and self.solve.host_budget is not None:
+            raise ValueError("solve.host_budget is for a GPU, and trace.device is cpu: give solve.offload_dir instead")
+        if self.trace.device == "cuda" and self.solve.offload_dir is not None:
+            raise ValueError(
+                "solve.offload_dir is for the CPU, and trace.device is cuda: give solve.host_budget instead"
+            )
+        return self

@@ -2,6 +2,7 @@
 
 from stowage.stages.solve.offload import Below
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
+from stowage.stages.solve.tiers import tier_below
 from stowage.stages.solve.variants import Variant, solve_variants
 
-__all__ = ["Below", "Solved", "Variant", "eager_peak_bytes", "solve_plan", "solve_variants"]
+__all__ = ["Below", "Solved", "Variant", "eager_peak_bytes", "solve_plan", "solve_variants", "tier_below"]

@@ -6,13 +6,13 @@ from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import mib
 from stowage.stages.ir.graph import Block, ComputeNode
-from stowage.stages.ir.plan import Option, PlanRow
+from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Variant, eager_peak_bytes, solve_variants
+from stowage.stages.solve import Variant, eager_peak_bytes, solve_variants, tier_below
 
 
 def main() -> None:
@@ -26,19 +26,31 @@ def main() -> None:
         for name, rewritten in variants_of(trace).items()
     ]
     target = read_record(DEVICE, DeviceDescription)
+    wanted = settings.solve
+    below = tier_below(
+        target,
+        host_budget=wanted.host_budget,
+        disk_budget=wanted.disk_budget,
+        offload_dir=wanted.offload_dir,
+        method=wanted.method,
+        section="solve.",
+        here=False,
+    )
     eager = eager_peak_bytes(trace, variants[0].nodes)
     solved = solve_variants(
         variants,
         read_rows(ARTIFACTS / "options" / "options.parquet", Option),
-        device_budget_bytes=resolve_budget(settings.solve.device_budget, eager),
-        method=settings.solve.method,
-        slots=settings.solve.memory_slots,
+        device_budget_bytes=resolve_budget(wanted.device_budget, eager),
+        method=wanted.method,
+        slots=wanted.memory_slots,
         device=target.name,
         device_fingerprint=target.fingerprint,
         time_limit_s=settings.options.time_limit_s,
         seed=settings.options.seed,
+        below=below,
     )
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
+    write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
     print(
@@ -47,6 +59,11 @@ def main() -> None:
         f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {mib(eager)}), predicted time "
         f"{s.step_time_s / s.lower_bound_s:.3f} × the lower bound"
     )
+    if solved.slots:
+        print(
+            f"solve: {len(solved.slots)} tensors, {mib(s.below_bytes)}, live below the device; each step moves "
+            f"{mib(s.offload_bytes)} down and {mib(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
+        )
 
 
 if __name__ == "__main__":

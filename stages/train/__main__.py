@@ -19,16 +19,18 @@ from safetensors.torch import save
 from torch import nn
 
 from stowage.stages.device import device_of
+from stowage.stages.device.tiers import open_tier
 from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.graph import Block, ComputeNode
-from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.run import MemorySample, StepRecord
 from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
 from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import model_tensors
 from stowage.stages.train.loop import Batches, Run, train_eager, train_planned
@@ -149,6 +151,7 @@ def main() -> None:
     check_device(summary, settings.trace.device)
     trace = load_variant(ARTIFACTS / "trace", summary.variant)
     source, source_hash = read_source(summary)
+    slots = read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot)
     measure_every = settings.train.measure_every
     steps = settings.train.steps
     run_name = run_hash(settings, summary)
@@ -172,8 +175,19 @@ def main() -> None:
             del setup
             gc.collect()
         task = bar.add_task("under the plan", total=steps)
+        tier = open_tier(settings.trace.device, settings.solve.offload_dir) if slots else None
         setup = set_up(settings)
-        program = bind(source, source_hash, "artifacts/codegen/step.py", trace, setup.model, setup.optimizer)
+        offloading = Offloading(tier, setup.model, setup.optimizer) if tier is not None else None
+        program = bind(
+            source,
+            source_hash,
+            "artifacts/codegen/step.py",
+            trace,
+            setup.model,
+            setup.optimizer,
+            slots,
+            offloading,
+        )
         torch.manual_seed(settings.train.seed)
         planned = train_planned(
             program,

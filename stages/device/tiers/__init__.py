@@ -8,6 +8,7 @@ disk.py       one preallocated file, direct I/O through staging buffers
 host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events
 null.py       moves nothing in the background and checks the order of verbs
 delayed.py    starts the transfers of one stream late, so that a missing wait shows
+opening.py    the tier below a kind of device
 rates.py      rates of a tier as it is used, alone and beside computing: `python -m stowage.stages.device.tiers`
 """
 
@@ -18,5 +19,17 @@ from stowage.stages.device.tiers.delayed import DelayedTier
 from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
 from stowage.stages.device.tiers.null import NullTier
+from stowage.stages.device.tiers.opening import open_tier
 
-__all__ = ["OFFLOAD", "RELOAD", "DelayedTier", "DiskTier", "NullTier", "PinnedTier", "Span", "Tier", "Transfer"]
+__all__ = [
+    "OFFLOAD",
+    "RELOAD",
+    "DelayedTier",
+    "DiskTier",
+    "NullTier",
+    "PinnedTier",
+    "Span",
+    "Tier",
+    "Transfer",
+    "open_tier",
+]

@@ -6,9 +6,10 @@ import sys
 
 import torch
 
-from stowage.stages.device.tiers.disk import CHUNK, PAGE, THREADS, DiskTier
+from stowage.stages.device.tiers.disk import PAGE, DiskTier
 from stowage.stages.device.tiers.rates import measure_tier
 from stowage.stages.ir.errors import StowageError
+from stowage.stages.ir.machine import DISK_CHUNK_BYTES, DISK_THREADS
 
 TENSORS, TENSOR_BYTES = 16, 24 << 20
 
@@ -26,8 +27,8 @@ def _tensors(aligned: bool) -> list[torch.Tensor]:
 def main(arguments: list[str]) -> int:
     """Print a table."""
     folder = arguments[0] if arguments else ".stowage"
-    chunk = int(arguments[1]) << 20 if len(arguments) > 1 else CHUNK
-    threads = int(arguments[2]) if len(arguments) > 2 else THREADS
+    chunk = int(arguments[1]) << 20 if len(arguments) > 1 else DISK_CHUNK_BYTES
+    threads = int(arguments[2]) if len(arguments) > 2 else DISK_THREADS
     a, b = torch.randn(2, 768, 768)
     try:
         tier = DiskTier(folder, chunk_bytes=chunk, threads=threads)

@@ -26,10 +26,9 @@ from stowage.stages.device.tiers.lanes import Job, Lanes, Staging
 from stowage.stages.device.tiers.layout import check_movable, is_dense, packed
 from stowage.stages.device.tiers.slots import Slots
 from stowage.stages.ir.errors import StowageError, mib
+from stowage.stages.ir.machine import DISK_CHUNK_BYTES, DISK_THREADS
 
 PAGE = 4096
-CHUNK = 4 << 20
-THREADS = 2
 
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000
 _MEM_ALIGN, _OFFSET_ALIGN = slice(152, 156), slice(156, 160)
@@ -114,8 +113,8 @@ class DiskTier:
         self,
         folder: str | Path,
         *,
-        chunk_bytes: int = CHUNK,
-        threads: int = THREADS,
+        chunk_bytes: int = DISK_CHUNK_BYTES,
+        threads: int = DISK_THREADS,
         keep: bool = False,
         direct: bool = True,
     ) -> None:
