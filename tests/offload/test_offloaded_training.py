@@ -1,0 +1,111 @@
+"""Offloaded weights, states and activations change no number: language models, optimizers, tiers, one late stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from stowage.stages.device.tiers import DelayedTier, DiskTier, NullTier, Tier
+from stowage.stages.device.tiers.base import Stream
+from stowage.stages.runtime.offloading import Offloading
+from tests.offload.away import actions, assert_equal_below, smallest_below, solve_below
+from tests.runtime.beside_eager import MakeOptimizer, prepare
+from tests.solve.prepared import Prepared
+from tests.zoo import ZOO
+
+MODELS = ("gpt2", "llama", "phi", "bloom", "mistral")
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum}
+
+
+@cache
+def prepared_for(name: str, optimizer: str) -> Prepared:
+    return prepare(ZOO[name], OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_to_eager_from_disk(name: str, optimizer: str, tmp_path: Path) -> None:
+    prepared = prepared_for(name, optimizer)
+    smallest = smallest_below(prepared)
+    assert smallest < prepared.solve().summary.smallest_feasible_bytes, "offloading needs less than recomputing"
+    solved = solve_below(prepared, int(1.05 * smallest))
+    done = actions(solved)
+    assert done["offload"] >= 5
+    assert done["reload"] >= done["offload"]
+    tier = DiskTier(tmp_path)
+    assert_equal_below(ZOO[name], prepared, solved, tier, OPTIMIZERS[optimizer])
+    tier.close()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "resnet", "tied", "lstm", "gpt2_frozen", "in_place"])
+def test_the_order_of_verbs(name: str) -> None:
+    """NullTier fills what is under way with NaN and checks every verb."""
+    prepared = prepared_for(name, "adamw")
+    smallest = smallest_below(prepared)
+    for budget in (smallest, int(1.3 * smallest), prepared.solve().summary.keep_all_peak_bytes):
+        solved = solve_below(prepared, budget)
+        assert solved.summary.device_peak_bytes <= budget
+        tier = NullTier()
+        assert_equal_below(ZOO[name], prepared, solved, tier, adamw, iterations=3)
+        assert tier.unwaited == []
+
+
+@pytest.mark.parametrize("stream", ["offload", "reload"])
+def test_a_late_stream_changes_nothing(stream: Stream, tmp_path: Path) -> None:
+    prepared = prepared_for("gpt2", "adamw")
+    solved = solve_below(prepared, int(1.2 * smallest_below(prepared)))
+    tier: Tier = DelayedTier(DiskTier(tmp_path), stream, 0.01)
+    assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
+    tier.close()
+
+
+def test_a_missing_wait_for_a_reload_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same run with these waits taken out must not give the same numbers."""
+    prepared = prepared_for("gpt2", "adamw")
+    solved = solve_below(prepared, int(1.2 * smallest_below(prepared)))
+    monkeypatch.setattr(Offloading, "wait", _without_waits(Offloading.wait, "reloading"))
+    tier: Tier = DelayedTier(DiskTier(tmp_path), "reload", 0.05)
+    with pytest.raises(AssertionError):
+        assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
+
+
+def test_a_missing_wait_for_an_offload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy down holds its tensor until it is done, so the numbers stay and the memory is wrong."""
+    prepared = prepared_for("gpt2", "adamw")
+    solved = solve_below(prepared, int(1.2 * smallest_below(prepared)))
+    monkeypatch.setattr(Offloading, "wait", _without_waits(Offloading.wait, "offloading"))
+    tier = NullTier()
+    assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=1)
+    assert len(tier.unwaited) > 5
+
+
+def _without_waits(wait: Callable[..., torch.Tensor | None], direction: str) -> Callable[..., torch.Tensor | None]:
+    class Nothing:
+        def wait(self) -> None: ...
+
+        def done(self) -> bool:
+            return True
+
+    def hurried(self: object, name: str) -> torch.Tensor | None:
+        under_way = self._under_way  # type: ignore[attr-defined]
+        if name in under_way and under_way[name].direction == direction:
+            under_way[name] = replace(under_way[name], transfer=Nothing())
+        return wait(self, name)
+
+    return hurried
