@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import platformdirs
 import torch
 from torch import nn
 
+from stowage.flows._plan_store import PlanStore
 from stowage.stages.codegen import Manifest, emit_step, manifest_of
 from stowage.stages.device import device_of
 from stowage.stages.ir.block import BlockGraph
@@ -68,6 +69,7 @@ class Planned:
     """A plan with its program and its tables.
 
     Attributes:
+        options: what `solve` chose among; empty where the plan was solved before.
         source: the text of `step.py`; `folder` holds it, with the plan's tables.
         eager_peak_bytes: predicted total peak of plain PyTorch.
     """
@@ -153,29 +155,37 @@ def plan_step(
     progress("partition")
     by_signature = {c.signature: c for c in known}
     variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
-    progress("options")
-    by_hash = options_for_blocks(
-        [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
-        OptionStore(home / "options"),
-        size=effort.grid,
-        settings=effort.solver,
-        workers=os.cpu_count() or 1,
-    )
-    options = [option for found in by_hash.values() for option in found]
-    progress("solve")
     eager = eager_peak_bytes(trace, variants[0].nodes)
-    solved = solve_variants(
-        variants,
-        options,
-        device_budget_bytes=resolve_budget(device_budget, eager, "device_budget"),
-        method=method,
-        slots=effort.slots,
-        device=target.name,
-        device_fingerprint=target.fingerprint,
-        time_limit_s=effort.solver.time_limit_s,
-        seed=effort.solver.seed,
-        below=below,
-    )
+    budget = resolve_budget(device_budget, eager, "device_budget")
+    store = PlanStore(home / "solved")
+    rates = replace(below, capacity_bytes=0) if below else None  # free space changes from minute to minute
+    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target.fingerprint, rates)
+    solved = store.find(key, capacity_bytes=below.capacity_bytes if below else 0)
+    options: list[Option] = []
+    if solved is None:
+        progress("options")
+        by_hash = options_for_blocks(
+            [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
+            OptionStore(home / "options"),
+            size=effort.grid,
+            settings=effort.solver,
+            workers=os.cpu_count() or 1,
+        )
+        options = [option for found in by_hash.values() for option in found]
+        progress("solve")
+        solved = solve_variants(
+            variants,
+            options,
+            device_budget_bytes=budget,
+            method=method,
+            slots=effort.slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=effort.solver.time_limit_s,
+            seed=effort.solver.seed,
+            below=below,
+        )
+        store.add(key, solved)
     progress("codegen")
     chosen = next(v for v in variants if v.name == solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)

@@ -1,0 +1,69 @@
+"""Plans that were solved before, by everything that they depend on: the same question is not solved twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import stowage.stages.solve as anchor
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
+from stowage.stages.solve import Solved, Variant
+
+PLANNERS = ("formulations", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
+"""Packages whose code decides what a plan is."""
+
+
+@cache
+def _code() -> str:
+    """Hash of the planners' source: a plan of older code is not found."""
+    stages = Path(anchor.__file__ or "").parents[1]
+    digest = hashlib.sha256()
+    for package in PLANNERS:
+        for path in sorted((stages / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class PlanStore:
+    """A folder of solved plans."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def key(self, variants: Sequence[Variant], *question: object) -> str:
+        """Of the programs with their costs, and of whatever else is asked; values with a faithful `repr`."""
+        digest = hashlib.sha256(_code().encode())
+        for variant in variants:
+            digest.update(variant.trace.meta.configuration_hash.encode())
+            digest.update(repr([_cost(n) for n in variant.nodes]).encode())
+        digest.update(repr(question).encode())
+        return digest.hexdigest()[:20]
+
+    def find(self, key: str, *, capacity_bytes: int) -> Solved | None:
+        """The plan, if it is there and whole, and what it offloads has room."""
+        folder = self._folder / key
+        try:
+            solved = Solved(
+                read_rows(folder / "plan.parquet", PlanRow),
+                read_record(folder / "summary.json", PlanSummary),
+                read_rows(folder / "slots.parquet", Slot),
+            )
+        except TableError:
+            return None
+        return solved if solved.summary.below_bytes <= capacity_bytes else None
+
+    def add(self, key: str, solved: Solved) -> None:
+        """Keep a plan; each file is written atomically, the summary last."""
+        folder = self._folder / key
+        write_rows(folder / "plan.parquet", PlanRow, solved.rows)
+        write_rows(folder / "slots.parquet", Slot, solved.slots)
+        write_record(folder / "summary.json", solved.summary)
+
+
+def _cost(node: ComputeNode) -> tuple[object, ...]:
+    return node.node, node.time_s, node.workspace_bytes, node.reads, node.creates, node.mutates, node.block
