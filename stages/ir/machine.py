@@ -33,6 +33,7 @@ class TierState:
         below: storages that only the tier below holds.
         reloading: storages on their way to the device; their memory is taken and nobody may read them yet.
         offloading: storages on the device, and on their way down.
+        updating: parameters below that the CPU is updating, with their states.
         copied: storages whose copy below is up to date, those of `below` and `reloading` included.
     """
 
@@ -40,6 +41,7 @@ class TierState:
     reloading: frozenset[int] = frozenset()
     offloading: frozenset[int] = frozenset()
     copied: frozenset[int] = frozenset()
+    updating: frozenset[int] = frozenset()
 
 
 EVERYTHING_ON_DEVICE = TierState()

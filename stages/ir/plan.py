@@ -38,10 +38,10 @@ class Option:
     gap: float
 
 
-PlanAction = Literal["compute", "free", "offload", "reload", "wait"]
+PlanAction = Literal["compute", "free", "offload", "reload", "wait", "update"]
 """`offload` starts a copy from the device to the tier below, `reload` one back into device memory that is taken at its
-start, `wait` ends with the copy of its storage, `free` drops the device's copy."""
-
+start, `wait` ends with what is under way for its storage, `free` drops the device's copy. `update` starts the update of
+a parameter by the CPU, on what is below: weight, states and gradient."""
 
 @dataclass(frozen=True)
 class PlanRow:
@@ -51,7 +51,7 @@ class PlanRow:
         row: position.
         action: see `PlanAction`.
         node: compute node, or -1.
-        storage: storage, or -1.
+        storage: storage, or -1; of an `update` the parameter.
         block: block of the node or storage, -1 outside the chain.
         step: the step it belongs to, for people: `F3 option 2`, `F3 fast`, `B3`.
         recompute: the node has run before in this iteration.
@@ -73,7 +73,7 @@ class PlanRow:
     peak_bytes: int
 
 
-Start = Literal["device", "below", "reloading", "offloading"]
+Start = Literal["device", "below", "reloading", "offloading", "updating"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ def tier_state(slots: Iterable[Slot]) -> TierState:
     def at(start: Start) -> frozenset[int]:
         return frozenset(s.storage for s in kept if s.start == start)
 
-    return TierState(at("below"), at("reloading"), at("offloading"), frozenset(s.storage for s in kept if s.copied))
+    return TierState(
+        at("below"), at("reloading"), at("offloading"), frozenset(s.storage for s in kept if s.copied), at("updating")
+    )
 
 
 @dataclass(frozen=True)

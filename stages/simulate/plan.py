@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.ir.errors import IllegalPlanError, Occupant
@@ -20,7 +20,14 @@ NO_LINK = Link(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Step:
-    """One action before it is timed: `node` to compute, or what to do with `storage`; the other is -1."""
+    """One action before it is timed.
+
+    Attributes:
+        node: to compute, or -1; of an `update` the update's node.
+        storage: what `action` is done with, or -1; of an `update` the parameter.
+        label: of the step, for people.
+        action: what is done with `storage`.
+    """
 
     node: int
     storage: int
@@ -30,7 +37,7 @@ class Step:
     @property
     def kind(self) -> PlanAction:
         """The action; with a node it is `compute`."""
-        return "compute" if self.node >= 0 else self.action
+        return "compute" if self.node >= 0 and self.action != "update" else self.action
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ def replay_plan(
     link: Link | None = None,
     start: TierState = EVERYTHING_ON_DEVICE,
     staging_bytes: int = 0,
+    cpu_update_s: Mapping[int, float] | None = None,
 ) -> Outcome:
     """Replay a plan.
 
@@ -93,6 +101,7 @@ def replay_plan(
         link: to the tier below the device; needed by plans that offload.
         start: where persistent storages are between iterations.
         staging_bytes: device memory that the tier below needs for itself, all the time.
+        cpu_update_s: seconds of update nodes on the CPU; needed by plans that update below.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
@@ -102,7 +111,7 @@ def replay_plan(
     """
     replay = _Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
-    timing = _Timing(storages, nodes, replay.steps, link or NO_LINK, start)
+    timing = _Timing(storages, nodes, replay.steps, link or NO_LINK, start, cpu_update_s or {})
     rows = [replace(row, start_s=a, end_s=b) for row, (a, b) in zip(replay.rows, timing.times, strict=True)]
     moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in _MOVES}
     return Outcome(
@@ -146,10 +155,13 @@ class _Replay:
         self.start = start
         self.size = [s.nbytes for s in storages]
         self.temporary = [s.role == "temporary" for s in storages]
+        moved = {s.storage for s in steps if s.kind in _MOVES}
+        self.tiered = moved | start.below | start.reloading | start.copied
         self.live = {s.storage for s in storages if s.role != "temporary"} - start.below
         self.reloading = set(start.reloading)
         self.offloading = set(start.offloading)
         self.copied = set(start.copied)
+        self.updating = {s: self._updated(s) for s in start.updating}
         self.ever_below = set(start.copied | start.offloading)
         self.runs = [0] * len(nodes)
         self.total_runs = [0] * len(nodes)
@@ -174,6 +186,9 @@ class _Replay:
             where = f"row {number} ({step.label})"
             if step.kind == "compute":
                 self._compute(number, step, where)
+                continue
+            if step.kind == "update":
+                self._update(number, step, where)
                 continue
             act[step.kind](step.storage, f"{where} {step.kind} of {self.storages[step.storage].name}:")
             if step.kind == "reload":
@@ -222,8 +237,39 @@ class _Replay:
         elif storage in self.offloading:
             self.offloading.discard(storage)
             self.copied.add(storage)
+        elif storage in self.updating:
+            self.copied |= self.updating.pop(storage)
         else:
-            raise IllegalPlanError(f"{where} no copy of it is on its way")
+            raise IllegalPlanError(f"{where} nothing is under way for it")
+
+    def _updated(self, parameter: int) -> set[int]:
+        """A parameter and its states."""
+        mutated = next(set(n.mutates) for n in self.nodes if n.phase == "update" and parameter in n.mutates)
+        return mutated & self.tiered
+
+    def _update(self, number: int, step: Step, where: str) -> None:
+        node = self.nodes[step.node]
+        where = f"{where} update of {node.name} below"
+        if self.runs[node.node]:
+            raise IllegalPlanError(f"{where} runs again")
+        for storage in {*node.reads, *node.mutates}:
+            name = self.storages[storage].name
+            if storage not in self.tiered and self.storages[storage].role == "state":
+                continue  # a counter, say: too small to have a place below
+            if storage not in self.copied:
+                raise IllegalPlanError(f"{where} needs {name}, which has no copy below that is up to date")
+            if storage in self.live and storage in node.mutates:
+                raise IllegalPlanError(f"{where} leaves an old {name} on the device")
+        for storage in node.mutates:
+            self.version[storage] = self.version.get(storage, 0) + 1
+        self.copied -= set(node.mutates)
+        self.updating[step.storage] = set(node.mutates) & self.tiered
+        self.runs[node.node] += 1
+        self.rows.append(
+            PlanRow(
+                number, "update", node.node, step.storage, node.block, step.label, False, 0.0, 0.0, self.used, self.used
+            )
+        )
 
     def _compute(self, number: int, step: Step, where: str) -> None:
         node = self.nodes[step.node]
@@ -280,6 +326,7 @@ class _Replay:
             raise IllegalPlanError(f"the iteration ends with the wrong storages in memory: {names[:5]}")
         ends = (persistent - self.live, self.reloading, self.offloading)
         differing = [a ^ b for a, b in zip(ends, (self.start.below, self.start.reloading, self.start.offloading))]
+        differing.append(set(self.updating) ^ self.start.updating)
         differing.append(set(self.start.copied) - self.copied)
         for names in ([self.storages[s].name for s in sorted(d)] for d in differing):
             if names:
@@ -301,9 +348,13 @@ class _Timing:
         steps: Sequence[Step],
         link: Link,
         start: TierState,
+        cpu_update_s: Mapping[int, float],
     ) -> None:
         self._copies = Copies(link)
         self._under_way: dict[int, Copy] = {}
+        self._cpu_update_s = cpu_update_s
+        self._cpu_free_s = 0.0
+        self._updates: dict[int, float] = dict.fromkeys(start.updating, 0.0)
         for storage in sorted(start.reloading | start.offloading):
             down = storage in start.offloading
             self._under_way[storage] = self._copies.start(-1, storages[storage].nbytes, 0.0, down=down)
@@ -331,6 +382,13 @@ class _Timing:
             copy = self._copies.start(number, storages[step.storage].nbytes, start, down=down)
             self._under_way[step.storage] = copy
             return copy
+        elif step.kind == "update":
+            began = max(start, self._cpu_free_s)
+            self._cpu_free_s = self._updates[step.storage] = began + self._cpu_update_s[step.node]
+            return began, self._cpu_free_s
+        elif step.kind == "wait" and step.storage in self._updates:
+            self._clock = max(start, self._updates.pop(step.storage))
+            self.wait_s += self._clock - start
         elif step.kind == "wait":
             self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
             self.wait_s += self._clock - start

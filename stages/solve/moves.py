@@ -22,11 +22,13 @@ class StepMoves:
         reload: started at its start, after `free`, in the order in which they are needed; what has started already goes
             on.
         offload: started after their last use in the step, unless they have started already.
+        update: parameters of which the update by the CPU starts at its start; their gradients are waited for first.
     """
 
     free: tuple[int, ...] = ()
     reload: tuple[int, ...] = ()
     offload: tuple[int, ...] = ()
+    update: tuple[int, ...] = ()
 
 
 NO_MOVES = StepMoves()
@@ -58,7 +60,7 @@ def insert_moves(
 
     What is on its way when an iteration ends is on its way when the next one starts.
     """
-    moving = {s for m in moves for s in (*m.free, *m.reload, *m.offload)} | below
+    moving = {s for m in moves for s in (*m.free, *m.reload, *m.offload, *m.update)} | below
     made = {s for n in nodes for s in n.creates}
     persistent = moving - made
     state = TierState(below=below, copied=below)
@@ -91,6 +93,10 @@ class _Insertion:
         self.moving = moving
         self.persistent = persistent
         self.rows: list[Step] = []
+        updated = {s for m in moves for s in m.update}
+        self.update_node = {s: n.node for n in nodes if n.phase == "update" for s in updated.intersection(n.mutates)}
+        self.only_down = {s for m in moves for s in m.offload} - {s for m in moves for s in m.reload} - persistent
+        self.updating = set(state.updating)
         self.below = set(state.below)
         self.reloading = set(state.reloading)
         self.offloading = set(state.offloading)
@@ -101,6 +107,8 @@ class _Insertion:
             for storage in self._touched(step):
                 self.last_use[step_of[position], storage] = position
                 self.uses[storage].append(position)
+            for storage in self.moving.intersection(nodes[step.node].creates if step.node >= 0 else ()):
+                self.last_use[step_of[position], storage] = position
 
     def _touched(self, step: Step) -> set[int]:
         if step.node < 0:
@@ -117,6 +125,18 @@ class _Insertion:
             self.offloading.discard(storage)
             self.copied.add(storage)
         self.reloading.discard(storage)
+        if storage in self.updating:
+            self.updating.discard(storage)
+            self.copied.update(self.moving.intersection(self.nodes[self.update_node[storage]].mutates))
+
+    def _update(self, storage: int, label: str) -> None:
+        node = self.nodes[self.update_node[storage]]
+        for read in sorted({*node.reads, *node.mutates}):
+            if read in self.offloading:
+                self._wait(read, label)
+        self.rows.append(Step(node.node, storage, label, "update"))
+        self.copied -= set(node.mutates)
+        self.updating.add(storage)
 
     def _next_use(self, storage: int, position: int) -> int:
         """Where it is used next, in this iteration or the following one."""
@@ -132,9 +152,13 @@ class _Insertion:
                 self._wait(storage, label)
             self._emit("free", storage, label)
             self.below.add(storage)
+        for storage in moves.update:
+            self._update(storage, label)
         for storage in sorted(moves.reload, key=lambda s: (self._next_use(s, position), s)):
             if storage not in self.below:
                 continue
+            if storage in self.updating:
+                self._wait(storage, label)
             self._emit("reload", storage, label)
             self.below.discard(storage)
             self.reloading.add(storage)
@@ -169,11 +193,13 @@ class _Insertion:
                 for storage in sorted(changed & self.offloading):
                     self._wait(storage, step.label)
                 self.copied -= changed
-            self.rows.append(step)
+            # What goes down for good, a gradient, is freed when its move says so, not after its last use.
+            if step.node >= 0 or step.storage not in self.only_down:
+                self.rows.append(step)
             for storage in after.pop(position, ()):
                 self._offload(storage, step.label)
 
     def end(self) -> TierState:
         """The state after the last row."""
-        sets = (self.below, self.reloading, self.offloading, self.copied)
+        sets = (self.below, self.reloading, self.offloading, self.copied, self.updating)
         return TierState(*(frozenset(found & self.persistent) for found in sets))

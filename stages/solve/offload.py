@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.rk_rotor import ChainStep
 from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import Link, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.trace import TraceTables, base_values
@@ -26,6 +28,9 @@ class Below:
         link: to it.
         capacity_bytes: room in it.
         staging_bytes: device memory that it needs for itself.
+        cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
+            where the CPU is the device itself.
+        management_s: what each step of the cycle costs the CPU before it can update anything (H).
         smallest_bytes: smaller parameters and states stay on the device: each copy costs something besides its bytes.
     """
 
@@ -33,6 +38,8 @@ class Below:
     capacity_bytes: int
     staging_bytes: int = 0
     smallest_bytes: int = 1 << 16
+    cpu_update_bytes_per_s: float = 0.0
+    management_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class Offloader:
             link=self.below.link,
             start=state,
             staging_bytes=self.below.staging_bytes,
+            cpu_update_s={n.node: self.cpu_update_s(n) for n in self.program.nodes if n.phase == "update"},
         )
 
     def shifted(self, plan: OffloadPlan, budget_bytes: int) -> OffloadPlan:
@@ -115,12 +123,22 @@ class Offloader:
         for chosen in (fastest, leanest):
             yield from self.streaming(self.executions(chosen))
 
-    def executions(self, options: Sequence[int]) -> list[Execution]:
-        """Every block once, with the given options."""
+    def cpu_update_s(self, node: ComputeNode) -> float:
+        """Seconds of an update node on the CPU: it reads gradient, weight and states, and writes the last two."""
+        if not self.below.cpu_update_bytes_per_s:
+            return math.inf
+        sizes = self.program.nbytes
+        written = sum(sizes[s] for s in node.mutates)
+        read = sum(sizes[s] for s in node.reads if s not in node.mutates)
+        return (2 * written + read) / self.below.cpu_update_bytes_per_s
+
+    def executions(self, options: Sequence[int], on_cpu: frozenset[int] = frozenset()) -> list[Execution]:
+        """Every block once, with the given options, but for update nodes `on_cpu`."""
         count = len(options)
         forward = [ChainStep("forward", b, options[b]) for b in range(count)]
         backward = [ChainStep("backward", b, options[b]) for b in reversed(range(count))]
-        return self.program.without_dead(self.chain.executions([*forward, *backward]))
+        whole = self.program.without_dead(self.chain.executions([*forward, *backward]))
+        return [e for e in whole if e.node not in on_cpu]
 
     def streaming(self, executions: Sequence[Execution]) -> Iterator[OffloadPlan]:
         """Everything movable streams, with more and more look-ahead."""
@@ -138,7 +156,7 @@ class Offloader:
 def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
     """A slot for every storage that the plan moves, in the order of their first move."""
     base = base_values(trace)
-    moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")])
+    moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")] + sorted(state.below))
     found: list[Slot] = []
     for storage in moved:
         s = trace.storages[storage]
@@ -152,4 +170,6 @@ def _start(storage: int, state: TierState) -> Start:
         return "reloading"
     if storage in state.offloading:
         return "offloading"
+    if storage in state.updating:
+        return "updating"
     return "below" if storage in state.below else "device"

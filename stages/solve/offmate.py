@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from stowage.stages.formulations.o_ilp import o_ilp
 from stowage.stages.formulations.o_ilp_model import OIlpLimits
@@ -21,10 +23,12 @@ from stowage.stages.formulations.offload_rounding import RoundedPlan, round_o_il
 from stowage.stages.ir.block import BlockGraph, BlockSchedule
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import SHARED
-from stowage.stages.solve.chain import schedule_of
+from stowage.stages.solve.chain import Execution, schedule_of
 from stowage.stages.solve.moves import StepMoves
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solver.outcome import SolverSettings
+
+T = TypeVar("T")
 
 OPTIONS_PER_BLOCK = 6
 """Schedules of a block that O-ILP chooses among, before activations are offloaded."""
@@ -57,6 +61,14 @@ class OffMate:
         self._settings = settings
         self._count = len(self._chain.blocks)
         self._update_s = self._update_times()
+        self._update_node = {
+            s: n
+            for n in self._program.nodes
+            if n.phase == "update"
+            for s in n.mutates
+            if self._program.storages[s].role == "parameter"
+        }
+        self._cpu_update_s = {s: offloader.cpu_update_s(n) for s, n in self._update_node.items()}
         self.choices = [self._choices(b) for b in range(self._count)]
 
     # The problem.
@@ -136,6 +148,7 @@ class OffMate:
                     state_bytes=states[s.name],
                     trainable=s.storage in self._update_s,
                     device_update_s=self._update_s.get(s.storage, 0.0),
+                    cpu_update_s=self._cpu_update_s.get(s.storage, math.inf),
                 ),
                 uses[s.storage],
             )
@@ -153,6 +166,7 @@ class OffMate:
                 self._below.link.duplex_bytes_per_s,
             ),
             host_bytes=self._below.capacity_bytes,
+            management_s=self._below.management_s,
         )
         return OffloadProblem(
             blocks=tuple(self._block(b) for b in range(self._count)),
@@ -191,8 +205,8 @@ class OffMate:
 
     # The answer.
 
-    def moves(self, rounded: RoundedPlan, *, early: bool) -> tuple[list[StepMoves], frozenset[int], list[int]]:
-        """Moves of storages per step, what is below at the start, and the option of each block.
+    def moves(self, rounded: RoundedPlan, *, early: bool) -> tuple[list[StepMoves], frozenset[int], list[Execution]]:
+        """Moves of storages per step, what is below at the start, and the executions.
 
         Args:
             rounded: the plan of whole tensors.
@@ -204,21 +218,33 @@ class OffMate:
         free: list[list[int]] = [[] for _ in range(cycle)]
         reload: list[list[int]] = [[] for _ in range(cycle)]
         offload: list[list[int]] = [[] for _ in range(cycle)]
+        update: list[list[int]] = [[] for _ in range(cycle)]
+        on_cpu = {int(name) for name in rounded.on_cpu}
+        nodes = {s: self._update_node[s] for s in on_cpu}
+        started: set[int] = set()
+        for t, step in _from_backward(rounded.steps):
+            down = [s for n in _numbers(step.offload_gradients) for s in self._gradient(n)]
+            offload[t] += down
+            free[(t + 1) % cycle] += down
+            update[t] += [int(name) for name, _ in step.update if int(name) not in started]
+            started.update(int(name) for name, _ in step.update)
         for t, step in enumerate(rounded.steps):
             free[t] += [*map(int, step.delete), *self._states(step.delete_states)]
             reload[t] += [*_numbers(step.reload), *self._states(n for n, _ in step.reload_states)]
             offload[t] += [*_numbers(step.offload), *self._states(n for n, _ in step.offload_states)]
-        for storage, (last, back) in self._absences(options, {s for c in chosen for s in c.offloaded}).items():
+        executions = self._offloader.executions(options, frozenset(n.node for n in nodes.values()))
+        for storage, (last, back) in self._absences(executions, {s for c in chosen for s in c.offloaded}).items():
             offload[last].append(storage)
             free[last + 1].append(storage)
             reload[back - 1 if early and back - 1 > last + 1 else back].append(storage)
         resident = {*map(int, rounded.resident), *self._states(rounded.states_resident)}
         moving = {s for lists in (free, reload, offload) for found in lists for s in found}
+        moving |= {s for n in nodes.values() for s in n.mutates if s in self._offloader.movable}
         below = frozenset(s for s in moving if self._program.storages[s].role != "temporary") - resident
         return (
-            [StepMoves(tuple(f), tuple(r), tuple(o)) for f, r, o in zip(free, reload, offload)],
+            [StepMoves(tuple(f), tuple(r), tuple(o), tuple(u)) for f, r, o, u in zip(free, reload, offload, update)],
             below,
-            options,
+            executions,
         )
 
     def _states(self, names: Iterable[str]) -> list[int]:
@@ -233,12 +259,16 @@ class OffMate:
                 found[s.name.partition("::")[0]].append(s.storage)
         return found
 
-    def _absences(self, options: Sequence[int], wanted: set[int]) -> dict[int, tuple[int, int]]:
+    def _gradient(self, parameter: int) -> list[int]:
+        """The storage of its gradient."""
+        return [s for s in self._update_node[parameter].reads if self._program.storages[s].role == "temporary"]
+
+    def _absences(self, executions: Sequence[Execution], wanted: set[int]) -> dict[int, tuple[int, int]]:
         """Of each wanted activation the last step of forward and the first of backward that use it, where at least one
         step lies between; those that are made again in between do not leave."""
         uses: dict[int, list[int]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)
-        for execution in self._offloader.executions(options):
+        for execution in executions:
             node = self._program.nodes[execution.node]
             for storage in wanted.intersection((*node.reads, *node.creates)):
                 uses[storage].append(execution.step)
@@ -251,6 +281,12 @@ class OffMate:
             if made[storage] == 1 and forward and backward and min(backward) - max(forward) >= 2:
                 found[storage] = max(forward), min(backward)
         return found
+
+
+def _from_backward(steps: Sequence[T]) -> Iterator[tuple[int, T]]:
+    """Steps in the order in which gradients come: from the first backward one around the cycle."""
+    half = len(steps) // 2
+    return ((t % len(steps), steps[t % len(steps)]) for t in range(half, half + len(steps)))
 
 
 def _numbers(transfers: Iterable[tuple[str, int]]) -> list[int]:
@@ -286,9 +322,9 @@ def plans(offloader: Offloader, device_budget_bytes: int, settings: SolverSettin
         rounded = round_o_ilp(problem, answer.solution, settings, reach=limits.reach)
         excess = []
         for early in (True, False):
-            moves, below, options = offmate.moves(rounded, early=early)
+            moves, below, executions = offmate.moves(rounded, early=early)
             try:
-                plan = offloader.plan("offmate", offloader.executions(options), moves, below)
+                plan = offloader.plan("offmate", executions, moves, below)
             except IllegalPlanError:
                 continue
             yield plan
