@@ -50,7 +50,7 @@ class _Emitter:
         self.runs = [0] * len(nodes)
         self.total = [0] * len(nodes)
         self.slots = {s.storage: s for s in slots}
-        self.under_way = {s.storage: s.start for s in slots if s.start in ("reloading", "offloading")}
+        self.under_way = {s.storage: s.start for s in slots if s.start in ("reloading", "offloading", "updating")}
         for row in rows:
             if row.node >= 0:
                 self.total[row.node] += 1
@@ -167,8 +167,20 @@ class _Emitter:
         note = f"  # {self.slots[row.storage].nbytes / MIB:.1f} MiB up, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         self.lines.append(f"run.reload({self._slot(row)}){note}")
 
+    def update(self, row: PlanRow) -> None:
+        """An update by the CPU, on what is below."""
+        call = self.trace.calls[self.nodes[row.node].calls[0]]
+        gradient = self.slots[self.trace.values[call.reads[0]].storage]
+        self.under_way[row.storage] = "updating"
+        note = f"  # on the CPU, {(row.end_s - row.start_s) * 1e3:.1f} ms"
+        self.lines.append(f"run.update_below({self._slot(row)}, {json.dumps(gradient.name)}){note}")
+
     def wait(self, row: PlanRow) -> None:
         slot = self.slots[row.storage]
+        if self.under_way.get(row.storage) == "updating":
+            del self.under_way[row.storage]
+            self.lines.append(f"run.wait({self._slot(row)})  # without: its old value would be reloaded")
+            return
         reloading = self.under_way.pop(row.storage) == "reloading"
         text = f"run.wait({self._slot(row)})"
         if reloading and slot.role == "temporary":
@@ -205,6 +217,7 @@ def emit_step(
         "offload": emitter.offload,
         "reload": emitter.reload,
         "wait": emitter.wait,
+        "update": emitter.update,
     }
     label = ""
     for row in rows:

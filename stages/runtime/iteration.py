@@ -71,6 +71,10 @@ class Iteration:
         """Drop the device's copy of a parameter or state."""
         self._tier.free(name)
 
+    def update_below(self, name: str, gradient: str) -> None:
+        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below."""
+        self._tier.update(name, gradient)
+
     def keep(self, name: str, gradient: torch.Tensor) -> None:
         """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does."""
         parameter = self.parameter[name]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from stowage.stages.device.events import RELEASE
-from stowage.stages.device.tiers import Tier, Transfer
+from stowage.stages.device.tiers import HostMemory, Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
+from stowage.stages.runtime.below import Tensors, UpdatesBelow
 from stowage.stages.runtime.weights import absent
 
 
@@ -64,6 +66,8 @@ class Offloading:
         self._below: set[str] = set()
         self._copied: set[str] = set()
         self._under_way: dict[str, _UnderWay] = {}
+        self._updating: dict[str, Future[dict[str, Any]]] = {}
+        self._updates: UpdatesBelow | None = None
 
     def _tensor(self, name: str) -> torch.Tensor | None:
         """A parameter, or a state if it exists."""
@@ -113,10 +117,10 @@ class Offloading:
         if self._tensor(name) is None or (self.where(name) == start and (not slot.copied or name in self._copied)):
             return
         self._settle(name)
-        if slot.copied and name not in self._copied:
+        if (slot.copied or start in ("below", "reloading", "updating")) and name not in self._copied:
             self.offload(name)
             self.wait(name)
-        if start in ("below", "reloading") and name not in self._below:
+        if start in ("below", "reloading", "updating") and name not in self._below:
             self.free(name)
         if start in ("device", "offloading"):
             self.fetch(name)
@@ -129,9 +133,13 @@ class Offloading:
         """As `Slot.start` says it."""
         if name in self._under_way:
             return self._under_way[name].direction
+        if name in self._updating:
+            return "updating"
         return "below" if name in self._below else "device"
 
     def _settle(self, name: str) -> None:
+        if name.partition("::")[0] in self._updating:
+            self._updated(name.partition("::")[0])
         if name in self._under_way:
             self.wait(name)
 
@@ -148,13 +156,121 @@ class Offloading:
         for name in sorted(self._below):
             self.fetch(name)
 
+    def update(self, parameter: str, gradient: str) -> None:
+        """Start the update of a parameter by the CPU; see `UpdatesBelow`."""
+        if self._updates is None:
+            assert self._optimizer is not None
+            self._updates = UpdatesBelow(self._optimizer)
+        held = self._parameters[parameter]
+        known: dict[str, Any] = self._optimizer.state.get(held, {}) if self._optimizer is not None else {}
+        below = {k for k in known if f"{parameter}::{k}" in self._below}
+
+        def tensors() -> Tensors:
+            state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
+            return self._content(parameter), self._content(gradient), state
+
+        self._updating[parameter] = self._updates.start(held, tensors)
+
+    def _content(self, name: str) -> torch.Tensor:
+        """The tensor that lives in a slot."""
+        memory = cast(HostMemory, self.tier)
+        return memory.content(name, self._layouts[name].meta())
+
+    def _updated(self, parameter: str) -> None:
+        """Take over what the update made: new states find their place below."""
+        assert self._optimizer is not None
+        held = self._parameters[parameter]
+        for key, value in self._updating.pop(parameter).result().items():
+            name = f"{parameter}::{key}"
+            if name not in self._slots:
+                self._optimizer.state[held][key] = value
+                continue
+            if name not in self._below:
+                self._layouts[name] = _Layout(tuple(value.shape), value.stride(), value.dtype, held.device)
+                self._optimizer.state[held][key] = absent(value, held.device)
+                self._below.add(name)
+            slot = self._content(name)
+            if slot.data_ptr() != value.data_ptr():
+                slot.copy_(value)
+            self._copied.add(name)
+        self._copied.add(parameter)
+
+    def away(self) -> dict[int, str]:
+        """Of parameters and states that are below alone: identity of the tensor that stands for it -> name."""
+        self.settle_all()
+        return {id(tensor): name for name in self._below if (tensor := self._tensor(name)) is not None}
+
+    def peek(self, name: str) -> torch.Tensor:
+        """What is below, in new device memory; where it lives does not change."""
+        tensor = self._layouts[name].empty()
+        self.tier.reload(name, tensor).wait()
+        return tensor
+
+    def like(self, parameter: str) -> torch.Tensor:
+        """A parameter's shape, strides and dtype as a tensor on the meta device, wherever its content is."""
+        if parameter in self._below:
+            return self._layouts[parameter].meta()
+        return _Layout.of(self._parameters[parameter]).meta()
+
+    def make_room(self, nbytes: int) -> None:
+        """Send down what has a slot, until `nbytes` more are not above what the plan has here between iterations.
+
+        Where everything is sent down and that is not enough, `nbytes` are those of one tensor, which the plan brings
+        here at some time anyway: the budget holds.
+        """
+        self.settle_all()
+        persistent = [s for s in self._slots.values() if s.role != "temporary"]
+        limit = sum(s.nbytes for s in persistent if s.start != "below")
+        here = [s for s in persistent if s.name not in self._below and self._tensor(s.name) is not None]
+        used = sum(s.nbytes for s in here)
+        for slot in sorted(here, key=lambda s: (s.name not in self._copied, -s.nbytes)):
+            if used + nbytes <= limit:
+                return
+            self.send_down(slot.name)
+            used -= slot.nbytes
+
+    def has_slot(self, name: str) -> bool:
+        """Whether a parameter or state can be sent down."""
+        return name in self._slots
+
+    def send_down(self, name: str) -> None:
+        """Drop the device's copy of a parameter or state, after copying what is not below yet."""
+        self._settle(name)
+        if name in self._below:
+            return
+        if name not in self._copied:
+            self.offload(name)
+            self.wait(name)
+        self.free(name)
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """New content for a parameter or a state, at once where the plan has it between iterations."""
+        self._settle(name)
+        self._below.discard(name)
+        self._copied.discard(name)
+        parameter, double_colon, state = name.partition("::")
+        if double_colon:
+            assert self._optimizer is not None
+            self._optimizer.state[self._parameters[parameter]][state] = tensor
+        else:
+            self._parameters[parameter].data = tensor
+        if name in self._slots:
+            self._place(self._slots[name])
+
+    def forget_states(self) -> None:
+        """The optimizer's states are about to be replaced."""
+        self.settle_all()
+        for name in [n for n in (*self._below, *self._copied) if "::" in n]:
+            self._below.discard(name)
+            self._copied.discard(name)
+
     def forget_copies(self) -> None:
         """Someone may have changed what is on the device: no copy below counts any more."""
         self._copied.clear()
 
     def settle_all(self) -> None:
         """Wait for everything that is under way."""
-        for name in list(self._under_way):
+        for name in [*self._updating, *self._under_way]:
             self.wait(name)
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
@@ -174,6 +290,9 @@ class Offloading:
 
     def wait(self, name: str) -> torch.Tensor | None:
         """End with the copy of `name`. What was reloaded is returned; parameters and states are in their place then."""
+        if name in self._updating:
+            self._updated(name)
+            return None
         under_way = self._under_way.pop(name, None)
         if under_way is None:
             return None

@@ -14,7 +14,7 @@ from torch import nn
 from stowage.stages.device.tiers import DelayedTier, DiskTier, NullTier, Tier
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.runtime.offloading import Offloading
-from tests.offload.away import actions, assert_equal_below, smallest_below, solve_below
+from tests.offload.away import BELOW, actions, assert_equal_below, smallest_below, solve_below
 from tests.runtime.beside_eager import MakeOptimizer, prepare
 from tests.solve.prepared import Prepared
 from tests.zoo import ZOO
@@ -109,3 +109,14 @@ def _without_waits(wait: Callable[..., torch.Tensor | None], direction: str) -> 
         return wait(self, name)
 
     return hurried
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_updates_on_the_cpu(name: str, optimizer: str) -> None:
+    """Where the tier below is memory, gradients go down and the CPU updates there, to the same bits."""
+    prepared = prepared_for(name, optimizer)
+    below = replace(BELOW, cpu_update_bytes_per_s=1e10)
+    solved = solve_below(prepared, int(1.1 * smallest_below(prepared, below)), below=below)
+    assert actions(solved)["update"] >= 3
+    assert_equal_below(ZOO[name], prepared, solved, NullTier(), OPTIMIZERS[optimizer], iterations=4)

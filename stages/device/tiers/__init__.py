@@ -14,7 +14,7 @@ rates.py      rates of a tier as it is used, alone and beside computing: `python
 
 from __future__ import annotations
 
-from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Tier, Transfer
+from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, HostMemory, Span, Tier, Transfer
 from stowage.stages.device.tiers.delayed import DelayedTier
 from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
@@ -26,6 +26,7 @@ __all__ = [
     "RELOAD",
     "DelayedTier",
     "DiskTier",
+    "HostMemory",
     "NullTier",
     "PinnedTier",
     "Span",

@@ -52,6 +52,15 @@ class Transfer(Protocol):
         ...
 
 
+class HostMemory(Protocol):
+    """A tier whose slots are memory that the CPU can compute on."""
+
+    def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """The slot itself as a tensor laid out as `like` (a meta tensor will do), for an update in place, after the
+        copies of it that are under way. From now on the slot holds data."""
+        ...
+
+
 class Tier(Protocol):
     """A place below the device, with one slot of fixed size for each name.
 

@@ -160,6 +160,15 @@ class NullTier:
                 return transfer.wait()
         raise IllegalPlanError(f"Wait for '{name}': no transfer of it is under way.")
 
+    def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """See `Tier`."""
+        nbytes = like.numel() * like.element_size()
+        if name not in self._content:
+            self._content[name] = torch.zeros(nbytes, dtype=torch.uint8)
+        view = self._content[name][:nbytes].view(like.dtype).as_strided(like.shape, like.stride())
+        self._slots.write(name, view)
+        return view
+
     def written(self, name: str) -> bool:
         """See `Tier`."""
         return self._slots.written(name)

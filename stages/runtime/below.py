@@ -1,0 +1,51 @@
+"""Updates by the CPU, on what the tier below holds: one worker thread, beside everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+Tensors = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
+"""Weight, gradient and state in host memory; weight and state are changed in place."""
+
+
+class UpdatesBelow:
+    """Runs the optimizer's own code for one parameter at a time, on tensors in host memory.
+
+    The parameter on the device is not touched: a twin of it, made of the slot's memory, is updated by an optimizer of
+    the same class with the same settings. States live below for good; the user's optimizer keeps their names.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stowage-update")
+
+    def start(self, parameter: nn.Parameter, tensors: Callable[[], Tensors]) -> Future[dict[str, Any]]:
+        """Begin the update of a parameter; settings, such as the learning rate, are those of now.
+
+        Args:
+            parameter: as the optimizer knows it.
+            tensors: called in the worker, where it may wait for copies.
+
+        Returns:
+            The state after the update.
+        """
+        group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
+        settings = {key: value for key, value in group.items() if key != "params"}
+        return self._worker.submit(self._update, settings, tensors)
+
+    def _update(self, settings: dict[str, Any], tensors: Callable[[], Tensors]) -> dict[str, Any]:
+        weight, gradient, state = tensors()
+        twin = nn.Parameter(weight)
+        twin.grad = gradient
+        kind: Any = type(self._optimizer)
+        alone: torch.optim.Optimizer = kind([{"params": [twin], **settings}])
+        if state:
+            alone.state[twin] = state
+        with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
+            kind.step(alone)
+        return dict(alone.state[twin])
