@@ -11,14 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.flows import _saving
 from stowage.flows._planning import QUICK, Effort, Loss, Planned, home_folder, plan_step, target_device
 from stowage.flows._tiers import LowerTier, lower_tier
 from stowage.flows._weights import LateWeights
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.train import checkpoint
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 
 Progress = Callable[[str], None]
@@ -109,6 +113,47 @@ class TrainingStep:
         yield self.model
         if self._offloading is not None:
             self._offloading.forget_copies()
+
+    def _contents(self) -> Contents:
+        """Tensors wherever they are, one at a time; what the plan has below is there."""
+        self._programs[0][2].enter()
+        return Contents(self.model, self.optimizer, self._offloading)
+
+    def save(self, path: str | Path, scheduler: Any = None) -> None:
+        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
+
+        This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
+        """
+        checkpoint.save_checkpoint(Path(path), "", 0, self._contents(), scheduler, [])
+
+    def load(self, path: str | Path, scheduler: Any = None) -> None:
+        """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
+
+        Raises:
+            StowageError: there is no such file, it is damaged, or of another model.
+        """
+        if checkpoint.load_checkpoint(Path(path), "", self._contents(), scheduler) is None:
+            raise ParameterError(f"There is no checkpoint at {path}.")
+
+    def save_model(self, path: str | Path) -> None:
+        """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
+        _saving.save_model(Path(path), self._contents())
+
+    def load_model(self, path: str | Path) -> None:
+        """Replace weights and persistent buffers by those of a safetensors file."""
+        _saving.load_model(Path(path), self._contents())
+
+    def save_optimizer(self, path: str | Path) -> None:
+        """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
+        checkpoint.save_optimizer(Path(path), self._contents())
+
+    def load_optimizer(self, path: str | Path) -> None:
+        """Replace the optimizer's groups and states by those of a file."""
+        checkpoint.load_optimizer(Path(path), self._contents())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
+        _saving.save_pretrained(Path(folder), self._contents())
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import tempfile
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,11 +53,18 @@ def arrow_schema(row_type: type) -> pa.Schema:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write beside, then rename: a killed process leaves the old file or none, never half of one."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which has its name from the end of the block on; `write_atomically` for what comes in pieces."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

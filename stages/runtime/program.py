@@ -64,6 +64,7 @@ class Program:
 
     Attributes:
         updates: the per-parameter optimizer, or None when gradients stay in `.grad`.
+        offloading: the tier below the device, or None.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Program:
         self._constants = constants
         self._input_names = list(input_names)
         self._slots = list(slots)
-        self._offloading = offloading
+        self.offloading = offloading
         parameters = dict(model.named_parameters())
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         device = next((p.device for p in parameters.values()), torch.device("cpu"))
@@ -90,16 +91,16 @@ class Program:
     @property
     def staging_bytes(self) -> int:
         """Device memory that the tier below needs for itself."""
-        return self._offloading.tier.staging_bytes if self._offloading and self._slots else 0
+        return self.offloading.tier.staging_bytes if self.offloading and self._slots else 0
 
     def held(self) -> list[torch.Tensor]:
         """Tensors that the program holds between iterations: constants, and memory that reloads have taken."""
-        return [*self._constants.values(), *(self._offloading.in_flight() if self._offloading else [])]
+        return [*self._constants.values(), *(self.offloading.in_flight() if self.offloading else [])]
 
     def enter(self) -> None:
         """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
-        if self._offloading is not None:
-            self._offloading.enter(self._slots)
+        if self.offloading is not None:
+            self.offloading.enter(self._slots)
 
     def _update(self, name: str, gradient: torch.Tensor) -> None:
         if self.updates is None:
@@ -107,8 +108,8 @@ class Program:
                 f"The plan updates parameter {name}, but no optimizer was given: plan with optimizer=None."
             )
         self.updates(name, gradient)
-        if self._offloading is not None:
-            self._offloading.changed(name)
+        if self.offloading is not None:
+            self.offloading.changed(name)
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
@@ -120,7 +121,7 @@ class Program:
             constant=self._constants,
             random=self._random,
             update=self._update,
-            offloading=self._offloading,
+            offloading=self.offloading,
         )
         self.enter()
         try:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from safetensors.torch import save
 from torch import nn
 
 from stowage.stages.device import device_of
@@ -30,7 +29,9 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
 from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.tensor_file import write_tensors
 from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import model_tensors
 from stowage.stages.train.loop import Batches, Run, train_eager, train_planned
@@ -204,7 +205,8 @@ def main() -> None:
         )
     records = compare(planned.records, eager.records)
     samples = planned.samples + eager.samples
-    write(summary, trace, records, samples, metrics_of(summary, planned.records, eager.records, samples), setup.model)
+    contents = Contents(setup.model, setup.optimizer, offloading)
+    write(summary, trace, records, samples, metrics_of(summary, planned.records, eager.records, samples), contents)
     checkpoint.unlink(missing_ok=True)
 
 
@@ -233,14 +235,14 @@ def write(
     records: list[StepRecord],
     samples: list[MemorySample],
     metrics: dict[str, Any],
-    model: nn.Module,
+    contents: Contents,
 ) -> None:
     """Tables, metrics, final state, report, and the closing table on the terminal."""
     write_rows(OUT / "steps.parquet", StepRecord, records)
     write_rows(OUT / "memory.parquet", MemorySample, samples)
     write_atomically(OUT / "metrics.json", (json.dumps(metrics, indent=2) + "\n").encode())
-    tensors = {k.removeprefix("model/"): v for k, v in model_tensors(model).items()}
-    write_atomically(OUT / "final.safetensors", save(tensors))
+    tensors = [(k.removeprefix("model/"), v) for k, v in model_tensors(contents.model).items()]
+    write_tensors(OUT / "final.safetensors", contents.entries(tensors))
     paths = {
         "plan": str(ARTIFACTS / "solve" / "plan.parquet"),
         "step.py": str(ARTIFACTS / "codegen" / "step.py"),

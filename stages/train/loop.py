@@ -14,6 +14,7 @@ from torch import nn
 
 from stowage.stages.ir.run import MemorySample, StepRecord
 from stowage.stages.runtime import Program
+from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_iteration, measure_program
 from stowage.stages.train.checkpoint import load_checkpoint, save_checkpoint
 
@@ -88,7 +89,9 @@ def train_planned(
     progress: Progress,
 ) -> Run:
     """Train under the plan, from the checkpoint if there is one."""
-    resumed = load_checkpoint(checkpoint, run_name, model, optimizer, scheduler)
+    program.enter()  # what lives below goes there first: a checkpoint is then read within the budget
+    contents = Contents(model, optimizer, program.offloading)
+    resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
     run = Run(records=list(resumed.records) if resumed else [])
     start = resumed.iteration if resumed else 0
     progress(start)
@@ -96,7 +99,7 @@ def train_planned(
     def after(done: int) -> None:
         progress(done)
         if done % checkpoint_every == 0 and done < steps:
-            save_checkpoint(checkpoint, run_name, done, model, optimizer, scheduler, run.records)
+            save_checkpoint(checkpoint, run_name, done, contents, scheduler, run.records)
 
     _loop(
         "measured",

@@ -12,6 +12,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
+from stowage.stages.runtime.contents import Contents
 from stowage.stages.train.checkpoint import load_checkpoint, save_checkpoint
 from tests.runtime.beside_eager import prepare, same
 from tests.solve.prepared import Prepared
@@ -60,10 +61,10 @@ def test_everything_comes_back(tmp_path: Path, prepared: Prepared) -> None:
     run.train(tmp_path / "unused", 3, every=100)
     records = [StepRecord(0, 1.5, float("nan"), 0.1, 0.2, float("nan"), -1)]
     state = torch.get_rng_state()
-    save_checkpoint(path, "run", 3, run.model, run.optimizer, run.schedule, records)
+    save_checkpoint(path, "run", 3, Contents(run.model, run.optimizer), run.schedule, records)
     other = SmallRun(prepared)
     torch.manual_seed(99)
-    found = load_checkpoint(path, "run", other.model, other.optimizer, other.schedule)
+    found = load_checkpoint(path, "run", Contents(other.model, other.optimizer), other.schedule)
     assert found is not None
     assert found.iteration == 3
     assert repr(found.records) == repr(records)
@@ -78,13 +79,13 @@ def test_everything_comes_back(tmp_path: Path, prepared: Prepared) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    assert load_checkpoint(tmp_path / "none", "run", nn.Linear(1, 1), None, None) is None
+    assert load_checkpoint(tmp_path / "none", "run", Contents(nn.Linear(1, 1), None), None) is None
 
 
 def test_without_optimizer_and_schedule(tmp_path: Path) -> None:
     path, model, other = tmp_path / "checkpoint", nn.Linear(2, 2), nn.Linear(2, 2)
-    save_checkpoint(path, "run", 1, model, None, None, [])
-    assert load_checkpoint(path, "run", other, None, None) is not None
+    save_checkpoint(path, "run", 1, Contents(model, None), None, [])
+    assert load_checkpoint(path, "run", Contents(other, None), None) is not None
     assert same(model.state_dict(), other.state_dict())
 
 
@@ -97,8 +98,8 @@ def test_tied_weights_and_windows_on_one_tensor_are_saved(tmp_path: Path) -> Non
             self.again = self.one
 
     path, model, other = tmp_path / "checkpoint", Tied(), Tied()
-    save_checkpoint(path, "run", 1, model, None, None, [])
-    load_checkpoint(path, "run", other, None, None)
+    save_checkpoint(path, "run", 1, Contents(model, None), None, [])
+    load_checkpoint(path, "run", Contents(other, None), None)
     assert same(model.state_dict(), other.state_dict())
     assert other.again is other.one
 
@@ -106,12 +107,12 @@ def test_tied_weights_and_windows_on_one_tensor_are_saved(tmp_path: Path) -> Non
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.999])
 def test_a_truncated_checkpoint_is_one_sentence(tmp_path: Path, share: float) -> None:
     path, model = tmp_path / "checkpoint", nn.Linear(8, 8)
-    save_checkpoint(path, "run", 1, model, torch.optim.AdamW(model.parameters()), None, [])
+    save_checkpoint(path, "run", 1, Contents(model, torch.optim.AdamW(model.parameters())), None, [])
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     before = {k: v.clone() for k, v in model.state_dict().items()}
     with pytest.raises(TableError) as caught:
-        load_checkpoint(path, "run", model, None, None)
+        load_checkpoint(path, "run", Contents(model, None), None)
     assert str(path) in str(caught.value)
     assert "is damaged: delete it" in str(caught.value)
     assert same(model.state_dict(), before)
@@ -123,14 +124,14 @@ def test_a_foreign_safetensors_file_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(TableError, match="is damaged"):
-        load_checkpoint(path, "run", nn.Linear(1, 1), None, None)
+        load_checkpoint(path, "run", Contents(nn.Linear(1, 1), None), None)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     path, model = tmp_path / "checkpoint", nn.Linear(1, 1)
-    save_checkpoint(path, "run", 1, model, None, None, [])
+    save_checkpoint(path, "run", 1, Contents(model, None), None, [])
     with pytest.raises(PlanMismatchError, match="belongs to another run"):
-        load_checkpoint(path, "other run", model, None, None)
+        load_checkpoint(path, "other run", Contents(model, None), None)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +139,17 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 )
 def test_a_checkpoint_of_another_model_is_one_sentence(tmp_path: Path, other: nn.Module) -> None:
     path = tmp_path / "checkpoint"
-    save_checkpoint(path, "run", 1, nn.Linear(2, 2), None, None, [])
+    save_checkpoint(path, "run", 1, Contents(nn.Linear(2, 2), None), None, [])
     before = {k: v.clone() for k, v in other.state_dict().items()}
     with pytest.raises((TableError, PlanMismatchError)) as caught:
-        load_checkpoint(path, "run", other, None, None)
+        load_checkpoint(path, "run", Contents(other, None), None)
     assert str(path) in str(caught.value)
     assert same(other.state_dict(), before), "nothing is half loaded"
 
 
 def test_a_checkpoint_is_written_beside_and_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, model = tmp_path / "checkpoint", nn.Linear(2, 2)
-    save_checkpoint(path, "run", 1, model, None, None, [])
+    save_checkpoint(path, "run", 1, Contents(model, None), None, [])
     old = path.read_bytes()
 
     def full(*_: object) -> None:
@@ -156,6 +157,6 @@ def test_a_checkpoint_is_written_beside_and_renamed(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        save_checkpoint(path, "run", 2, model, None, None, [])
+        save_checkpoint(path, "run", 2, Contents(model, None), None, [])
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == [path.name]

@@ -1,0 +1,214 @@
+"""Files of tensors in the safetensors format, written and read one tensor at a time.
+
+The library writes what is in memory all at once and maps whole files to read them; here sizes are known before contents
+are. The format (https://huggingface.co/docs/safetensors): eight bytes with the length of the header, little endian; the
+header, JSON: name -> dtype, shape, first and last byte; then the bytes of the tensors, row-major, one behind the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stowage.stages.ir.errors import StowageError, TableError
+from stowage.stages.ir.table import atomic_file
+
+Visitor = Callable[[torch.Tensor], None]
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+_PIECE = 8 << 20
+"""Bytes that are made contiguous at once."""
+
+_UNSYNCED = 32 << 20
+"""Bytes after which written pages are given back to the system."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+        name: in the file.
+        like: a tensor of its dtype and shape.
+        visit: calls a function with the content; the memory may be gone afterwards.
+    """
+
+    name: str
+    like: torch.Tensor
+    visit: Callable[[Visitor], None]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the content."""
+        return self.like.numel() * self.like.element_size()
+
+
+def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a file, atomically, holding no more than one tensor that is not in memory anyway.
+
+    Raises:
+        StowageError: a tensor has a dtype that the format does not know.
+    """
+    ordered = sorted(entries, key=lambda e: -e.like.element_size())  # so that each starts at a multiple of its size
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for entry in ordered:
+        if entry.like.dtype not in _NAMES:
+            raise StowageError(f"'{entry.name}' has dtype {entry.like.dtype}, which safetensors files cannot hold.")
+        begin, end = end, end + entry.nbytes
+        header[entry.name] = {
+            "dtype": _NAMES[entry.like.dtype],
+            "shape": list(entry.like.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        sink = _Sink(file)
+        for entry in ordered:
+            before = file.tell()
+            entry.visit(sink.write)
+            if file.tell() - before != entry.nbytes:
+                raise StowageError(f"'{entry.name}' is not what it was when {path} was begun: nothing was written.")
+        sink.sync()
+
+
+class _Sink:
+    """Writes tensors piece by piece, and gives pages back that are on the disk."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._waiting_bytes = 0
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Append a tensor."""
+        for piece in _pieces(tensor.detach()):
+            flat = piece.cpu().resolve_conj().resolve_neg().contiguous()
+            nbytes = flat.numel() * flat.element_size()
+            if nbytes:
+                self._file.write(memoryview((ctypes.c_char * nbytes).from_address(flat.data_ptr())))
+            self._waiting_bytes += nbytes
+            if self._waiting_bytes >= _UNSYNCED:
+                self.sync()
+
+    def sync(self) -> None:
+        """What was written is on the disk."""
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        _forget(self._file.fileno())
+        self._waiting_bytes = 0
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Parts along the first dimension, in order: what must be copied is copied part by part."""
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        yield tensor
+        return
+    row = max(1, tensor.numel() // len(tensor) * tensor.element_size())
+    count = max(1, -(-_PIECE // row))
+    for start in range(0, len(tensor), count):
+        yield tensor[start : start + count]
+
+
+def _forget(handle: int) -> None:
+    """Leave nothing in the page cache: it would be memory outside the budget."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class TensorFile:
+    """A file to read from.
+
+    Attributes:
+        metadata: of its header.
+        forms: name -> a tensor on the meta device, of the dtype and shape of the one in the file.
+    """
+
+    def __init__(self, path: Path, *, hint: str) -> None:
+        """Look at the header; `hint` says what to do about a damaged file.
+
+        Raises:
+            TableError: the file is damaged.
+        """
+        self._path = path
+        self._starts: dict[str, int] = {}
+        self.forms: dict[str, torch.Tensor] = {}
+        try:
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                end = 8 + length
+                if end > os.fstat(file.fileno()).st_size:
+                    raise ValueError("the header is longer than the file")
+                header = json.loads(file.read(length))
+                self.metadata: dict[str, str] = header.pop("__metadata__", {})
+                for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+                    form = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="meta")
+                    begin, after = entry["data_offsets"]
+                    if 8 + length + begin != end or after - begin != form.nbytes:
+                        raise ValueError(f"the offsets of {name} are wrong")
+                    self._starts[name], self.forms[name], end = end, form, end + form.nbytes
+                if end != os.fstat(file.fileno()).st_size:
+                    raise ValueError("the file does not end with its last tensor")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise TableError(f"{path} is damaged: {hint}.") from error
+
+    def get(self, name: str) -> torch.Tensor:
+        """One tensor, in memory of its own."""
+        form = self.forms[name]
+        made = torch.empty(form.shape, dtype=form.dtype)
+        self.read(name, made)
+        return made
+
+    def read(self, name: str, target: torch.Tensor) -> None:
+        """Copy one tensor into `target`, of its shape and dtype, in any layout and on any device.
+
+        Raises:
+            TableError: the file ended early.
+        """
+        with open(self._path, "rb", buffering=0) as file, torch.no_grad():
+            file.seek(self._starts[name])
+            for piece in _pieces(target):
+                straight = piece.device.type == "cpu" and piece.is_contiguous()
+                flat = piece if straight else torch.empty(piece.shape, dtype=piece.dtype)
+                if flat.numel():
+                    self._fill(file, memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B"))
+                if not straight:
+                    piece.copy_(flat)
+                _forget(file.fileno())
+
+    def _fill(self, file: Any, memory: memoryview) -> None:
+        done = 0
+        while done < len(memory):
+            more = file.readinto(memory[done:])
+            if not more:
+                raise TableError(f"{self._path} ended early: it was changed while it was read.")
+            done += more
