@@ -17,11 +17,15 @@ from stowage.flows._tiers import LowerTier, lower_tier
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.run import TraceSpan
+from stowage.stages.ir.spans import chrome_trace, predicted_spans
+from stowage.stages.ir.table import write_atomically
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.tracing import trace_iteration
 from stowage.stages.train import checkpoint
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 
@@ -158,6 +162,19 @@ class TrainingStep:
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss."""
         return self.prepare(batch)(batch)
+
+    def trace(self, batch: Any, path: str | Path) -> list[TraceSpan]:
+        """One iteration, a real one, which trains; where its time goes, as a Chrome trace beside the prediction.
+
+        https://ui.perfetto.dev opens the file. The spans are returned too.
+        """
+        program = self.prepare(batch)
+        _, measured = trace_iteration(program, lambda: program(batch))
+        plan = self.planned
+        spans = [*predicted_spans(plan.rows, plan.nodes, plan.slots), *measured]
+        labels = {"plan": plan.summary.plan_hash, "method": plan.summary.method, "device": plan.summary.device}
+        write_atomically(Path(path), chrome_trace(spans, labels).encode())
+        return spans
 
     def measure(self, batch: Any) -> Measurement:
         """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`."""

@@ -223,7 +223,7 @@ def emit_step(
     for row in rows:
         if row.step != label:
             label = row.step
-            emitter.lines += ["", f"# {label}"]
+            emitter.lines += ["", f"run.begin({json.dumps(label)})"]
         act[row.action](row)
     updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
     left = [g for g in trace.gradients if g.gradient_value >= 0 and g.gradient_value not in updated]

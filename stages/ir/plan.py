@@ -43,6 +43,7 @@ PlanAction = Literal["compute", "free", "offload", "reload", "wait", "update"]
 start, `wait` ends with what is under way for its storage, `free` drops the device's copy. `update` starts the update of
 a parameter by the CPU, on what is below: weight, states and gradient."""
 
+
 @dataclass(frozen=True)
 class PlanRow:
     """One action of the iteration.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,27 @@ class MemorySample:
     series: str
     time_s: float
     resident_bytes: int
+
+
+SpanStream = Literal["compute", "wait", "offload", "reload", "update"]
+
+
+@dataclass(frozen=True)
+class TraceSpan:
+    """One stretch of one stream in one iteration.
+
+    Attributes:
+        series: `predicted` or `measured`.
+        stream: `compute` for a step of the cycle, `wait` where it waits for another stream; copies; updates, wherever
+            they run.
+        name: of the step, the tensor, or the parameter.
+        nbytes: moved; 0 where nothing is.
+        start_s, end_s: from the start of the iteration; a copy that the iteration before began starts below 0.
+    """
+
+    series: str
+    stream: SpanStream
+    name: str
+    nbytes: int
+    start_s: float
+    end_s: float

@@ -3,7 +3,8 @@
 facts.py        the headline numbers, predicted beside measured beside plain PyTorch
 activations.py  what the plan does with every forward result: kept, recomputed, dropped
 curves.py       memory over time and the timeline, merged and thinned to what a plot can show
-figures.py      the four plots
+figures.py      the four plots that every report has
+streams.py      predicted beside measured, stream by stream
 units.py        bytes, times and ratios as text
 page.py         the HTML page
 write.py        the page and its plots on disk

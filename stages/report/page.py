@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from stowage.stages.ir.plan import Option, PlanSummary
-from stowage.stages.ir.run import StepRecord
+from stowage.stages.ir.run import StepRecord, TraceSpan
 from stowage.stages.report.activations import FATES, MEANING, BlockFates, Treatment, totals, treatments
 from stowage.stages.report.facts import Facts, headline, overhead, same_loss, verdict
 from stowage.stages.report.figures import FATE_COLOURS
+from stowage.stages.report.streams import streams_tables
 from stowage.stages.report.units import NOTHING, number, percent, ranges, seconds, size
 
 _STEPS_SHOWN = 12
@@ -43,6 +44,7 @@ class Page:
     fates: Sequence[BlockFates]
     options: Sequence[Option]
     steps: Sequence[StepRecord]
+    streams: Sequence[TraceSpan]
     figures: Mapping[str, str]
     paths: Mapping[str, str]
 
@@ -63,6 +65,7 @@ class Page:
             "<p>What the compute stream does, by predicted time; numbers are blocks of the chain. Backward of a block "
             "that was not kept is preceded by its recomputation.</p>",
             self._figure("timeline", "Timeline of forward, recomputation, backward and updates"),
+            *self._streams(),
             "<h2>Block by block</h2>",
             _fate_legend(self.fates),
             self._figure("blocks", "Bytes kept, recomputed and dropped by block"),
@@ -82,6 +85,18 @@ class Page:
             + "\n".join(sections)
             + "\n</body>\n</html>\n"
         )
+
+    def _streams(self) -> list[str]:
+        if not self.streams:
+            return []
+        return [
+            "<h2>Predicted and measured</h2>",
+            "<p>One iteration as the plan predicts it and as it ran, stream by stream; red is where computing waits. "
+            "Updates on the device are drawn beside the steps that contain them. "
+            "trace.json, named below, is the same for https://ui.perfetto.dev.</p>",
+            self._figure("streams", "Steps, copies and updates of one iteration, predicted and measured"),
+            streams_tables(self.streams),
+        ]
 
     def _figure(self, name: str, alternative: str) -> str:
         svg = self.figures[name].replace("<svg ", f'<svg role="img" aria-label="{escape(alternative)}" ', 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
-from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.ir.table import write_atomically
 from stowage.stages.ir.trace import Storage
 from stowage.stages.report import figures
@@ -15,6 +15,7 @@ from stowage.stages.report.activations import block_fates
 from stowage.stages.report.curves import measured, predicted, spans
 from stowage.stages.report.facts import gather
 from stowage.stages.report.page import Page
+from stowage.stages.report.streams import streams_figure
 
 
 def write_report(
@@ -28,6 +29,7 @@ def write_report(
     options: Sequence[Option] = (),
     steps: Sequence[StepRecord] = (),
     memory: Sequence[MemorySample] = (),
+    streams: Sequence[TraceSpan] = (),
     paths: Mapping[str, str | Path] | None = None,
     title: str = "Training step",
 ) -> Path:
@@ -37,6 +39,7 @@ def write_report(
         folder: gets `report.html` and `plots/{memory,timeline,blocks,loss}.png`; each file is written atomically.
         options: schedules that were considered for each distinct block; listed where given.
         steps, memory: records of training; empty before it.
+        streams: one iteration, predicted and measured; gives a section and `plots/streams.png` where not empty.
         paths: files that the page names, label to path: where the plan and `step.py` lie.
         title: what was trained, for people.
 
@@ -53,6 +56,8 @@ def write_report(
         "blocks": lambda: figures.blocks_figure(fates),
         "loss": lambda: figures.loss_figure(steps),
     }
+    if streams:
+        drawings["streams"] = lambda: streams_figure(streams)
     pictures: dict[str, str] = {}
     for name, draw in drawings.items():
         pictures[name], png = figures.render(draw)
@@ -65,6 +70,7 @@ def write_report(
         fates=fates,
         options=options,
         steps=steps,
+        streams=streams,
         figures=pictures,
         paths={**named, "this report": page_path.as_posix(), "plots": (folder / "plots").as_posix()},
     )

@@ -26,6 +26,11 @@ class Contents:
         self._offloading = offloading
         self._names = {id(p): n for n, p in model.named_parameters()}
 
+    def settle(self) -> None:
+        """Wait for what is under way: from then on each state is known by the tensor that stands for it."""
+        if self._offloading is not None:
+            self._offloading.settle_all()
+
     def lend(self, tensor: torch.Tensor, use: Visitor) -> None:
         """Call `use` with the content of a parameter, buffer or state, given by the tensor that stands for it."""
         name = self._offloading.away().get(id(tensor)) if self._offloading is not None else None

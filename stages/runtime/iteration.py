@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.run import SpanStream
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
+from stowage.stages.runtime.tracing import Recorder
+
+_UNRECORDED = nullcontext()
 
 
 class Iteration:
@@ -30,6 +34,7 @@ class Iteration:
         random: RandomStates,
         update: Callable[[str, torch.Tensor], None],
         offloading: Offloading | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.parameter = parameter
         self.buffer = buffer
@@ -38,6 +43,15 @@ class Iteration:
         self.random = random
         self._update = update
         self._offloading = offloading
+        self._recorder = recorder
+
+    def begin(self, label: str) -> None:
+        """A step of the cycle begins; for traces."""
+        if self._recorder is not None:
+            self._recorder.begin(label)
+
+    def _span(self, stream: SpanStream, name: str) -> AbstractContextManager[None]:
+        return self._recorder.span(stream, name) if self._recorder is not None else _UNRECORDED
 
     @contextmanager
     def as_in_forward(self) -> Iterator[None]:
@@ -47,7 +61,8 @@ class Iteration:
 
     def update(self, name: str, gradient: torch.Tensor) -> None:
         """Update one parameter now; its gradient is complete."""
-        self._update(name, gradient)
+        with self._span("update", name):
+            self._update(name, gradient)
 
     @property
     def _tier(self) -> Offloading:
@@ -65,7 +80,8 @@ class Iteration:
 
     def wait(self, name: str) -> torch.Tensor | None:
         """End with the copy of `name`; an activation that was reloaded is returned."""
-        return self._tier.wait(name)
+        with self._span("wait", f"wait for {name}"):
+            return self._tier.wait(name)
 
     def free(self, name: str) -> None:
         """Drop the device's copy of a parameter or state."""

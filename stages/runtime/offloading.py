@@ -7,8 +7,9 @@ its memory is one number. So nothing can quietly train on what is not there.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -19,6 +20,7 @@ from stowage.stages.device.events import RELEASE
 from stowage.stages.device.tiers import HostMemory, Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
+from stowage.stages.ir.run import TraceSpan
 from stowage.stages.runtime.below import Tensors, UpdatesBelow
 from stowage.stages.runtime.weights import absent
 
@@ -68,6 +70,7 @@ class Offloading:
         self._under_way: dict[str, _UnderWay] = {}
         self._updating: dict[str, Future[dict[str, Any]]] = {}
         self._updates: UpdatesBelow | None = None
+        self._update_times: list[tuple[str, float, float]] = []
 
     def _tensor(self, name: str) -> torch.Tensor | None:
         """A parameter, or a state if it exists."""
@@ -167,9 +170,18 @@ class Offloading:
 
         def tensors() -> Tensors:
             state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
-            return self._content(parameter), self._content(gradient), state
+            content = self._content(parameter), self._content(gradient), state
+            began.append(time.perf_counter())
+            return content
 
+        def ended(update: Future[dict[str, Any]]) -> None:
+            if began:
+                self._update_times.append((parameter, began[0], time.perf_counter()))
+
+        began: list[float] = []
         self._updating[parameter] = self._updates.start(held, tensors)
+        if self.tier.record:
+            self._updating[parameter].add_done_callback(ended)
 
     def _content(self, name: str) -> torch.Tensor:
         """The tensor that lives in a slot."""
@@ -322,6 +334,24 @@ class Offloading:
         with _noted(tensor):
             tensor.data = nothing
         self._below.add(name)
+
+    def record(self, on: bool) -> None:
+        """Keep the times of copies and of updates below, from now on or no more."""
+        self.tier.record = on
+        self._update_times.clear()
+
+    def recorded(self) -> list[TraceSpan]:
+        """What was kept, on the scale of `time.perf_counter`."""
+        copies = [TraceSpan("measured", s.stream, s.name, s.nbytes, s.start_s, s.end_s) for s in self.tier.spans]
+        return copies + [TraceSpan("measured", "update", name, 0, a, b) for name, a, b in self._update_times]
+
+    def let_finish(self, seconds: float) -> None:
+        """Let what is under way end, without waiting for it as a plan does; at most for so long."""
+        deadline = time.monotonic() + seconds
+        for transfer in [u.transfer for u in self._under_way.values()] if self.tier.spans else []:
+            while not transfer.done() and time.monotonic() < deadline:
+                time.sleep(1e-4)
+        wait(self._updating.values(), max(0.0, deadline - time.monotonic()))
 
     def in_flight(self) -> list[torch.Tensor]:
         """Device memory that reloads have taken and nobody holds yet."""

@@ -17,6 +17,7 @@ from stowage.stages.ir.trace import Constant, Value
 from stowage.stages.runtime.iteration import Iteration
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
+from stowage.stages.runtime.tracing import Recorder
 from stowage.stages.runtime.updates import PerParameterUpdates
 
 
@@ -65,6 +66,8 @@ class Program:
     Attributes:
         updates: the per-parameter optimizer, or None when gradients stay in `.grad`.
         offloading: the tier below the device, or None.
+        device: that it runs on.
+        recorder: of the next iteration's steps, see `trace_iteration`.
     """
 
     def __init__(
@@ -85,8 +88,9 @@ class Program:
         self.offloading = offloading
         parameters = dict(model.named_parameters())
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
-        device = next((p.device for p in parameters.values()), torch.device("cpu"))
-        self._random = RandomStates(device)
+        self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
+        self.recorder: Recorder | None = None
+        self._random = RandomStates(self.device)
 
     @property
     def staging_bytes(self) -> int:
@@ -122,9 +126,13 @@ class Program:
             random=self._random,
             update=self._update,
             offloading=self.offloading,
+            recorder=self.recorder,
         )
         self.enter()
         try:
-            return self._step(run)
+            loss = self._step(run)
+            if self.recorder is not None:
+                self.recorder.end()
+            return loss
         finally:
             self._random.clear()

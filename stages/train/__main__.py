@@ -23,7 +23,8 @@ from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
-from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
+from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
@@ -206,7 +207,8 @@ def main() -> None:
     records = compare(planned.records, eager.records)
     samples = planned.samples + eager.samples
     contents = Contents(setup.model, setup.optimizer, offloading)
-    write(summary, trace, records, samples, metrics_of(summary, planned.records, eager.records, samples), contents)
+    metrics = metrics_of(summary, planned.records, eager.records, samples)
+    write(summary, trace, slots, records, samples, planned.spans, metrics, contents)
     checkpoint.unlink(missing_ok=True)
 
 
@@ -232,8 +234,10 @@ def read_source(summary: PlanSummary) -> tuple[str, str]:
 def write(
     summary: PlanSummary,
     trace: TraceTables,
+    slots: list[Slot],
     records: list[StepRecord],
     samples: list[MemorySample],
+    measured: list[TraceSpan],
     metrics: dict[str, Any],
     contents: Contents,
 ) -> None:
@@ -247,20 +251,27 @@ def write(
         "plan": str(ARTIFACTS / "solve" / "plan.parquet"),
         "step.py": str(ARTIFACTS / "codegen" / "step.py"),
         "report": str(OUT / "report.html"),
+        "trace": str(OUT / "trace.json"),
     }
-    nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
+    rows = read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow)
+    every = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
+    nodes = [n for n in every if n.variant == summary.variant]
+    spans = [*predicted_spans(rows, nodes, slots), *measured]
+    labels = {"plan": summary.plan_hash, "method": summary.method, "device": summary.device}
+    write_atomically(OUT / "trace.json", chrome_trace(spans, labels).encode())
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
     options_path = ARTIFACTS / "options" / "options.parquet"
     write_report(
         Path(OUT),
         storages=trace.storages,
-        nodes=[n for n in nodes if n.variant == summary.variant],
+        nodes=nodes,
         blocks=[b for b in blocks if b.variant == summary.variant],
         options=read_rows(options_path, Option) if options_path.exists() else (),
-        plan_rows=read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow),
+        plan_rows=rows,
         summary=summary,
         steps=records,
         memory=samples,
+        streams=spans if measured else (),
         paths=paths,
         title=trace.meta.model,
     )

@@ -90,6 +90,7 @@ def save_checkpoint(
     path: Path, run: str, iteration: int, contents: Contents, scheduler: Any, records: list[StepRecord]
 ) -> None:
     """Write everything that continues the run at `iteration`; `run` names what it belongs to."""
+    contents.settle()
     tensors = model_tensors(contents.model) | random_states()
     optimizer = contents.optimizer
     rest = {
@@ -103,6 +104,7 @@ def save_checkpoint(
 
 def save_optimizer(path: Path, contents: Contents) -> None:
     """Write the optimizer's `state_dict`; `load_optimizer` reads it."""
+    contents.settle()
     tensors: Tensors = {}
     packed = _pack(_required(contents).state_dict(), "optimizer", tensors)
     write_tensors(path, contents.entries(tensors.items()), {"optimizer": json.dumps(packed)})

@@ -7,27 +7,36 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_iteration, measure_program
+from stowage.stages.runtime.tracing import trace_iteration
 from stowage.stages.train.checkpoint import load_checkpoint, save_checkpoint
 
 Batches = Callable[[int], Any]
 Progress = Callable[[int], None]
+Result = TypeVar("Result")
 
 
 @dataclass
 class Run:
-    """What a loop found: one record an iteration, and the memory of the measured one."""
+    """What a loop found: one record an iteration, the memory of the measured one, the spans of the traced one."""
 
     records: list[StepRecord] = field(default_factory=list)
     samples: list[MemorySample] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
+
+
+def traced_iteration(start: int, steps: int, measure_every: int) -> int:
+    """The one to trace: the last that the profiler does not slow down, else the last."""
+    free = [i for i in range(start, steps) if measure_every == 0 or i % measure_every]
+    return free[-1] if free else steps - 1
 
 
 def memory_samples(series: str, measurement: Measurement) -> list[MemorySample]:
@@ -101,6 +110,14 @@ def train_planned(
         if done % checkpoint_every == 0 and done < steps:
             save_checkpoint(checkpoint, run_name, done, contents, scheduler, run.records)
 
+    traced = traced_iteration(start, steps, measure_every)
+
+    def observed(work: Callable[[], Result]) -> Result:
+        if len(run.records) != traced:
+            return work()
+        result, run.spans = trace_iteration(program, work)
+        return result
+
     _loop(
         "measured",
         start,
@@ -109,8 +126,8 @@ def train_planned(
         batches,
         optimizer,
         scheduler,
-        program,
-        lambda batch: measure_program(program, model, optimizer, batch),
+        lambda batch: observed(lambda: program(batch)),
+        lambda batch: observed(lambda: measure_program(program, model, optimizer, batch)),
         run,
         after,
     )

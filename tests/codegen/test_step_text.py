@@ -93,7 +93,7 @@ def test_one_line_an_operation(name: str) -> None:
     assert sum("run.update(" in line for line in lines) == updates
     assert sum("run.random.record(" in line for line in lines) == sum("run.random.forget(" in line for line in lines)
     steps = list(dict.fromkeys(r.step for r in solved.rows))
-    assert all(f"    # {step}" in lines for step in steps)
+    assert all(f'    run.begin("{step}")' in lines for step in steps)
     ast.parse(source)
     assert "MiB" in lines[2]
     assert solved.summary.plan_hash in source

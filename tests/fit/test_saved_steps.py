@@ -21,6 +21,7 @@ from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError, T
 from stowage.stages.runtime.measure import resident_tensors
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import differences, same
+from tests.runtime.test_traced_iterations import check_chrome_trace
 
 WIDTH = 1024
 BATCH = (torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0)),)
@@ -205,3 +206,11 @@ def test_tied_weights_and_save_pretrained(fit_home: Path, tmp_path: Path) -> Non
     assert read.lm_head.weight is read.transformer.wte.weight
     step.load_model(tmp_path / "model.safetensors")
     assert differences(read, model) == []
+
+
+def test_a_step_writes_a_trace_of_itself(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
+    step = trained(away, 1)
+    spans = step.trace(BATCH, tmp_path / "trace.json")
+    check_chrome_trace((tmp_path / "trace.json").read_text())
+    assert {s.stream for s in spans if s.series == "measured"} >= {"compute", "wait", "offload", "reload", "update"}
+    assert step.plan.plan_hash in (tmp_path / "trace.json").read_text()

@@ -26,6 +26,7 @@ TABLES: tuple[type, ...] = (
     plan.Slot,
     run.StepRecord,
     run.MemorySample,
+    run.TraceSpan,
 )
 RECORDS: tuple[type, ...] = (trace.TraceMeta, costs.DeviceDescription, plan.PlanSummary, Manifest)
 

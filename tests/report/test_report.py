@@ -17,6 +17,8 @@ from rich.console import Console
 
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.ir.plan import PlanRow
+from stowage.stages.ir.run import TraceSpan
+from stowage.stages.ir.spans import predicted_spans
 from stowage.stages.report import summary_table, write_report
 from stowage.stages.report.activations import block_fates, forward_results, totals, treatments
 from stowage.stages.report.curves import measured, predicted, spans, thin, turns
@@ -77,6 +79,24 @@ def test_page_is_self_contained_and_well_formed(tables: Tables, tmp_path: Path) 
         assert wanted in text
     for name in PLOTS:
         assert (tmp_path / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_predicted_and_measured_side_by_side(tables: Tables, tmp_path: Path) -> None:
+    predicted_ones = predicted_spans(tables.plan_rows, tables.nodes)
+    slower = [replace(s, series="measured", start_s=1.1 * s.start_s, end_s=1.1 * s.end_s) for s in predicted_ones]
+    wait = TraceSpan("measured", "wait", "wait for h.0.weight", 0, 0.1, 0.2)
+    copy = TraceSpan("measured", "reload", "h.0.weight", MIB, -0.1, 0.2)
+    text = _write(tmp_path, tables, streams=[*predicted_ones, *slower, wait, copy]).read_text()
+    parser = _Tags()
+    parser.feed(text)
+    assert parser.open == []
+    assert text.count("<svg ") == 5
+    assert "1.10 ×" in text
+    assert "copies up" in text
+    assert "copies down" not in text
+    steps = [s.name for s in predicted_ones if s.stream == "compute"]
+    assert f"Time of each of the {len(steps)} steps" in text
+    assert (tmp_path / "plots" / "streams.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_equal_input_equal_files(tables: Tables, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.table import read_record, read_rows, write_record
+from tests.runtime.test_traced_iterations import check_chrome_trace
 from tests.train.test_killed_processes import PARAMETERS, PLANNING, RUN, losses, run
 
 BUDGET = "60%"
@@ -72,6 +73,9 @@ def test_training_from_disk_that_was_killed_ends_like_training_that_was_not(plan
     assert metrics["measured_peak_bytes"] <= metrics["device_budget_bytes"]
 
     set_parameters(killed, "train", compare_eager=False)
+    assert "Predicted and measured" in (whole / "artifacts" / "train" / "report.html").read_text()
+    check_chrome_trace((whole / "artifacts" / "train" / "trace.json").read_text())
+
     process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(killed.rglob("checkpoints/**/[!.]*.safetensors")):

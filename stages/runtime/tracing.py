@@ -1,0 +1,141 @@
+"""A real iteration in time: steps, waits and updates as generated code tells them, copies as the tier does.
+
+Nothing is recorded unless asked for: then each step of the cycle costs one reading of a clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from stowage.stages.ir.run import SpanStream, TraceSpan
+
+Result = TypeVar("Result")
+
+PATIENCE_S = 30.0
+"""How long copies that are under way at the end of the iteration are waited for."""
+
+
+class _Clock(Protocol):
+    def now(self) -> Any: ...
+
+    def seconds(self, mark: Any) -> float: ...
+
+
+class _HostClock:
+    """`time.perf_counter`."""
+
+    def now(self) -> Any:
+        return time.perf_counter()
+
+    def seconds(self, mark: Any) -> float:
+        return float(mark)
+
+
+class _DeviceClock:
+    """Events on the current stream of a GPU, on the scale of `time.perf_counter`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.synchronize(device)
+        self._zero = self.now()
+        self._zero.synchronize()
+        self._zero_s = time.perf_counter()
+
+    def now(self) -> Any:
+        event: Any = torch.cuda.Event
+        made = event(enable_timing=True)
+        made.record(torch.cuda.current_stream(self._device))
+        return made
+
+    def seconds(self, mark: Any) -> float:
+        mark.synchronize()
+        return self._zero_s + 1e-3 * float(self._zero.elapsed_time(mark))
+
+
+class Recorder:
+    """Marks of one iteration."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock: _Clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
+        self._steps: list[tuple[str, Any]] = []
+        self._marks: list[tuple[SpanStream, str, Any, Any]] = []
+        self._end: Any = None
+
+    def begin(self, label: str) -> None:
+        """A step of the cycle begins, and the one before ends."""
+        self._steps.append((label, self._clock.now()))
+
+    @contextmanager
+    def span(self, stream: SpanStream, name: str) -> Iterator[None]:
+        """Something inside a step."""
+        start = self._clock.now()
+        yield
+        self._marks.append((stream, name, start, self._clock.now()))
+
+    def end(self) -> None:
+        """The last step ends."""
+        self._end = self._clock.now()
+
+    def absolute(self) -> list[TraceSpan]:
+        """What was recorded, on the scale of `time.perf_counter`."""
+        if not self._steps or self._end is None:
+            return []
+        ends = [*(mark for _, mark in self._steps[1:]), self._end]
+        seconds = self._clock.seconds
+        steps = [
+            TraceSpan("measured", "compute", label, 0, seconds(mark), seconds(end))
+            for (label, mark), end in zip(self._steps, ends)
+        ]
+        marks = [
+            TraceSpan("measured", stream, name, 0, seconds(start), seconds(end))
+            for stream, name, start, end in self._marks
+        ]
+        return steps + marks
+
+
+class _Offloading(Protocol):
+    def record(self, on: bool) -> None: ...
+
+    def let_finish(self, seconds: float) -> None: ...
+
+    def recorded(self) -> list[TraceSpan]: ...
+
+
+class _Traceable(Protocol):
+    recorder: Recorder | None
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def offloading(self) -> _Offloading | None: ...
+
+
+def trace_iteration(program: _Traceable, work: Callable[[], Result]) -> tuple[Result, list[TraceSpan]]:
+    """Run `work`, which runs one iteration of `program`; what it returned, and the iteration's spans.
+
+    Copies that an earlier iteration began and this one waited for are in it; so are those that it began, complete.
+    """
+    offloading = program.offloading
+    recorder = program.recorder = Recorder(program.device)
+    if offloading is not None:
+        offloading.record(True)
+    try:
+        result = work()
+        found = recorder.absolute()
+        moved: list[TraceSpan] = []
+        if offloading is not None:
+            offloading.let_finish(PATIENCE_S)
+            moved = offloading.recorded()
+    finally:
+        program.recorder = None
+        if offloading is not None:
+            offloading.record(False)
+    began = min((s.start_s for s in found), default=0.0)
+    found += [s for s in moved if s.end_s > began]
+    return result, [TraceSpan(s.series, s.stream, s.name, s.nbytes, s.start_s - began, s.end_s - began) for s in found]
