@@ -20,7 +20,7 @@ from stowage.flows._project import find_root, stage_environment
 from stowage.stages.device.cgroup import LimitedRun, run_limited, smallest_surviving_limit
 from stowage.stages.ir.errors import MIB, StowageError, mib
 
-PROCESS_BYTES = 560 * MIB
+PROCESS_BYTES = 720 * MIB
 """What a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""
 
 RESOLUTION = 1 / 32

@@ -31,6 +31,7 @@ class Below:
         cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
             where the CPU is the device itself.
         management_s: what each step of the cycle costs the CPU before it can update anything (H).
+        activations: whether they may be offloaded too.
         smallest_bytes: smaller parameters and states stay on the device: each copy costs something besides its bytes.
     """
 
@@ -40,6 +41,7 @@ class Below:
     smallest_bytes: int = 1 << 16
     cpu_update_bytes_per_s: float = 0.0
     management_s: float = 0.0
+    activations: bool = True
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class OffMate:
     def _saved(self, block: int, option: int) -> list[int]:
         """Storages that an option keeps for backward and that may leave meanwhile, the block's input included; large
         ones first."""
-        if block == self._count - 1:
+        if block == self._count - 1 or not self._below.activations:
             return []  # its backward follows at once
         described = self._chain.blocks[block]
         graph = self._chain.graph(block)
@@ -306,6 +306,10 @@ def kept_for_backward(graph: BlockGraph, schedule: BlockSchedule) -> set[int]:
 
 def plans(offloader: Offloader, device_budget_bytes: int, settings: SolverSettings) -> Iterator[OffloadPlan]:
     """O-ILP's plans that the referee accepts; where the budget has none, the one for the smallest budget that has."""
+    if offloader.below.cpu_update_bytes_per_s:
+        # A plan without updates on the CPU may be better once tensors are whole.
+        without = Offloader(offloader.program, offloader.chain, replace(offloader.below, cpu_update_bytes_per_s=0.0))
+        yield from plans(without, device_budget_bytes, settings)
     offmate = OffMate(offloader, settings)
     asked_bytes = device_budget_bytes
     limits = OIlpLimits(reach=REACH if 2 * len(offloader.chain.blocks) > 3 * REACH else None)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stowage.stages.ir.plan import PlanRow
+from stowage.stages.ir.plan import PlanAction, PlanRow
 from stowage.stages.simulate.plan import Outcome, Step
 
 ROUNDS = 24
+_BESIDE = ("offload", "reload", "update")
+
 _MARGIN = 1.05
 """Moves reach a little further than the wait that they are to hide."""
 
@@ -26,7 +28,7 @@ class _Wait:
     storage: int
     stall_s: float
     copy_row: int
-    down: bool
+    action: PlanAction
 
 
 def shift(
@@ -65,8 +67,8 @@ class _Round:
         self.rows = rows
         self.sizes = sizes
         self.room = np.array([budget_bytes - r.peak_bytes for r in rows], dtype=np.int64)
-        self.starts = [r.start_s for r in rows if r.action not in ("offload", "reload")]
-        self.positions = [i for i, r in enumerate(rows) if r.action not in ("offload", "reload")]
+        self.starts = [r.start_s for r in rows if r.action not in _BESIDE]
+        self.positions = [i for i, r in enumerate(rows) if r.action not in _BESIDE]
         self.of: dict[int, list[int]] = {}
         for i, step in enumerate(steps):
             if step.kind != "compute":
@@ -76,10 +78,12 @@ class _Round:
     def run(self) -> list[Step] | None:
         """The rows in their new order, or None if nothing moves."""
         for wait in sorted(self._waits(), key=lambda w: -w.stall_s):
-            if wait.down:
+            if wait.action == "offload":
                 self._later(wait)
-            else:
+            elif wait.action == "reload":
                 self._earlier(wait)
+            else:
+                self._postpone(wait)
         if not self.keys:
             return None
         order = sorted(range(len(self.steps)), key=lambda i: (self.keys.get(i, float(i)), i))
@@ -89,17 +93,33 @@ class _Round:
         found: list[_Wait] = []
         under_way: dict[int, int] = {}
         for i, step in enumerate(self.steps):
-            if step.kind in ("offload", "reload"):
+            if step.kind in _BESIDE:
                 under_way[step.storage] = i
             elif step.kind == "wait":
                 stall = self.rows[i].end_s - self.rows[i].start_s
                 copy = under_way.get(step.storage)
                 if copy is None:  # it began in the iteration before
-                    copies = [j for j in self.of[step.storage] if self.steps[j].kind in ("offload", "reload")]
+                    copies = [j for j in self.of[step.storage] if self.steps[j].kind in _BESIDE]
                     copy = copies[-1]
                 if stall > 1e-9:
-                    found.append(_Wait(i, step.storage, stall, copy, self.steps[copy].kind == "offload"))
+                    found.append(_Wait(i, step.storage, stall, copy, self.steps[copy].kind))
         return found
+
+    def _postpone(self, wait: _Wait) -> None:
+        """Wait for an update by the CPU, and start the reload of what it made, when it is done; memory only falls."""
+        reload = wait.row + 1
+        if reload >= len(self.steps) or self.steps[reload].kind != "reload":
+            return
+        if self.steps[reload].storage != wait.storage:
+            return
+        ceiling = min((j for j in self.of[wait.storage] if j > reload), default=len(self.steps))
+        position = bisect_left(self.starts, self.rows[wait.row].end_s)
+        # Rows after the wait will start earlier by the time that it no longer takes.
+        later = bisect_left(self.starts, self.rows[wait.row].end_s + wait.stall_s)
+        target = min(ceiling, self.positions[max(position, later)] if later < len(self.positions) else len(self.steps))
+        if target > reload + 1:
+            self.keys[wait.row] = target - 0.7
+            self.keys[reload] = target - 0.6
 
     def _row_at(self, time_s: float) -> int:
         """The last row of the compute stream that starts no later than a time."""
