@@ -7,8 +7,9 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stowage.flows._limited import build
 from stowage.flows._project import find_root, stage_environment
 from stowage.stages.device.cgroup import LimitedRun, run_limited, smallest_surviving_limit
 from stowage.stages.ir.errors import MIB, StowageError, mib
+from stowage.stages.ir.table import write_atomically
 
 PROCESS_BYTES = 720 * MIB
 """What a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""
@@ -133,3 +135,22 @@ def train_in_a_quarter(
 
 def _answers(run: LimitedRun) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.output.splitlines() if line.startswith("{")]
+
+
+def run_quarter(say: Callable[[str], None], root: Path | None = None) -> str:
+    """The proof in a temporary folder of the project, written to `artifacts/benchmark/quarter.json`; one sentence."""
+    folder = find_root(root)
+    store = folder / ".stowage"
+    store.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=store) as scratch:
+        found = train_in_a_quarter(Path(scratch), root=folder, say=say)
+    text = json.dumps(asdict(found), indent=2) + "\n"
+    write_atomically(folder / "artifacts" / "benchmark" / "quarter.json", text.encode())
+    equal = "the same losses" if found.losses == found.eager_losses else "OTHER LOSSES"
+    ratio = found.step_s / found.eager_step_s
+    return (
+        f"A GPT-2 of {found.parameters / 1e6:.0f} M parameters with AdamW: plain PyTorch survives under a limit of "
+        f"{mib(found.eager_limit_bytes)} and is killed under {mib(found.eager_killed_bytes)}; under a quarter, "
+        f"{mib(found.limit_bytes)}, the plan trains to {equal}, in a process that peaks at {mib(found.peak_bytes)} "
+        f"with a device budget of {mib(found.device_budget_bytes)}, at {ratio:.2f} × plain PyTorch's step time."
+    )

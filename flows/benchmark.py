@@ -5,6 +5,9 @@ python -m stowage.flows.benchmark                 the main job of params.yaml: p
 python -m stowage.flows.benchmark --rounds 11     more rounds, steadier medians
 python -m stowage.flows.benchmark --cold          the same with empty stores: the first plan is made from nothing
 python -m stowage.flows.benchmark --big           time planning Llama2-7B, float32, without its weights in memory
+python -m stowage.flows.benchmark --quarter       train in a quarter of the memory that plain PyTorch needs, by the
+                                                  kernel's judgement
+python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate preprint on its machines
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
 """
@@ -224,6 +227,8 @@ def main(
     rounds: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 7,
     cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
     big: Annotated[bool, typer.Option(help="Instead, time planning Llama2-7B without its weights.")] = False,
+    quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
+    papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's Table 2.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -231,6 +236,17 @@ def main(
             from stowage.flows._big_model import describe, plan_llama2_7b  # imports torch
 
             typer.echo(describe(plan_llama2_7b()))
+            return
+        if quarter:
+            from stowage.flows._quarter import run_quarter
+
+            typer.echo(run_quarter(typer.echo))
+            return
+        if papers:
+            from stowage.flows._papers import table_2
+
+            rows = list(table_2(say=typer.echo))
+            write_rows(find_root() / OUT / "papers.parquet", type(rows[0]), rows)
             return
         typer.echo(markdown_of(benchmark(rounds, cold)))
 
