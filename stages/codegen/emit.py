@@ -12,7 +12,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import Call, TraceTables, base_values
-from stowage.stages.ir.updates import UPDATE, updated_parameter
+from stowage.stages.ir.updates import CLIP, UPDATE, left_behind, updated_parameter
 
 _HEADER = '''"""One training iteration of {model} on {device}.
 
@@ -86,6 +86,8 @@ class _Emitter:
 
     def _assignment(self, call: Call, arguments: str) -> str:
         operator = call.target if call.target.startswith("aten.") else f"torch.ops.{call.target}"
+        if call.target == CLIP:
+            operator = "run.clip"
         text = f"{operator}({render_arguments(arguments, self.name)})"
         if all(v < 0 for v in call.returns):
             return text
@@ -97,7 +99,8 @@ class _Emitter:
             self._ensure(read)
         if call.target == UPDATE:
             parameter, _ = updated_parameter(call.arguments)
-            self.lines.append(f'run.update("{parameter}", {self.name(call.reads[0])}){note}')
+            tensors = [self.name(v) for v in (call.reads[0], *call.reads[2:])]  # the parameter itself goes by name
+            self.lines.append(f'run.update("{parameter}", {", ".join(tensors)}){note}')
             return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
         line = self._assignment(call, arguments) + note
@@ -145,7 +148,7 @@ class _Emitter:
         if names:
             self.lines.append(f"del {', '.join(self.name(v) for v in names)}")
         self.defined.difference_update(names)
-        if self.trace.storages[row.storage].role != "temporary":
+        if self.trace.storages[row.storage].role not in ("temporary", "gradient"):
             self.lines.append(f"run.free({self._slot(row)})")
 
     def _slot(self, row: PlanRow) -> str:
@@ -212,13 +215,14 @@ def emit_step(
             label = row.step
             emitter.lines += ["", f"# {label}"]
         act[row.action](row)
-    updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
-    left = [g for g in trace.gradients if g.gradient_value >= 0 and g.gradient_value not in updated]
+    behind = left_behind(trace)
+    left = [g for g in trace.gradients if g.gradient_value in behind]
+    scale = "".join(f", {emitter.name(v)}" for c in trace.calls if c.target == CLIP for v in c.returns)
     if left:
         emitter.lines += ["", "# gradients stay"]
         for gradient in left:
             emitter._ensure(gradient.gradient_value)
-            emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)})')
+            emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)}{scale})')
     emitter._ensure(trace.meta.loss_value)
     emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
     header = _HEADER.format(

@@ -64,6 +64,7 @@ class Program:
 
     Attributes:
         updates: the per-parameter optimizer, or None when gradients stay in `.grad`.
+        grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Program:
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self._random = RandomStates(device)
+        self.grad_norm: torch.Tensor | None = None
 
     @property
     def staging_bytes(self) -> int:
@@ -124,6 +126,8 @@ class Program:
         )
         self.enter()
         try:
-            return self._step(run)
+            loss = self._step(run)
+            self.grad_norm = run.grad_norm
+            return loss
         finally:
             self._random.clear()
