@@ -205,7 +205,8 @@ class TrainingStep:
             return measure_program(program, self.model, self.optimizer, batch)
 
 
-def _say(text: str) -> None:
+def print_notice(text: str) -> None:
+    """Where notices go by default."""
     print(text, file=sys.stderr)
 
 
@@ -225,7 +226,7 @@ def make_step(
     late: LateWeights | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
-    say: Say = _say,
+    say: Say = print_notice,
 ) -> TrainingStep:
     """A training step that has not planned anything yet; see `fit`.
 
@@ -297,7 +298,7 @@ def fit(
     weights: str | Path | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
-    say: Say = _say,
+    say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -86,8 +87,6 @@ class _Emitter:
 
     def _assignment(self, call: Call, arguments: str) -> str:
         operator = call.target if call.target.startswith("aten.") else f"torch.ops.{call.target}"
-        if call.target == CLIP:
-            operator = "run.clip"
         text = f"{operator}({render_arguments(arguments, self.name)})"
         if all(v < 0 for v in call.returns):
             return text
@@ -102,6 +101,9 @@ class _Emitter:
             tensors = [self.name(v) for v in (call.reads[0], *call.reads[2:])]  # the parameter itself goes by name
             self.lines.append(f'run.update("{parameter}", {", ".join(tensors)}){note}')
             return
+        if call.target == CLIP:
+            self._clip(call, note)
+            return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
         line = self._assignment(call, arguments) + note
         self.lines += ["with run.as_in_forward():", f"    {line}"] if call.target in OPAQUE else [line]
@@ -109,12 +111,21 @@ class _Emitter:
             if value >= 0 and value not in self.defined:
                 self._define(value)
 
+    def _clip(self, call: Call, note: str) -> None:
+        """One norm for each gradient: too many for a line."""
+        names = textwrap.wrap(", ".join(self.name(v) for v in call.reads), 100, break_long_words=False)
+        _, limit = render_arguments(call.arguments, self.name).rsplit(", ", 1)
+        self.lines += ["norms = [", *(f"    {line}" for line in names), "]"]
+        self.lines += [f"{self.name(call.returns[0])} = run.clip(norms, {limit}){note}", "del norms"]
+        self._define(call.returns[0])
+
     def compute(self, row: PlanRow) -> None:
         node = self.nodes[row.node]
         again = self.runs[row.node] > 0
         self.runs[row.node] += 1
         nbytes = sum(self.trace.storages[s].nbytes for s in node.creates)
-        where = "shared" if node.block < 0 else f"block {node.block}"
+        late = "end" if node.phase == "update" else "shared"
+        where = late if node.block < 0 else f"block {node.block}"
         note = f"  # {where}, {nbytes / MIB:.1f} MiB, {node.time_s * 1e3:.2f} ms{', again' if again else ''}"
         calls = [self.trace.calls[c] for c in node.calls]
         if not node.random or self.total[row.node] == 1:

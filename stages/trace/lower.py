@@ -46,7 +46,7 @@ class Lowering:
         self._value_of: dict[fx.Node, Any] = {}
         self._storage_of: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
-        self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration"}
+        self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration", "norms"}
         self._module_of_storage: dict[int, str] = {}
 
     def run(self) -> None:
