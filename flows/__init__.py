@@ -1,5 +1,5 @@
-"""What people run: `fit` in a script, `stow` on a Hugging Face Trainer; `plan`, `train`, `benchmark` and `compare` from a
-shell or as deployments."""
+"""What people run: `fit` in a script, `stow` on a Hugging Face Trainer; `plan`, `train`, `benchmark` and `compare` from
+a shell or as deployments."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -27,9 +27,9 @@ def stow(
 ) -> AnyTrainer:
     """Let `trainer.train()` run every training step under a plan within `device_budget`.
 
-    The script stays as it is: logging, evaluation, saving, resuming, schedules and callbacks work as before, and losses,
-    `grad_norm` and weights are those of the plain Trainer bit for bit. A batch of another shape (a partial last one,
-    another padded length) is planned when it first appears.
+    The script stays as it is: logging, evaluation, saving, resuming, schedules and callbacks work as before, and
+    losses, `grad_norm` and weights are those of the plain Trainer bit for bit. A batch of another shape (a partial last
+    one, another padded length) is planned when it first appears.
 
     Forward, backward, clipping and updates happen inside the training step; when the Trainer then calls
     `clip_grad_norm_`, `optimizer.step()` and `zero_grad()`, no gradients are left to work on. So callbacks see none
@@ -138,8 +138,8 @@ class _Stowed:
             self._original(model, dict(batch["inputs"]), batch["num_items_in_batch"])
         if len(losses) != 1:
             raise ParameterError(
-                f"{type(self._trainer).__name__}.training_step calls accelerator.backward {len(losses)} times: a planned "
-                "step has one loss."
+                f"{type(self._trainer).__name__}.training_step calls accelerator.backward {len(losses)} times: a "
+                "planned step has one loss."
             )
         return losses[0]
 
