@@ -12,7 +12,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.updates import left_behind, taken_gradients
+from stowage.stages.ir.updates import ADD, left_behind, taken_gradients
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve import offmate
 from stowage.stages.solve.chain import Chain, Execution
@@ -70,8 +70,7 @@ def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
     """
     program = _program(trace, nodes)
     program = Program(program.storages, nodes, program.keep)
-    added = frozenset(s.storage for s in trace.storages if s.role == "gradient")
-    late = [n.phase == "update" and not added.intersection(n.mutates) for n in nodes]
+    late = [n.phase == "update" and trace.calls[n.calls[0]].target != ADD for n in nodes]
     order = [n for n in nodes if not late[n.node]] + [n for n in nodes if late[n.node]]
     return program.peak_bytes([Execution(n.node, "eager") for n in order])
 
