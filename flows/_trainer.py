@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ def stow(
     *,
     device_budget: str | int,
     method: str = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    offload_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
     say: Say = print_notice,
@@ -37,7 +41,7 @@ def stow(
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
-        device_budget, method, cache_dir, quick, say: see `fit`.
+        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, say: see `fit`.
 
     Returns:
         the same trainer.
@@ -48,9 +52,28 @@ def stow(
     if not callable(getattr(trainer, "training_step", None)) or not hasattr(trainer, "accelerator"):
         raise ParameterError(f"stow takes a transformers.Trainer, but this is a {type(trainer).__name__}.")
     _refuse(trainer)
-    options = {"device_budget": device_budget, "method": method, "cache_dir": cache_dir, "quick": quick, "say": say}
-    trainer.training_step = _Stowed(trainer, options)  # type: ignore[attr-defined]
+    options = {
+        "device_budget": device_budget,
+        "method": method,
+        "host_budget": host_budget,
+        "disk_budget": disk_budget,
+        "offload_dir": offload_dir,
+        "cache_dir": cache_dir,
+        "quick": quick,
+        "say": say,
+    }
+    if isinstance(trainer.training_step, _Stowed):
+        raise ParameterError("This Trainer already runs under plans: call stow once.")
+    stowed = _Stowed(trainer, options)
+    trainer.training_step = stowed  # type: ignore[attr-defined]
+    for name in _NEED_WEIGHTS:
+        if callable(getattr(trainer, name, None)):
+            setattr(trainer, name, stowed.with_weights(getattr(trainer, name)))
     return trainer
+
+
+_NEED_WEIGHTS = ("evaluation_loop", "save_model", "_save_checkpoint", "_load_best_model", "_load_from_checkpoint")
+"""What a Trainer does with weights or optimizer states outside of training steps."""
 
 
 def _refuse(trainer: Any) -> None:
@@ -101,6 +124,16 @@ class _Stowed:
         loss = step(batch, update=update)
         self._norm = step.grad_norm if update else None
         return loss.detach()
+
+    def with_weights(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """`work`, with every parameter and optimizer state on the device while it runs."""
+
+        @functools.wraps(work)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with self.step.on_device() if self.step is not None else nullcontext():
+                return work(*arguments, **keywords)
+
+        return run
 
     def _step_of(self, model: nn.Module, batch: Any) -> TrainingStep:
         """The training step for the Trainer's present model, optimizer and arguments."""
