@@ -244,7 +244,6 @@ def make_step(
     home = home_folder(cache_dir)
     device = next((p.device.type for p in model.parameters()), "cpu")
     lower = lower_tier(
-        device,
         target_device(device, home),
         host_budget=host_budget,
         disk_budget=disk_budget,
@@ -333,6 +332,11 @@ def fit(
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
     """
+    if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
+        raise ParameterError(
+            "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes the "
+            "optimizer, not a ready one."
+        )
     late = LateWeights(model, batch, weights)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model.parameters()))

@@ -62,7 +62,7 @@ def stow(
         "quick": quick,
         "say": say,
     }
-    if isinstance(trainer.training_step, _Stowed):
+    if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
         raise ParameterError("This Trainer already runs under plans: call stow once.")
     stowed = _Stowed(trainer, options)
     trainer.training_step = stowed  # type: ignore[attr-defined]
