@@ -1,17 +1,27 @@
-"""What people run: `fit` in a script; `plan`, `train`, `benchmark` and `compare` from a shell or as deployments."""
+"""What people run: `fit` in a script, `stow` on a Hugging Face Trainer; `plan`, `train`, `benchmark` and `compare` from
+a shell or as deployments."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stowage.flows._fit import TrainingStep, fit
+    from stowage.flows._trainer import stow
+    from stowage.stages.runtime.masters import MasterWeights
 
-__all__ = ["TrainingStep", "fit"]
+__all__ = ["MasterWeights", "TrainingStep", "fit", "stow"]
+
+_HOME = {
+    "MasterWeights": "stowage.stages.runtime.masters",
+    "TrainingStep": "stowage.flows._fit",
+    "fit": "stowage.flows._fit",
+    "stow": "stowage.flows._trainer",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import torch only when `fit` is asked for: flows that only orchestrate start faster."""
-    if name in __all__:
+    if name in _HOME:
         from importlib import import_module
 
-        return getattr(import_module("stowage.flows._fit"), name)
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

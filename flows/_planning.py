@@ -31,9 +31,9 @@ from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Below, Variant, eager_peak_bytes, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
-from stowage.stages.trace import trace_step
+from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
+from stowage.stages.workload.calls import Loss, Objective
 
-Loss = Callable[[Any, Any], torch.Tensor]
 Progress = Callable[[str], None]
 
 
@@ -71,7 +71,7 @@ class Planned:
     Attributes:
         options: what `solve` chose among; empty where the plan was solved before.
         source: the text of `step.py`; `folder` holds it, with the plan's tables.
-        eager_peak_bytes: predicted total peak of plain PyTorch.
+        eager_peak_bytes: predicted total peak of plain PyTorch; with accumulation, of the last micro-batch.
     """
 
     trace: TraceTables
@@ -113,6 +113,10 @@ def plan_step(
     device_budget: str | int,
     method: str,
     home: Path,
+    objective: Objective | None = None,
+    recorded: Recorded | None = None,
+    micro_batch: MicroBatch | None = None,
+    largest: MicroBatch | None = None,
     costs: str = "measured",
     effort: Effort | None = None,
     notices: list[str] | None = None,
@@ -127,6 +131,10 @@ def plan_step(
         model, batch, loss, device_budget, method: see `fit`.
         optimizer: holds the model's parameters.
         home: folder of the stores.
+        objective: `objective(model, batch)`, instead of `loss`, for those who call the model themselves.
+        recorded: forward and backward of this batch, if traced before.
+        micro_batch: what happens to gradients; by default they go into updates at once.
+        largest: the micro-batch whose peak in plain PyTorch a budget in percent is of; by default `micro_batch`.
         costs: `measured` or `roofline`.
         effort: how much time planning may take.
         notices: receives what the user should know.
@@ -140,12 +148,17 @@ def plan_step(
     """
     effort = effort or Effort()
     progress("trace")
-    trace = trace_step(model, batch, loss=loss, optimizer=optimizer, notices=notices, layouts=layouts)
+    if recorded is None:
+        recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
+        if notices is not None:
+            notices.extend(recorded.notices)
+    trace = with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
     traces = variants_of(trace)
+    whole = trace if largest is None else with_updates(recorded, model, optimizer=optimizer, micro_batch=largest)
     known = profile_variants(
-        traces.values(),
+        [*traces.values(), *([whole] if largest is not None else [])],
         target,
         CostStore(home / "costs"),
         costs="roofline" if costs == "roofline" else "measured",
@@ -155,7 +168,7 @@ def plan_step(
     progress("partition")
     by_signature = {c.signature: c for c in known}
     variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
-    eager = eager_peak_bytes(trace, variants[0].nodes)
+    eager = eager_peak_bytes(whole, variants[0].nodes if whole is trace else make_blocks(whole, by_signature)[0])
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")
     rates = replace(below, capacity_bytes=0) if below else None  # free space changes from minute to minute

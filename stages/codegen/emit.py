@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import Call, TraceTables, base_values
-from stowage.stages.ir.updates import UPDATE, updated_parameter
+from stowage.stages.ir.updates import CLIP, UPDATE, left_behind, updated_parameter
 
 _HEADER = '''"""One training iteration of {model} on {device}.
 
@@ -97,7 +98,11 @@ class _Emitter:
             self._ensure(read)
         if call.target == UPDATE:
             parameter, _ = updated_parameter(call.arguments)
-            self.lines.append(f'run.update("{parameter}", {self.name(call.reads[0])}){note}')
+            tensors = [self.name(v) for v in (call.reads[0], *call.reads[2:])]  # the parameter itself goes by name
+            self.lines.append(f'run.update("{parameter}", {", ".join(tensors)}){note}')
+            return
+        if call.target == CLIP:
+            self._clip(call, note)
             return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
         line = self._assignment(call, arguments) + note
@@ -106,12 +111,21 @@ class _Emitter:
             if value >= 0 and value not in self.defined:
                 self._define(value)
 
+    def _clip(self, call: Call, note: str) -> None:
+        """One norm for each gradient: too many for a line."""
+        names = textwrap.wrap(", ".join(self.name(v) for v in call.reads), 100, break_long_words=False)
+        _, limit = render_arguments(call.arguments, self.name).rsplit(", ", 1)
+        self.lines += ["norms = [", *(f"    {line}" for line in names), "]"]
+        self.lines += [f"{self.name(call.returns[0])} = run.clip(norms, {limit}){note}", "del norms"]
+        self._define(call.returns[0])
+
     def compute(self, row: PlanRow) -> None:
         node = self.nodes[row.node]
         again = self.runs[row.node] > 0
         self.runs[row.node] += 1
         nbytes = sum(self.trace.storages[s].nbytes for s in node.creates)
-        where = "shared" if node.block < 0 else f"block {node.block}"
+        late = "end" if node.phase == "update" else "shared"
+        where = late if node.block < 0 else f"block {node.block}"
         note = f"  # {where}, {nbytes / MIB:.1f} MiB, {node.time_s * 1e3:.2f} ms{', again' if again else ''}"
         calls = [self.trace.calls[c] for c in node.calls]
         if not node.random or self.total[row.node] == 1:
@@ -145,7 +159,7 @@ class _Emitter:
         if names:
             self.lines.append(f"del {', '.join(self.name(v) for v in names)}")
         self.defined.difference_update(names)
-        if self.trace.storages[row.storage].role != "temporary":
+        if self.trace.storages[row.storage].role not in ("temporary", "gradient"):
             self.lines.append(f"run.free({self._slot(row)})")
 
     def _slot(self, row: PlanRow) -> str:
@@ -225,13 +239,14 @@ def emit_step(
             label = row.step
             emitter.lines += ["", f"run.begin({json.dumps(label)})"]
         act[row.action](row)
-    updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
-    left = [g for g in trace.gradients if g.gradient_value >= 0 and g.gradient_value not in updated]
+    behind = left_behind(trace)
+    left = [g for g in trace.gradients if g.gradient_value in behind]
+    scale = "".join(f", {emitter.name(v)}" for c in trace.calls if c.target == CLIP for v in c.returns)
     if left:
         emitter.lines += ["", "# gradients stay"]
         for gradient in left:
             emitter._ensure(gradient.gradient_value)
-            emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)})')
+            emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)}{scale})')
     emitter._ensure(trace.meta.loss_value)
     emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
     header = _HEADER.format(

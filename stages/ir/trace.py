@@ -10,8 +10,9 @@ from typing import Literal
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 
-StorageRole = Literal["parameter", "buffer", "input", "constant", "state", "temporary"]
-"""`temporary`: made during the step. Everything else is persistent: in memory before and after the step."""
+StorageRole = Literal["parameter", "buffer", "input", "constant", "state", "gradient", "temporary"]
+"""`temporary`: made during the step. Everything else is in memory before the step, and after it too, except that a
+`gradient` (the sum over earlier micro-batches, waiting in `.grad`) is freed once its parameter has been updated."""
 
 Phase = Literal["forward", "backward", "update"]
 
@@ -46,7 +47,7 @@ class Value:
         shape, stride, offset: in elements.
         name: an identifier, unique, used in generated code.
         source: of a persistent value its role and its owner's name for it, `parameter:h.0.weight`; several may share a
-            storage.
+            storage. A waiting gradient has its parameter's name, `gradient:h.0.weight`.
     """
 
     value: int
@@ -67,7 +68,8 @@ class Call:
 
     Attributes:
         call: position in execution order.
-        target: `aten.addmm.default`, or `stowage.update` for the optimizer's update of one parameter.
+        target: `aten.addmm.default`; `stowage.update` for the optimizer's update of one parameter, `stowage.clip` for
+            the scale of clipping by global norm (see `ir.updates`).
         arguments: JSON, see `ir.arguments`.
         reads: values among the arguments, in order of appearance.
         returns: values returned, -1 where an output is not a tensor.
@@ -113,7 +115,8 @@ class Gradient:
 
     Attributes:
         parameter: name in `named_parameters()`.
-        parameter_value, gradient_value: values; gradient -1 when the loss does not depend on the parameter.
+        parameter_value, gradient_value: values; gradient -1 when the loss does not depend on the parameter. The
+            gradient is this batch's own, even where one of earlier micro-batches waits.
     """
 
     parameter: str

@@ -1,11 +1,27 @@
-"""How the trace writes the update of one parameter."""
+"""How the trace writes what happens to gradients: additions, clipping by global norm, updates.
+
+    aten.add_(waiting, gradient)          a later micro-batch's gradient is added to the one that waits
+    norm = aten._foreach_norm([gradient]) one for each gradient, as soon as it is complete
+    scale = stowage.clip([norm, ...])     once all norms exist; waits for the last gradient
+    stowage.update(parameter, gradient, scale)   scales the gradient, updates the parameter; the gradient is freed after
+
+Without clipping there are no norms and no scale, and an update only waits for its own gradient.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stowage.stages.ir.trace import Call, TraceTables
+
 UPDATE = "stowage.update"
+CLIP = "stowage.clip"
+ADD = "aten.add_.Tensor"
+NORM = "aten._foreach_norm.Scalar"
+SCALE = "aten.mul_.Tensor"
 
 
 @dataclass(frozen=True)
@@ -16,10 +32,11 @@ class UpdateRule:
     settings: str
 
 
-def update_arguments(parameter: str, gradient_value: int, rule: UpdateRule) -> str:
-    """The `arguments` of an update call."""
+def update_arguments(parameter: str, gradient_value: int, rule: UpdateRule, scale_value: int = -1) -> str:
+    """The `arguments` of an update call; a scale of -1 means that the gradient is taken as it is."""
+    scale = [{"value": scale_value}] if scale_value >= 0 else []
     content = {
-        "args": [parameter, {"value": gradient_value}],
+        "args": [parameter, {"value": gradient_value}, *scale],
         "kwargs": {"optimizer": rule.optimizer, "settings": rule.settings},
     }
     return json.dumps(content, separators=(",", ":"))
@@ -29,3 +46,27 @@ def updated_parameter(arguments: str) -> tuple[str, UpdateRule]:
     """The parameter and rule of an update call."""
     content = json.loads(arguments)
     return content["args"][0], UpdateRule(content["kwargs"]["optimizer"], content["kwargs"]["settings"])
+
+
+def clip_arguments(norm_values: Sequence[int], max_norm: float) -> str:
+    """The `arguments` of a clip call."""
+    limit = max_norm if math.isfinite(max_norm) else {"float": str(max_norm)}
+    content = {"args": [[{"value": v} for v in norm_values], limit], "kwargs": {}}
+    return json.dumps(content, separators=(",", ":"))
+
+
+def left_behind(trace: TraceTables) -> frozenset[int]:
+    """Values that are in memory after the step: the loss, gradients that stay, and the scale that clips the latter."""
+    taken = taken_gradients(trace.calls)
+    stays = {g.gradient_value for g in trace.gradients if g.gradient_value >= 0} - taken
+    scales = {v for c in trace.calls if c.target == CLIP for v in c.returns} if stays else set()
+    return frozenset(stays | scales | {trace.meta.loss_value})
+
+
+def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
+    """Gradient values that do not outlive the step: an update, or an addition to a waiting gradient, takes them."""
+    return frozenset(
+        call.reads[1] if call.target == ADD else call.reads[0]
+        for call in calls
+        if call.phase == "update" and call.target in (ADD, UPDATE)
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.updates import CLIP, left_behind
 from stowage.stages.partition.chain import Chain, find_chain
 
 
@@ -74,7 +75,7 @@ def partition(
         block = block_of.get(node.node, SHARED)
         if node.phase != "update" and block != SHARED:
             (members[block].forward if node.phase == "forward" else members[block].backward).append(node)
-    _place_updates(updates, members, trace)
+    tail = _place_updates(updates, members, trace)
 
     for group in members:
         group.backward = _run_once_beside_updates(group.backward)
@@ -83,6 +84,7 @@ def partition(
         ordered += [replace(n, block=block) for n in group.forward]
     for block in range(len(members) - 1, -1, -1):
         ordered += [replace(n, block=block) for n in members[block].backward]
+    ordered += [replace(n, block=SHARED) for n in tail]
     numbered = [replace(n, node=i) for i, n in enumerate(ordered)]
     return numbered, _describe(numbered, chain, trace)
 
@@ -107,13 +109,20 @@ def _assign(chain: Chain, nodes: Sequence[ComputeNode]) -> dict[int, int]:
     return block_of
 
 
-def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: TraceTables) -> None:
+def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: TraceTables) -> list[ComputeNode]:
     """Put each update where its gradient is complete and nothing can need the old parameter any more.
 
     A recomputation later in the same block could read the parameter again. It can only serve backward nodes that read
     what descends from the parameter's readers, so the update follows the last of those; in a chain that is the node
-    that completes the gradient, or a near neighbour.
+    that completes the gradient, or a near neighbour. Additions to waiting gradients and norms of gradients follow what
+    they read in the same way.
+
+    Returns:
+        the tail: what waits for the last gradient (clipping and everything after it) or reads only what waited from the
+        start; it runs after the chain.
     """
+    parameters = frozenset(s.storage for s in trace.storages if s.role == "parameter")
+    waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")
     made_in: dict[int, int] = {}
     read_in: dict[int, int] = {}
     for block, group in enumerate(members):
@@ -123,17 +132,29 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
             for storage in node.reads:
                 read_in[storage] = min(read_in.get(storage, block), block)
     placed: dict[int, list[tuple[int, ComputeNode]]] = defaultdict(list)
+    tail: list[ComputeNode] = []
+    position_of: dict[int, int] = {}
     for update in updates:
-        gradient = trace.values[trace.calls[update.calls[0]].reads[0]].storage
-        parameter = trace.values[trace.calls[update.calls[0]].reads[1]].storage
-        block = min(made_in[gradient], read_in.get(parameter, made_in[gradient]))
+        needed = [s for s in update.reads if s in made_in]
+        late = any(trace.calls[c].target == CLIP for c in update.calls) or any(made_in[s] == SHARED for s in needed)
+        if late or not needed:
+            tail.append(update)
+            made_in.update(dict.fromkeys({*update.creates, *waiting.intersection(update.mutates)}, SHARED))
+            continue
+        derived = set(parameters.intersection(update.mutates))
+        block = min([made_in[s] for s in needed] + [read_in[s] for s in derived if s in read_in])
         group = members[block]
-        derived = {parameter}
         for node in group.forward:
             if derived.intersection(node.reads):
                 derived.update(node.creates)
-        needs = [i for i, n in enumerate(group.backward) if derived.intersection(n.reads) or gradient in n.creates]
-        placed[block].append((max(needs, default=len(group.backward) - 1), update))
+        needs = [position_of[s] for s in needed if made_in[s] == block and s in position_of]
+        for i, node in enumerate(group.backward):
+            if derived.intersection(node.reads) or set(needed).intersection(node.creates):
+                needs.append(i)
+        position = max(needs, default=len(group.backward) - 1)
+        placed[block].append((position, update))
+        for storage in {*update.creates, *waiting.intersection(update.mutates)}:
+            made_in[storage], position_of[storage] = block, position
     for block, pairs in placed.items():
         after: dict[int, list[ComputeNode]] = defaultdict(list)
         for position, update in pairs:
@@ -142,6 +163,7 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
             *after[-1],
             *(n for i, node in enumerate(members[block].backward) for n in (node, *after[i])),
         ]
+    return tail
 
 
 def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
@@ -154,9 +176,7 @@ def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
 def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> list[Block]:
     """One `Block` for each block of the chain."""
     count = len(chain.cuts) + 1
-    final = {trace.values[trace.meta.loss_value].storage}
-    updated = {trace.values[trace.calls[c].reads[0]].storage for n in nodes if n.phase == "update" for c in n.calls}
-    final |= {trace.values[g.gradient_value].storage for g in trace.gradients if g.gradient_value >= 0} - updated
+    final = {trace.values[v].storage for v in left_behind(trace)}
     crossing = {s for cut in chain.cuts for s in cut.gradients}
     made_in = {s: n.block for n in nodes for s in n.creates if n.phase != "forward"}
     last_read = {s: n.block for n in nodes if n.phase != "forward" for s in n.reads}

@@ -11,6 +11,8 @@ from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.updates import CLIP, UPDATE
+from stowage.stages.profile.clip import estimate_clip, measure_clip
 from stowage.stages.profile.measure import measure_call, measure_update
 from stowage.stages.profile.roofline import estimate_call, estimate_update
 from stowage.stages.profile.store import CostStore
@@ -70,8 +72,11 @@ def profile_trace(
     with torch.random.fork_rng(devices=[]):
         for done, call in enumerate(missing):
             progress(done, len(missing))
-            update = call.phase == "update"
-            if costs == "roofline":
+            update = call.target == UPDATE
+            if call.target == CLIP:
+                measure = estimate_clip if costs == "roofline" else measure_clip
+                fresh.append(measure(call, trace, target, device))
+            elif costs == "roofline":
                 fresh.append((estimate_update if update else estimate_call)(call, trace, target))
             elif update:
                 fresh.append(

@@ -113,8 +113,15 @@ def measure_update(
         raise TableError(
             f"The optimizer {rule.optimizer} cannot be made from the trace's settings: {error}."
         ) from error
-    first = device.measure(optimizer.step)
-    steady = device.measure(optimizer.step)
-    times = _samples(device, optimizer.step, seconds, least)
+    scale = torch.ones((), device=kind)
+
+    def update() -> None:
+        if len(call.reads) > 2 and parameter.grad is not None:  # clipped
+            torch._foreach_mul_([parameter.grad], scale)
+        optimizer.step()
+
+    first = device.measure(update)
+    steady = device.measure(update)
+    times = _samples(device, update, seconds, least)
     workspace = max(first.peak_bytes - max(first.end_bytes, 0), steady.peak_bytes - max(steady.end_bytes, 0), 0)
     return Cost(call.signature, device.fingerprint(), statistics.median(times), 0, workspace, len(times), "measured")

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.run import SpanStream
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.clipping import apply_scale, clip_scale
+from stowage.stages.runtime.offloading import Offloading, noted_release
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.tracing import Recorder
 
 _UNRECORDED = nullcontext()
+
+
+class _Waiting(Mapping[str, torch.Tensor]):
+    """Gradients in `.grad`, looked up when asked for: a mapping that held them would keep them in memory."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        gradient = self._parameters[name].grad
+        if gradient is None:
+            raise PlanMismatchError(f"The plan adds to the gradient of '{name}', but its `.grad` is None.")
+        return gradient
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, p in self._parameters.items() if p.grad is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Iteration:
@@ -21,6 +41,8 @@ class Iteration:
 
     Attributes:
         parameter, buffer, input, constant: persistent tensors by name.
+        gradient: what waits in `.grad`, by its parameter's name.
+        grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
         random: see `RandomStates`.
     """
 
@@ -37,6 +59,8 @@ class Iteration:
         recorder: Recorder | None = None,
     ) -> None:
         self.parameter = parameter
+        self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter)
+        self.grad_norm: torch.Tensor | None = None
         self.buffer = buffer
         self.input = input
         self.constant = constant
@@ -59,10 +83,21 @@ class Iteration:
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             yield
 
-    def update(self, name: str, gradient: torch.Tensor) -> None:
-        """Update one parameter now; its gradient is complete."""
+    def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """The factor that clips gradients by their global norm; remembers the norm."""
+        self.grad_norm, scale = clip_scale(norms, max_norm)
+        return scale
+
+    def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+        """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
+        if scale is not None:
+            apply_scale(gradient, scale)
+        waited = self.parameter[name].grad is gradient
         with self._span("update", name):
             self._update(name, gradient)
+        if waited:
+            with noted_release(gradient):
+                pass
 
     @property
     def _tier(self) -> Offloading:
@@ -91,8 +126,10 @@ class Iteration:
         """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below."""
         self._tier.update(name, gradient)
 
-    def keep(self, name: str, gradient: torch.Tensor) -> None:
-        """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does."""
+    def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+        """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does. A scale clips it first."""
+        if scale is not None:
+            apply_scale(gradient, scale)
         parameter = self.parameter[name]
         if parameter.grad is None:
             parameter.grad = gradient

@@ -331,7 +331,7 @@ class Offloading:
         if name not in self._copied:
             raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
         nothing = absent(tensor, tensor.device)
-        with _noted(tensor):
+        with noted_release(tensor):
             tensor.data = nothing
         self._below.add(name)
 
@@ -358,7 +358,7 @@ class Offloading:
         return [u.tensor for u in self._under_way.values() if u.direction == "reloading"]
 
 
-def _noted(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+def noted_release(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Tell a profiler what memory goes away here: it does not see the release of memory older than itself."""
     if not torch._C._autograd._profiler_enabled():
         return contextlib.nullcontext()

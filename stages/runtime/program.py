@@ -68,6 +68,7 @@ class Program:
         offloading: the tier below the device, or None.
         device: that it runs on.
         recorder: of the next iteration's steps, see `trace_iteration`.
+        grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Program:
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.recorder: Recorder | None = None
         self._random = RandomStates(self.device)
+        self.grad_norm: torch.Tensor | None = None
 
     @property
     def staging_bytes(self) -> int:
@@ -131,6 +133,7 @@ class Program:
         self.enter()
         try:
             loss = self._step(run)
+            self.grad_norm = run.grad_norm
             if self.recorder is not None:
                 self.recorder.end()
             return loss

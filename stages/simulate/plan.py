@@ -48,7 +48,7 @@ class Outcome:
         rows: the plan with predicted times and bytes.
         peak_bytes: highest device bytes, everything included.
         peak_row: the row at which it is reached.
-        baseline_bytes: persistent storages on the device between iterations.
+        baseline_bytes: on the device between iterations: persistent storages, and gradients that wait.
         time_s: of one iteration after another.
         once_time_s: time of all nodes executed once: a lower bound.
         recomputed_bytes: bytes of distinct activations (forward makes, backward reads) that were made more than once.
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def baseline_bytes(storages: Sequence[Storage]) -> int:
-    """Bytes of everything that is in memory before and after an iteration that offloads nothing."""
+    """Bytes of everything that is in memory before an iteration that offloads nothing."""
     return sum(s.nbytes for s in storages if s.role != "temporary")
 
 
@@ -96,7 +96,8 @@ def replay_plan(
     Args:
         storages, nodes: the program.
         steps: the plan.
-        keep: temporary storages that must be in memory at the end (the loss, gradients left in `.grad`).
+        keep: storages that must be in memory at the end and may be freed otherwise: temporary ones (the loss, gradients
+            left in `.grad`), and gradients that were waiting and go on waiting.
         budget_bytes: reject the plan if any row exceeds it.
         link: to the tier below the device; needed by plans that offload.
         start: where persistent storages are between iterations.
@@ -157,6 +158,8 @@ class _Replay:
         self.temporary = [s.role == "temporary" for s in storages]
         moved = {s.storage for s in steps if s.kind in _MOVES}
         self.tiered = moved | start.below | start.reloading | start.copied
+        # Gradients that wait when the iteration starts and that its updates use up.
+        self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
         self.live = {s.storage for s in storages if s.role != "temporary"} - start.below
         self.reloading = set(start.reloading)
         self.offloading = set(start.offloading)
@@ -209,7 +212,7 @@ class _Replay:
             raise IllegalPlanError(f"{where} it is not in memory")
         if storage in self.reloading or storage in self.offloading:
             raise IllegalPlanError(f"{where} a copy is still using it")
-        if not self.temporary[storage] and storage not in self.copied:
+        if not self.temporary[storage] and storage not in self.spent and storage not in self.copied:
             raise IllegalPlanError(f"{where} it has no copy below that is up to date")
         self.live.discard(storage)
         self.used -= self.size[storage]
@@ -319,8 +322,9 @@ class _Replay:
         never = [n.name for n in self.nodes if not self.runs[n.node]]
         if never:
             raise IllegalPlanError(f"{len(never)} nodes never run, such as {never[0]}")
-        persistent = {s.storage for s in self.storages if s.role != "temporary"}
-        wrong = {s for s in self.live if self.temporary[s]} ^ self.keep
+        persistent = {s.storage for s in self.storages if s.role != "temporary"} - self.spent
+        may_go = {s.storage for s in self.storages if s.role == "temporary"} | self.spent
+        wrong = (self.live & may_go) ^ (self.keep & may_go)
         if wrong:
             names = [self.storages[s].name for s in sorted(wrong)]
             raise IllegalPlanError(f"the iteration ends with the wrong storages in memory: {names[:5]}")

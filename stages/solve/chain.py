@@ -160,9 +160,12 @@ class Chain:
         return of(cost)  # type: ignore[operator, no-any-return]
 
     def executions(self, steps: Iterable[ChainStep]) -> list[Execution]:
-        """The node executions of a sequence, in order; shared nodes first. Effects happen once."""
+        """The node executions of a sequence, in order; shared nodes first, what waits for the last gradient at the end.
+        Effects happen once."""
         assert self.chain_blocks
-        found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED]
+        found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
+        late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
+        tail = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
         done: set[int] = set()
         for step in steps:
             if step.kind == "drop":
@@ -183,7 +186,7 @@ class Chain:
                         continue
                     done.add(node)
                     found.append(Execution(node, label, cycle))
-        return found
+        return found + tail
 
 
 def _with_effects_done(graph: BlockGraph) -> BlockGraph:

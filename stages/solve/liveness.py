@@ -15,12 +15,21 @@ from stowage.stages.solve.chain import Execution
 
 
 class Program:
-    """Storages, nodes, and what must be in memory at the end of the iteration."""
+    """Storages, nodes, temporary storages that must be in memory at the end of the iteration (`keep`), and waiting
+    gradients that must not (`consumed`)."""
 
-    def __init__(self, storages: Sequence[Storage], nodes: Sequence[ComputeNode], keep: frozenset[int]) -> None:
+    def __init__(
+        self,
+        storages: Sequence[Storage],
+        nodes: Sequence[ComputeNode],
+        keep: frozenset[int],
+        consumed: frozenset[int] = frozenset(),
+    ) -> None:
         self.storages = storages
         self.nodes = nodes
         self.keep = keep
+        self.consumed = consumed
+        self.kept = keep | {s.storage for s in storages if s.role == "gradient"} - consumed
         self.temporary = frozenset(s.storage for s in storages if s.role == "temporary")
         self.reads = [tuple(s for s in n.reads if s in self.temporary) for n in nodes]
         self.nbytes = [s.nbytes for s in storages]
@@ -44,11 +53,16 @@ class Program:
         return kept[::-1]
 
     def last_uses(self, executions: Sequence[Execution]) -> dict[tuple[int, int], int]:
-        """(storage, position where it is made) -> position of the last read of that copy."""
+        """(storage, position where it is made) -> position of the last read of that copy.
+
+        What is consumed was made before the iteration, at -1.
+        """
         made: dict[int, int] = {}
         last: dict[tuple[int, int], int] = {}
         for position, execution in enumerate(executions):
             node = self.nodes[execution.node]
+            for storage in self.consumed.intersection(node.reads) if self.consumed else ():
+                last[storage, -1] = position
             for storage in self.reads[node.node]:
                 last[storage, made[storage]] = position
             for storage in node.creates:
@@ -82,7 +96,7 @@ class Program:
 
     def replay(self, executions: Sequence[Execution]) -> Outcome:
         """What the referee says."""
-        return replay_plan(self.storages, self.nodes, self.steps(executions), keep=self.keep)
+        return replay_plan(self.storages, self.nodes, self.steps(executions), keep=self.kept)
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Highest device bytes; the same number as the referee's, without its checks."""
@@ -93,7 +107,8 @@ class Program:
         """Bytes above the baseline during each execution, workspace included."""
         change = np.zeros(len(executions) + 1, dtype=np.int64)
         for (storage, start), end in self.last_uses(executions).items():
-            change[start] += self.nbytes[storage]
+            if start >= 0:
+                change[start] += self.nbytes[storage]
             if end + 1 <= len(executions):
                 change[end + 1] -= self.nbytes[storage]
         positions: dict[int, list[int]] = defaultdict(list)

@@ -98,7 +98,7 @@ class Offloader:
             self.program.storages,
             self.program.nodes,
             steps,
-            keep=self.program.keep,
+            keep=self.program.kept,
             link=self.below.link,
             start=state,
             staging_bytes=self.below.staging_bytes,

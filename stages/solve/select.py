@@ -12,6 +12,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.updates import ADD, left_behind, taken_gradients
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve import offmate
 from stowage.stages.solve.chain import Chain, Execution
@@ -51,20 +52,27 @@ class _Candidate:
 
 
 def _program(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
-    updated = {trace.calls[c].reads[0] for n in nodes if n.phase == "update" for c in n.calls}
-    keep = {trace.values[trace.meta.loss_value].storage}
-    keep |= {
-        trace.values[g.gradient_value].storage
-        for g in trace.gradients
-        if g.gradient_value >= 0 and g.gradient_value not in updated
-    }
-    return Program(trace.storages, nodes, frozenset(keep))
+    taken = taken_gradients(trace.calls)
+    storage_of = [v.storage for v in trace.values]
+    waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")
+    return Program(
+        trace.storages,
+        nodes,
+        keep=frozenset(storage_of[v] for v in left_behind(trace)),
+        consumed=waiting.intersection(storage_of[v] for v in taken),
+    )
 
 
 def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
-    """Predicted peak of plain PyTorch: nothing recomputed, every gradient kept until all updates follow backward."""
-    order = [n for n in nodes if n.phase != "update"] + [n for n in nodes if n.phase == "update"]
-    return _program(trace, nodes).peak_bytes([Execution(n.node, "eager") for n in order])
+    """Predicted peak of plain PyTorch: nothing recomputed, every gradient kept until all updates follow backward.
+
+    Additions to waiting gradients take place during backward, as eager's do.
+    """
+    program = _program(trace, nodes)
+    program = Program(program.storages, nodes, program.keep)
+    late = [n.phase == "update" and trace.calls[n.calls[0]].target != ADD for n in nodes]
+    order = [n for n in nodes if not late[n.node]] + [n for n in nodes if late[n.node]]
+    return program.peak_bytes([Execution(n.node, "eager") for n in order])
 
 
 class _Race:

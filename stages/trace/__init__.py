@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from stowage.stages.ir.trace import TraceMeta, TraceTables
+from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.trace.capture import capture
 from stowage.stages.trace.lower import Lowering, compact, content_hash
-from stowage.stages.trace.updates import append_updates
-from stowage.stages.workload.calls import Loss
+from stowage.stages.trace.updates import MicroBatch, append_updates
+from stowage.stages.workload.calls import Loss, Objective
 
-__all__ = ["trace_step"]
+__all__ = ["MicroBatch", "Recorded", "record_step", "trace_step", "with_updates"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Forward and backward of one batch, traced; what happens to the gradients is added by `with_updates`."""
+
+    storages: list[Storage]
+    values: list[Value]
+    calls: list[Call]
+    gradients: list[Gradient]
+    constants: list[Constant]
+    loss_value: int
+    notices: list[str]
+
+
+def record_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    objective: Objective | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
+) -> Recorded:
+    """Trace forward, loss and backward; see `trace_step`."""
+    captured = capture(model, batch, loss, objective, layouts)
+    lowering = Lowering(captured)
+    lowering.run()
+    return Recorded(*compact(lowering), captured.notices)
 
 
 def trace_step(
@@ -22,7 +51,9 @@ def trace_step(
     batch: Any,
     *,
     loss: Loss | None = None,
+    objective: Objective | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    micro_batch: MicroBatch | None = None,
     label: str = "",
     notices: list[str] | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
@@ -33,7 +64,9 @@ def trace_step(
         model: any module, its weights real or fake.
         batch: a mapping (keywords), a tuple or list (positions) or one argument; every tensor in it is an input.
         loss: `loss(outputs, batch)`; by default `outputs.loss`.
+        objective: `objective(model, batch)`, instead of `loss`, for those who call the model themselves.
         optimizer: holds the model's parameters; None leaves gradients in `.grad`.
+        micro_batch: what happens to the gradients; by default they go into updates at once.
         label: the model's name, for people.
         notices: receives sentences that the user should know.
         layouts: of parameters that are not in memory: name -> a tensor on the meta device.
@@ -41,13 +74,29 @@ def trace_step(
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
     """
-    captured = capture(model, batch, loss, layouts)
+    recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
     if notices is not None:
-        notices.extend(captured.notices)
-    lowering = Lowering(captured)
-    lowering.run()
-    storages, values, calls, gradients, constants, loss_value = compact(lowering)
-    optimizer_label = append_updates(storages, values, calls, gradients, optimizer, model) if optimizer else ""
+        notices.extend(recorded.notices)
+    return with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch, label=label)
+
+
+def with_updates(
+    recorded: Recorded,
+    model: nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    micro_batch: MicroBatch | None = None,
+    label: str = "",
+) -> TraceTables:
+    """The whole iteration: what was recorded, and what happens to its gradients. One record serves every micro-batch.
+
+    Raises:
+        TraceError: the optimizer does not work per tensor.
+    """
+    storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
+    optimizer_label = append_updates(
+        storages, values, calls, recorded.gradients, optimizer, model, micro_batch or MicroBatch()
+    )
     parameters = list(model.parameters())
     device = next((p.device.type for p in parameters), "cpu")
     configuration = content_hash(
@@ -60,14 +109,14 @@ def trace_step(
         storages=storages,
         values=values,
         calls=calls,
-        gradients=gradients,
-        constants=constants,
+        gradients=recorded.gradients,
+        constants=recorded.constants,
         meta=TraceMeta(
             configuration_hash=configuration,
             model=label or type(model).__name__,
             device=device,
             torch_version=torch.__version__.split("+")[0],
-            loss_value=loss_value,
+            loss_value=recorded.loss_value,
             optimizer=optimizer_label,
             parameters=sum(p.numel() for p in parameters),
         ),

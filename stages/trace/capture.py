@@ -23,7 +23,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.checks import SelfChange, check_module, without_gradient_checkpointing
-from stowage.stages.workload.calls import Loss, call_model, loss_of
+from stowage.stages.workload.autocast import without_autocast
+from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
 PATH, PHASE = "stowage_path", "stowage_phase"
 
@@ -52,14 +53,18 @@ class Captured:
 class _Program(nn.Module):
     """Calls the model and computes the loss; notices buffers that forward replaces instead of changing in place."""
 
-    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+    def __init__(self, model: nn.Module, loss: Loss | None, objective: Objective | None) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
+        self.objective = objective
 
     def forward(self, batch: Any) -> torch.Tensor:
         given = dict(self.model.named_buffers())
-        result = loss_of(call_model(self.model, batch), batch, self.loss)
+        if self.objective is not None:
+            result = loss_of(self.objective(self.model, batch), batch, lambda value, _: value)
+        else:
+            result = loss_of(call_model(self.model, batch), batch, self.loss)
         for name, buffer in self.model.named_buffers():
             if given.get(name) is not buffer:
                 raise TraceError(
@@ -158,12 +163,18 @@ def _explain(error: BaseException, marker: _Marker) -> TraceError:
 
 
 def capture(
-    model: nn.Module, batch: Any, loss: Loss | None = None, layouts: Mapping[str, torch.Tensor] | None = None
+    model: nn.Module,
+    batch: Any,
+    loss: Loss | None = None,
+    objective: Objective | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
 ) -> Captured:
     """Trace one training step of `model` on `batch`; neither weights nor random state are touched.
 
     Parameters and batch may be fake tensors (a model without weights in memory) or real. A parameter in `layouts` is
-    traced with the layout that it has there, on the meta device; its own memory is not looked at.
+    traced with the layout that it has there, on the meta device; its own memory is not looked at. Under
+    `torch.autocast` the forward and the loss are traced with the casts it makes, the backward without, as PyTorch
+    recommends to train.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
@@ -177,7 +188,8 @@ def capture(
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     labels = _labels(batch)
     marker = _Marker(model)
-    program = _Program(model, loss)
+    program = _Program(model, loss, objective)
+    cast_once = torch.is_autocast_cache_enabled()
 
     def step(
         parameter_list: list[torch.Tensor], buffer_list: list[torch.Tensor], tensors: list[torch.Tensor]
@@ -189,13 +201,19 @@ def capture(
         for place, tensor in zip(places, tensors, strict=True):
             filled[place] = tensor
         state = {**given, **dict(zip(buffers, buffer_list, strict=True))}
+        # make_fx switches off autocast's cache of weights. Eager casts a weight once, however often it is used, and
+        # adds up its gradients in the lower precision: cast anew for each use, they would be other numbers.
+        torch.set_autocast_cache_enabled(cast_once)
+        torch.clear_autocast_cache()
         with _marking(model, marker):
             result = torch.func.functional_call(
                 program, {f"model.{name}": tensor for name, tensor in state.items()}, (structure.unflatten(filled),)
             )
         marker.sweep()
         marker.phase = "backward"
-        gradients = torch.autograd.grad(result, [given[name] for name in trainable], allow_unused=True)
+        with without_autocast():
+            gradients = torch.autograd.grad(result, [given[name] for name in trainable], allow_unused=True)
+        torch.clear_autocast_cache()
         taken = {tensor.untyped_storage()._cdata for tensor in [*parameter_list, *buffer_list, *tensors, result]}
         owned = [
             None if g is None else _as_accumulated(g, given[name], taken)

@@ -46,7 +46,7 @@ class Lowering:
         self._value_of: dict[fx.Node, Any] = {}
         self._storage_of: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
-        self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration"}
+        self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration", "norms"}
         self._module_of_storage: dict[int, str] = {}
 
     def run(self) -> None:
@@ -181,7 +181,7 @@ class Lowering:
                 phase=phase,
                 module=module,
                 location=_location(node.meta.get("stack_trace") or node.stack_trace or ""),
-                signature=self._signature(str(target), encoded),
+                signature=call_signature(str(target), encoded, self.values),
             )
         )
         self._value_of[node] = nested
@@ -235,14 +235,6 @@ class Lowering:
         content = {"args": [leaf(a) for a in args], "kwargs": {k: leaf(a) for k, a in kwargs.items()}}
         return json.dumps(content, separators=(",", ":"))
 
-    def _signature(self, target: str, encoded: str) -> str:
-        def describe(match: re.Match[str]) -> str:
-            value = self.values[int(match.group(1))]
-            shape = "x".join(map(str, value.shape))
-            return f'"{value.dtype}[{shape}]{list(value.stride)}+{value.offset}"'.replace(" ", "")
-
-        return target + re.sub(r'\{"value":(\d+)\}', describe, encoded)
-
     def _outputs(self, node: fx.Node) -> None:
         outputs: Any = node.args[0]
         loss, *gradients = outputs
@@ -251,6 +243,17 @@ class Lowering:
         for name, gradient in zip(self.captured.trainable, gradients, strict=True):
             value = -1 if gradient is None else self._value_of[gradient]
             self.gradients.append(Gradient(name, parameter_value[name], value))
+
+
+def call_signature(target: str, encoded: str, values: list[Value]) -> str:
+    """Operator and arguments, every tensor by its form; see `Call.signature`."""
+
+    def describe(match: re.Match[str]) -> str:
+        value = values[int(match.group(1))]
+        shape = "x".join(map(str, value.shape))
+        return f'"{value.dtype}[{shape}]{list(value.stride)}+{value.offset}"'.replace(" ", "")
+
+    return target + re.sub(r'\{"value":(\d+)\}', describe, encoded)
 
 
 def _writes(argument: Any) -> bool:

@@ -11,6 +11,10 @@ from torch import nn
 from stowage.stages.ir.errors import TraceError
 
 Loss = Callable[[Any, Any], torch.Tensor]
+"""From the model's outputs and the batch to the scalar to differentiate."""
+
+Objective = Callable[[nn.Module, Any], torch.Tensor]
+"""From the model and the batch to the scalar to differentiate, for those who call the model themselves."""
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:

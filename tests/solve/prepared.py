@@ -13,6 +13,7 @@ from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.updates import left_behind
 from stowage.stages.options.generate import options_of
 from stowage.stages.options.tasks import Found
 from stowage.stages.partition import make_blocks
@@ -53,10 +54,7 @@ class Prepared:
 
     def keep(self) -> frozenset[int]:
         """Storages that an iteration leaves behind."""
-        values = self.trace.values
-        updated = {self.trace.calls[c].reads[0] for n in self.nodes if n.phase == "update" for c in n.calls}
-        left = {g.gradient_value for g in self.trace.gradients if g.gradient_value >= 0} - updated
-        return frozenset(values[v].storage for v in {*left, self.trace.meta.loss_value})
+        return frozenset(self.trace.values[v].storage for v in left_behind(self.trace))
 
     def judge(self, solved: Solved, budget: int) -> None:
         """The referee's own verdict on a plan's rows, against what the plan says of itself."""

@@ -1,0 +1,43 @@
+"""The cost of clipping's scale: a handful of operations on one number a gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from stowage.stages.device import Device
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.trace import Call, TraceTables
+
+OPERATIONS = 5
+"""Stack, norm, addition, division, clamp."""
+
+NUMBER_BYTES = 64
+"""Enough for one number on any allocator's books, counted for each of its temporaries."""
+
+
+def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription, device: Device) -> Cost:
+    """Time what `runtime.clip_scale` does, on made-up norms."""
+    norms = [torch.rand((), device=target.type) for _ in call.reads]
+
+    def work() -> torch.Tensor:
+        total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+        return torch.clamp(1.0 / (total + 1e-6), max=1.0)
+
+    work()
+    elapsed = min(device.time_s(work) for _ in range(3))
+    return Cost(call.signature, target.fingerprint, elapsed, _output(call, trace), _workspace(call), 3, "measured")
+
+
+def estimate_clip(call: Call, trace: TraceTables, target: DeviceDescription, device: Device) -> Cost:
+    """A few dispatches."""
+    del device
+    elapsed = OPERATIONS * target.dispatch_s
+    return Cost(call.signature, target.fingerprint, elapsed, _output(call, trace), _workspace(call), 0, "roofline")
+
+
+def _output(call: Call, trace: TraceTables) -> int:
+    return sum(trace.storages[trace.values[v].storage].nbytes for v in call.returns)
+
+
+def _workspace(call: Call) -> int:
+    return 8 * len(call.reads) + OPERATIONS * NUMBER_BYTES

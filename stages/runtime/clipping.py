@@ -1,0 +1,31 @@
+"""Clipping by global norm in parts that can run apart, with the numbers of `torch.nn.utils.clip_grad_norm_`.
+
+That function takes the norm of every gradient, the norm of these norms, and multiplies every gradient. Here each norm
+is taken when its gradient is complete, and each gradient is multiplied right before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+
+def clip_scale(norms: Sequence[torch.Tensor], max_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The global norm, and the factor for every gradient.
+
+    Args:
+        norms: of all gradients, in the order of the model's parameters.
+        max_norm: the limit; `inf` clips nothing.
+    """
+    # clip_grad_norm_ adds up device by device and type by type; a norm has its gradient's device and type.
+    grouped = _group_tensors_by_device_and_dtype([list(norms)])
+    ordered = [norm for ([group], _) in grouped.values() for norm in group if norm is not None]
+    total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in ordered]), 2.0)
+    return total, torch.clamp(max_norm / (total + 1e-6), max=1.0)
+
+
+def apply_scale(gradient: torch.Tensor, scale: torch.Tensor) -> None:
+    """Clip one gradient in place."""
+    torch._foreach_mul_([gradient], scale.to(gradient.device))
