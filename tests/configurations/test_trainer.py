@@ -96,8 +96,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("data", [EVEN, UNEVEN], ids=["even", "uneven"])
+RUNS = [(case, EVEN) for case in CASES] + [(case, UNEVEN) for case in ("defaults", "accumulation, bf16")]
+
+
+@pytest.mark.parametrize(("case", "data"), RUNS, ids=[f"{c}, {'even' if d is EVEN else 'uneven'}" for c, d in RUNS])
 def test_the_numbers_of_the_plain_trainer(case: str, data: Any, tmp_path: Path, fit_home: Path) -> None:
     plain = trainer_of(tmp_path / "plain", small_gpt2(), data, **CASES[case])
     expected = plain.train()
