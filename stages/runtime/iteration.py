@@ -90,10 +90,10 @@ class Iteration:
 
     def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
-        if scale is not None:
-            apply_scale(gradient, scale)
         waited = self.parameter[name].grad is gradient
         with self._span("update", name):
+            if scale is not None:
+                apply_scale(gradient, scale)
             self._update(name, gradient)
         if waited:
             with noted_release(gradient):

@@ -133,9 +133,9 @@ class Program:
         self.enter()
         try:
             loss = self._step(run)
-            self.grad_norm = run.grad_norm
             if self.recorder is not None:
                 self.recorder.end()
+            self.grad_norm = run.grad_norm
             return loss
         finally:
             self._random.clear()
