@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.rk_rotor import ChainStep
 from stowage.stages.ir.errors import IllegalPlanError
-from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.machine import Link, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.trace import TraceTables, base_values
@@ -127,8 +127,9 @@ class Offloader:
 
     def cpu_update_s(self, node: ComputeNode) -> float:
         """Seconds of an update node on the CPU: it reads gradient, weight and states, and writes the last two."""
-        if not self.below.cpu_update_bytes_per_s:
-            return math.inf
+        waiting = any(self.program.storages[s].role == "gradient" for s in node.reads)
+        if not self.below.cpu_update_bytes_per_s or waiting or node.block == SHARED:
+            return math.inf  # it takes a gradient that one block made, and not clipped
         sizes = self.program.nbytes
         written = sum(sizes[s] for s in node.mutates)
         read = sum(sizes[s] for s in node.reads if s not in node.mutates)
