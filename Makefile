@@ -45,7 +45,7 @@ contracts: $(PACKAGE)
 	PYTHONPATH=build/typing lint-imports
 
 tests:
-	pytest
+	pytest --numprocesses auto --dist loadfile
 
 format:
 	ruff check --fix .
