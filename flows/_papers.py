@@ -11,73 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from stowage.flows._paper_models import GB, GIB, MACHINES, OTHERS, TABLE_2, PaperModel
 from stowage.flows._planning import Effort, plan_step
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible
-from stowage.stages.ir.machine import Link
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.solve import Below
 from stowage.stages.solver.outcome import SolverSettings
-from stowage.stages.workload import build_workload
 
-GB, GIB = 10**9, 1 << 30
+PREPRINT = "preprint's formulation"
 
-ADAM_TRAFFIC = 7
-"""Bytes that an AdamW update in one precision moves per byte of weights: reads of g, w, m, v and writes of w, m, v."""
-
-
-@dataclass(frozen=True)
-class PaperMachine:
-    """A machine of the preprint (its section 5); what it does not state is marked as assumed.
-
-    Attributes:
-        device: rates of the GPU. Achieved flops are assumed.
-        budget_bytes: the card's memory less the 2 GB that the preprint leaves.
-        below: pinned memory behind it: the link as measured there, both directions at once as fast as each alone.
-    """
-
-    device: DeviceDescription
-    budget_bytes: int
-    below: Below
-
-
-def _machine(name: str, memory: int, flops: float, traffic: float, link: float, gpu: float, cpu: float) -> PaperMachine:
-    device = DeviceDescription(
-        fingerprint=name.replace(" ", "-"),
-        name=name,
-        type="cuda",
-        memory_bytes=memory,
-        flops_per_s=flops,
-        memory_copy_bytes_per_s=traffic,
-        disk_read_bytes_per_s=1.0 * GB,
-        disk_write_bytes_per_s=1.0 * GB,
-        disk_duplex_bytes_per_s=1.0 * GB,
-        update_bytes_per_s=ADAM_TRAFFIC * gpu,
-        dispatch_s=5e-6,
-    )
-    below = Below(
-        Link(link, link, 2 * link), capacity_bytes=int(0.9 * 128 * GB), cpu_update_bytes_per_s=ADAM_TRAFFIC * cpu
-    )
-    return PaperMachine(device, memory - 2 * GIB, below)
-
-
-MACHINES = {
-    "RTX 3060": _machine("RTX 3060", 12 * GIB, 7.9e12, 320 * GB, 10.4 * GB, 16.6 * GB, 1.1 * GB),
-    "RTX 3090": _machine("RTX 3090", 24 * GIB, 21e12, 840 * GB, 12.0 * GB, 40.0 * GB, 1.6 * GB),
-}
-"""α_G and α_C in bytes of weights per second. Flops, memory traffic and the 3090's link are assumed."""
-
-PUBLISHED = {
-    "RTX 3060": {"all": 0.137, "no CPU update": 0.216, "no activation offload": 0.323},
-    "RTX 3090": {"all": 0.243, "no CPU update": 0.274, "no activation offload": 0.423},
-}
-"""Table 2 of the preprint, measured there. The thesis reports 20.3, 39.5 and 35.0% for the first machine."""
-
-BATCH = {"RTX 3060": 4, "RTX 3090": 8}
+EFFORT = Effort(grid=GridSize(peak_budgets=3, save_budgets=3), solver=SolverSettings(time_limit_s=2.0))
 
 
 @dataclass(frozen=True)
@@ -87,6 +33,7 @@ class PaperRow:
     Attributes:
         machine, model, case: which.
         overhead: predicted step time over the base, less 1; NaN where there is no plan.
+        fractional_overhead: the same of O-ILP's answer in fractions, before tensors are whole.
         published: of the preprint, NaN where it gives none.
         peak_bytes, budget_bytes: of the device.
         host_bytes: what the plan keeps below.
@@ -98,6 +45,7 @@ class PaperRow:
     model: str
     case: str
     overhead: float
+    fractional_overhead: float
     published: float
     peak_bytes: int
     budget_bytes: int
@@ -106,61 +54,63 @@ class PaperRow:
     plan_s: float
 
 
-def cases(below: Below) -> dict[str, Below]:
-    """The ablations of Table 2."""
-    return {
-        "all": below,
-        "no CPU update": replace(below, cpu_update_bytes_per_s=0.0),
-        "no activation offload": replace(below, activations=False),
-    }
+def cases(below: Below, *, ablations: bool) -> dict[str, tuple[str, Below]]:
+    """Case -> method and what is below: the preprint's own formulation in the same referee, and ablations of ours."""
+    found = {"all": ("offmate", below), PREPRINT: ("offmate_preprint", below)}
+    if ablations:
+        found["no CPU update"] = ("offmate", replace(below, cpu_update_bytes_per_s=0.0))
+        found["no activation offload"] = ("offmate", replace(below, activations=False))
+    return found
 
 
-def table_2(
-    machines: tuple[str, ...] = tuple(MACHINES), say: Callable[[str], None] = lambda text: None
+def paper_rows(
+    models: tuple[PaperModel, ...] = (*TABLE_2, *OTHERS), say: Callable[[str], None] = lambda text: None
 ) -> Iterator[PaperRow]:
-    """Llama2-7B in float32, batch × 512, with each ablation."""
+    """Every model with every case; ablations where the preprint has them."""
     with tempfile.TemporaryDirectory() as store:
-        for name in machines:
-            workload = build_workload("llama", {}, batch_size=BATCH[name], sequence_length=512, seed=0, fake=True)
-            optimizer = torch.optim.AdamW(workload.model.parameters(), lr=1e-4)
-            for case, below in cases(MACHINES[name].below).items():
-                row = plan_case(workload, optimizer, name, "Llama2-7B fp32", case, below, Path(store))
+        for model in models:
+            below = MACHINES[model.machine].below
+            for case, (method, tier) in cases(below, ablations=len(model.published) > 1).items():
+                row = plan_case(model, case, method, tier, Path(store))
                 say(describe(row))
                 yield row
 
 
-def plan_case(
-    workload: Any, optimizer: Any, machine: str, model: str, case: str, below: Below, store: Path
-) -> PaperRow:
+def plan_case(paper: PaperModel, case: str, method: str, below: Below, store: Path) -> PaperRow:
     """One plan on one machine."""
-    described = MACHINES[machine]
+    machine = MACHINES[paper.machine]
     start = time.perf_counter()
     nan = float("nan")
-    published = PUBLISHED.get(machine, {}).get(case, nan)
+    model, batch, layouts = paper.build()
+    published = paper.published.get(case, nan)
     try:
         planned = plan_step(
-            workload.model,
-            workload.batch,
+            model,
+            batch,
             loss=None,
-            optimizer=optimizer,
-            device_budget=described.budget_bytes,
-            method="offmate",
-            home=store / machine.replace(" ", "-"),
+            optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4),
+            device_budget=machine.budget_bytes,
+            method=method,
+            home=store / machine.device_for(paper.dtype).fingerprint,
             costs="roofline",
-            effort=Effort(grid=GridSize(peak_budgets=3, save_budgets=3), solver=SolverSettings(time_limit_s=2.0)),
-            target=described.device,
+            effort=EFFORT,
+            target=machine.device_for(paper.dtype),
             below=below,
+            layouts=layouts,
         )
     except Infeasible as infeasible:
         seconds = time.perf_counter() - start
         smallest = infeasible.smallest_feasible_bytes
-        return PaperRow(machine, model, case, nan, published, smallest, described.budget_bytes, 0, nan, seconds)
+        return PaperRow(
+            paper.machine, paper.name, case, nan, nan, published, smallest, machine.budget_bytes, 0, nan, seconds
+        )
     s = planned.summary
     return PaperRow(
-        machine=machine,
-        model=model,
+        machine=paper.machine,
+        model=paper.name,
         case=case,
         overhead=s.step_time_s / s.lower_bound_s - 1,
+        fractional_overhead=s.fractional_time_s / s.lower_bound_s - 1,
         published=published,
         peak_bytes=s.device_peak_bytes,
         budget_bytes=s.device_budget_bytes,
@@ -173,8 +123,24 @@ def plan_case(
 def describe(row: PaperRow) -> str:
     """One line for people."""
     found = f"{row.overhead:+.1%}" if row.overhead == row.overhead else "no plan"
+    there = f"measured there {row.published:+.1%}" if row.published == row.published else "no number there"
     return (
-        f"{row.machine}, {row.model}, {row.case}: planned {found}, measured there {row.published:+.1%}; peak "
-        f"{row.peak_bytes / GIB:.2f} of {row.budget_bytes / GIB:.0f} GiB, host {row.host_bytes / GB:.0f} GB, base "
+        f"{row.machine}, {row.model}, {row.case}: planned {found} (fractions {row.fractional_overhead:+.1%}), {there}; "
+        f"peak {row.peak_bytes / GIB:.2f} of {row.budget_bytes / GIB:.0f} GiB, host {row.host_bytes / GB:.0f} GB, base "
         f"{row.base_s:.2f} s; planned in {row.plan_s:.0f} s"
     )
+
+
+def markdown_of(rows: list[PaperRow]) -> str:
+    """The rows as a Markdown table, as README shows it."""
+    lines = [
+        "| machine | model | case | planned here | measured there | device peak | host |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for r in rows:
+        planned = f"{r.overhead:+.1%}" if r.overhead == r.overhead else "no plan"
+        there = f"{r.published:+.1%}" if r.published == r.published else ""
+        peak = f"{r.peak_bytes / GIB:.2f} of {r.budget_bytes / GIB:.0f} GiB"
+        cells = [r.machine, r.model, r.case, planned, there, peak, f"{r.host_bytes / GB:.0f} GB"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

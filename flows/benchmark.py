@@ -228,7 +228,7 @@ def main(
     cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
     big: Annotated[bool, typer.Option(help="Instead, time planning Llama2-7B without its weights.")] = False,
     quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
-    papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's Table 2.")] = False,
+    papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -243,10 +243,12 @@ def main(
             typer.echo(run_quarter(typer.echo))
             return
         if papers:
-            from stowage.flows._papers import table_2
+            from stowage.flows._papers import markdown_of as table_of
+            from stowage.flows._papers import paper_rows
 
-            rows = list(table_2(say=typer.echo))
+            rows = list(paper_rows(say=typer.echo))
             write_rows(find_root() / OUT / "papers.parquet", type(rows[0]), rows)
+            typer.echo(table_of(rows))
             return
         typer.echo(markdown_of(benchmark(rounds, cold)))
 

@@ -134,6 +134,8 @@ class PlanSummary:
         below_bytes: bytes that live in the tier below the device at some time of the iteration.
         offload_bytes, reload_bytes: moved down and up in one iteration.
         wait_s: predicted time that computing waits for copies.
+        fractional_time_s: what O-ILP counts while tensors are fractions; 0 for plans that do not offload. The loss of
+            rounding is `step_time_s` over this.
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -163,3 +165,4 @@ class PlanSummary:
     offload_bytes: int = 0
     reload_bytes: int = 0
     wait_s: float = 0.0
+    fractional_time_s: float = 0.0

@@ -58,12 +58,14 @@ def insert_moves(
         nodes: the program.
         below: parameters and states that only the tier below holds when an iteration starts.
 
-    What is on its way when an iteration ends is on its way when the next one starts.
+    What is on its way when an iteration ends is on its way when the next one starts. What no node changes has a copy
+    below from the start.
     """
     moving = {s for m in moves for s in (*m.free, *m.reload, *m.offload, *m.update)} | below
     made = {s for n in nodes for s in n.creates}
     persistent = moving - made
-    state = TierState(below=below, copied=below)
+    frozen = persistent.difference(*(n.mutates for n in nodes))
+    state = TierState(below=below, copied=below | frozen)
     while True:
         insertion = _Insertion(steps, step_of, moves, nodes, moving, persistent, state)
         insertion.run()

@@ -53,6 +53,7 @@ class OffloadPlan:
         steps, state: see `Moved`.
         outcome: what the referee says.
         hidden: its copies are hidden as well as the budget allows.
+        fractional_s: the time that O-ILP counts for its fractions; 0 for fixed policies.
     """
 
     method: str
@@ -60,6 +61,7 @@ class OffloadPlan:
     state: TierState
     outcome: Outcome
     hidden: bool = False
+    fractional_s: float = 0.0
 
 
 class Offloader:

@@ -59,7 +59,8 @@ class Choice:
 class OffMate:
     """O-ILP over the chain that `offloader` plans for."""
 
-    def __init__(self, offloader: Offloader, settings: SolverSettings) -> None:
+    def __init__(self, offloader: Offloader, settings: SolverSettings, *, preprint: bool = False) -> None:
+        """With `preprint` blocks have the three options that the OffMate preprint gives them."""
         self._offloader = offloader
         self._chain = offloader.chain
         self._program = offloader.program
@@ -75,7 +76,7 @@ class OffMate:
             if self._program.storages[s].role == "parameter"
         }
         self._cpu_update_s = {s: offloader.cpu_update_s(n) for s, n in self._update_node.items()}
-        self.choices = [self._choices(b) for b in range(self._count)]
+        self.choices = [self._three(b) if preprint else self._choices(b) for b in range(self._count)]
 
     # The problem.
 
@@ -88,6 +89,16 @@ class OffMate:
                     if self._program.storages[storage].role == "parameter":
                         found[storage] += node.time_s
         return dict(found)
+
+    def _three(self, block: int) -> list[Choice]:
+        """The fastest schedule; the one that saves least; and of cheap recomputation with everything else offloaded."""
+        costs = self._chain.chain_blocks[block].options
+        rate = self._below.link.duplex_bytes_per_s
+        fastest = min(range(len(costs)), key=lambda o: (costs[o].time_s, costs[o].save_bytes))
+        leanest = min(range(len(costs)), key=lambda o: (costs[o].save_bytes, costs[o].time_s))
+        cheap = min(range(len(costs)), key=lambda o: costs[o].time_s + 2 * costs[o].save_bytes / rate)
+        offloaded = Choice(cheap, tuple(self._saved(block, cheap)))
+        return list(dict.fromkeys([Choice(fastest), Choice(leanest), offloaded]))
 
     def _choices(self, block: int) -> list[Choice]:
         options = self._chain.options[self._chain.blocks[block].block_hash]
@@ -316,17 +327,19 @@ def kept_for_backward(graph: BlockGraph, schedule: BlockSchedule) -> set[int]:
     return kept - set(graph.output)
 
 
-def plans(offloader: Offloader, device_budget_bytes: int, settings: SolverSettings) -> Iterator[OffloadPlan]:
+def plans(
+    offloader: Offloader, device_budget_bytes: int, settings: SolverSettings, *, preprint: bool = False
+) -> Iterator[OffloadPlan]:
     """O-ILP's plans that the referee accepts, their copies hidden where they are within the budget.
 
-    Where the budget has none, those for the smallest budget that has.
+    Where the budget has none, those for the smallest budget that has. See `OffMate` for `preprint`.
     """
-    search = _Search(offloader, device_budget_bytes, settings)
+    search = _Search(offloader, device_budget_bytes, settings, preprint)
     yield from search.run()
     if offloader.below.cpu_update_bytes_per_s and search.best_s > search.bound_s * CLOSE:
         # A plan without updates on the CPU may be better once tensors are whole.
         without = Offloader(offloader.program, offloader.chain, replace(offloader.below, cpu_update_bytes_per_s=0.0))
-        yield from _Search(without, device_budget_bytes, settings).run()
+        yield from _Search(without, device_budget_bytes, settings, preprint).run()
 
 
 class _Search:
@@ -335,15 +348,19 @@ class _Search:
     Attributes:
         best_s: of the plans within the budget so far.
         bound_s: no plan of these options is faster, as O-ILP counts.
+        fractional_s: O-ILP's time for the whole budget.
     """
 
-    def __init__(self, offloader: Offloader, device_budget_bytes: int, settings: SolverSettings) -> None:
+    def __init__(
+        self, offloader: Offloader, device_budget_bytes: int, settings: SolverSettings, preprint: bool
+    ) -> None:
         self._offloader = offloader
-        self._offmate = OffMate(offloader, settings)
+        self._offmate = OffMate(offloader, settings, preprint=preprint)
         self._budget_bytes = device_budget_bytes
         self._settings = settings
         self.best_s = math.inf
         self.bound_s = 0.0
+        self.fractional_s = 0.0
 
     def run(self) -> Iterator[OffloadPlan]:
         """All plans."""
@@ -360,14 +377,17 @@ class _Search:
                 answer = o_ilp(problem, self._settings, limits=limits)
             if answer.solution is None:
                 return
-            self.bound_s = self.bound_s or answer.bound_s
+            if not self.fractional_s:
+                self.bound_s, self.fractional_s = answer.bound_s, answer.solution.objective_s
             found: list[OffloadPlan] = []
             for smoothed in (False, True):
                 if self.best_s > answer.solution.objective_s * CLOSE:
                     found += self._rounded(problem, answer.solution, limits.reach, smoothed=smoothed)
                     self.best_s = min([self.best_s, *(p.outcome.time_s for p in found if self._fits(p))])
-            yield from found
-            excess = max((p.outcome.peak_bytes for p in found), default=0) - budget_bytes
+            yield from (replace(p, fractional_s=self.fractional_s) for p in found)
+            # With less asked for, the leanest plan fits; if one fits already, those that bring activations early.
+            closest = min if math.isinf(self.best_s) else max
+            excess = closest((p.outcome.peak_bytes for p in found), default=0) - budget_bytes
             good = self.best_s <= answer.solution.objective_s * CLOSE
             if not feasible or excess <= 0 or good or asked_bytes < budget_bytes // 2:
                 return

@@ -163,7 +163,8 @@ def solve_plan(
         device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,
             gradients, activations, workspace.
         method: `auto` keeps everything if that fits and else the fastest of RK-Rotor and the fixed policies; `rockmate`
-            takes RK-Rotor's best; `offmate` the best of the plans that offload.
+            takes RK-Rotor's best; `offmate` the best of the plans that offload; `offmate_preprint` the same with three
+            options per block and whole-block offload, to compare with.
         slots: memory slots of RK-Rotor.
         device, device_fingerprint, time_limit_s, seed: stated in the summary.
         below: the tier below the device, if the plan may use one.
@@ -198,8 +199,10 @@ def solve_plan(
     if below is not None and method != "rockmate":
         offloader = Offloader(program, chain, below)
         settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
-        offloading = [*offmate.plans(offloader, device_budget_bytes, settings), *offloader.fixed()]
-    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes and method != "offmate"]
+        preprint = method == "offmate_preprint"
+        offloading = list(offmate.plans(offloader, device_budget_bytes, settings, preprint=preprint))
+        offloading += [] if preprint else offloader.fixed()
+    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes and not method.startswith("offmate")]
     moving = [
         offloader.shifted(p, device_budget_bytes) for p in offloading if p.outcome.peak_bytes <= device_budget_bytes
     ]
@@ -215,11 +218,11 @@ def solve_plan(
     moved = min(moving, key=lambda p: (p.outcome.time_s, p.outcome.peak_bytes), default=None)
     tiered: list[Slot] = []
     if moved is not None and (best is None or moved.outcome.time_s < best.time_s):
-        found, outcome = moved.method, moved.outcome
+        found, outcome, fractional_s = moved.method, moved.outcome, moved.fractional_s
         tiered = slots_of(trace, moved.steps, moved.state)
     else:
         assert best is not None
-        found, outcome = best.method, program.replay(best.executions)
+        found, outcome, fractional_s = best.method, program.replay(best.executions), 0.0
     if outcome.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {found}")
     summary = _summary(trace, nodes, options, outcome, found, everything, least.peak_bytes)
@@ -233,6 +236,7 @@ def solve_plan(
             device_fingerprint=device_fingerprint,
             time_limit_s=time_limit_s,
             seed=seed,
+            fractional_time_s=fractional_s,
         ),
         tiered,
     )

@@ -1,0 +1,142 @@
+"""When the rows of a plan happen: as the referee has it, or as it would be if computing never waited."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from stowage.stages.ir.plan import PlanAction, PlanRow
+from stowage.stages.simulate.plan import Outcome, Step
+
+BESIDE: tuple[PlanAction, ...] = ("offload", "reload", "update")
+"""What goes on beside computing."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A row that ends with what is under way for its storage.
+
+    Attributes:
+        row, storage: which.
+        late_s: how long computing waits, or would wait.
+        copy_row, action: what it waits for.
+        wanted_s: when an offload or update is over; when a reload should start.
+    """
+
+    row: int
+    storage: int
+    late_s: float
+    copy_row: int
+    action: PlanAction
+    wanted_s: float
+
+
+class Timeline:
+    """Times of rows and the waits in them.
+
+    Attributes:
+        at_s: start of each row.
+        period_s: of the iteration.
+    """
+
+    def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
+        self._steps = steps
+        self._rows: Sequence[PlanRow] = outcome.rows
+        self._of = of
+        self.at_s = [r.start_s for r in outcome.rows]
+        self.period_s = outcome.time_s
+
+    @cached_property
+    def _positions(self) -> list[int]:
+        return [i for i, s in enumerate(self._steps) if s.kind not in BESIDE]
+
+    @cached_property
+    def _starts(self) -> list[float]:
+        return [self.at_s[i] for i in self._positions]
+
+    def row_at(self, time_s: float) -> int:
+        """The last row of the compute stream that starts no later than a time."""
+        return self._positions[max(0, bisect_right(self._starts, time_s) - 1)]
+
+    def row_after(self, time_s: float) -> int:
+        """The first row of the compute stream that starts no earlier than a time, or the number of rows."""
+        position = bisect_left(self._starts, time_s)
+        return self._positions[position] if position < len(self._positions) else len(self._steps)
+
+    def _pairs(self) -> list[tuple[int, int, bool]]:
+        """(row of the wait, row of what it waits for, which began in the iteration before)."""
+        found: list[tuple[int, int, bool]] = []
+        under_way: dict[int, int] = {}
+        for i, step in enumerate(self._steps):
+            if step.kind in BESIDE:
+                under_way[step.storage] = i
+            elif step.kind == "wait":
+                copy = under_way.get(step.storage)
+                before = copy is None
+                if copy is None:
+                    copy = [j for j in self._of[step.storage] if self._steps[j].kind in BESIDE][-1]
+                found.append((i, copy, before))
+        return found
+
+    def waits(self) -> list[Wait]:
+        """Where computing waits; what is wanted reaches a little further, for rows move."""
+        found: list[Wait] = []
+        for row, copy, _ in self._pairs():
+            start, end = self._rows[row].start_s, self._rows[row].end_s
+            action, late = self._steps[copy].kind, end - start
+            if late > 1e-9:
+                # Rows after the wait will start earlier by the time that it no longer takes.
+                wanted = self._rows[copy].start_s - late * MARGIN if action == "reload" else end + late * MARGIN
+                found.append(Wait(row, self._steps[row].storage, late, copy, action, wanted))
+        return found
+
+
+MARGIN = 1.05
+
+
+class FreeRunning(Timeline):
+    """Computing never waits: whatever is late then, not only what computing waits for first."""
+
+    def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
+        super().__init__(steps, outcome, of)
+        clock, self.at_s = 0.0, []
+        for step, row in zip(steps, outcome.rows):
+            self.at_s.append(clock)
+            if step.kind == "compute":
+                clock += row.end_s - row.start_s
+        self.period_s = clock
+        self._time_s = {i: r.end_s - r.start_s for i, r in enumerate(outcome.rows) if steps[i].kind in BESIDE}
+
+    def _ends(self, action: PlanAction) -> dict[int, float]:
+        """When each copy of one queue is over; what is left of an iteration goes on in the next."""
+        rows = [i for i in self._time_s if self._steps[i].kind == action]
+        free, found = 0.0, dict[int, float]()
+        for _ in range(2):
+            for i in rows:
+                free = found[i] = max(free, self.at_s[i]) + self._time_s[i]
+            free = max(0.0, free - self.period_s)
+        return found
+
+    def waits(self) -> list[Wait]:
+        """What is late; reloads from the last deadline backward."""
+        found: list[Wait] = []
+        ends: dict[int, float] = {**self._ends("offload"), **self._ends("update")}
+        deadlines: dict[int, tuple[float, int]] = {}
+        for row, copy, before in self._pairs():
+            due = self.at_s[row] + (self.period_s if before else 0.0)
+            action = self._steps[copy].kind
+            if action == "reload":
+                deadlines[copy] = due, row
+            elif ends[copy] > due + 1e-9:
+                wanted = ends[copy] - (self.period_s if before else 0.0)
+                found.append(Wait(row, self._steps[row].storage, ends[copy] - due, copy, action, wanted))
+        latest = float("inf")
+        for copy in sorted(deadlines, reverse=True):
+            due, row = deadlines[copy]
+            latest = min(due, latest) - self._time_s[copy]
+            if latest < self.at_s[copy] - 1e-9:
+                late = self.at_s[copy] - latest
+                found.append(Wait(row, self._steps[row].storage, late, copy, "reload", latest))
+        return found
