@@ -10,7 +10,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanAction, PlanRow
 from stowage.stages.ir.trace import Storage
-from stowage.stages.simulate.copies import Copies, Copy
+from stowage.stages.simulate.copies import Beside, Copies
 
 RANDOM_STATE_BYTES = 5056
 """Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again."""
@@ -55,6 +55,7 @@ class Outcome:
         activation_bytes: bytes of storages that forward makes and backward reads.
         occupants: what is in memory at the peak, largest first.
         below_bytes: bytes of distinct storages that were copied down at some time.
+        disk_bytes: of those, what lives on a disk.
         offload_bytes, reload_bytes: moved in one iteration.
         wait_s: time that computing waits for copies.
     """
@@ -72,6 +73,7 @@ class Outcome:
     offload_bytes: int = 0
     reload_bytes: int = 0
     wait_s: float = 0.0
+    disk_bytes: int = 0
 
 
 def baseline_bytes(storages: Sequence[Storage]) -> int:
@@ -87,9 +89,12 @@ def replay_plan(
     keep: frozenset[int] = frozenset(),
     budget_bytes: int | None = None,
     link: Link | None = None,
+    disk: Link | None = None,
     start: TierState = EVERYTHING_ON_DEVICE,
     staging_bytes: int = 0,
     cpu_update_s: Mapping[int, float] | None = None,
+    host_room_bytes: int | None = None,
+    disk_room_bytes: int | None = None,
 ) -> Outcome:
     """Replay a plan.
 
@@ -100,19 +105,23 @@ def replay_plan(
             left in `.grad`), and gradients that were waiting and go on waiting.
         budget_bytes: reject the plan if any row exceeds it.
         link: to the tier below the device; needed by plans that offload.
-        start: where persistent storages are between iterations.
+        disk: between the host and the disk behind it, if there is one; what lives there takes both links.
+        start: where persistent storages are between iterations, and what lives on a disk.
         staging_bytes: device memory that the tier below needs for itself, all the time.
         cpu_update_s: seconds of update nodes on the CPU; needed by plans that update below.
+        host_room_bytes, disk_room_bytes: reject the plan if what lives there needs more; in the host also the largest
+            update of what lives on the disk, which is read there.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
             still in memory, loses what has no copy, touches what a copy is using, runs a run-once node again, draws
-            first random numbers out of order, or exceeds the budget; or when nodes never ran or the end is not the
-            start.
+            first random numbers out of order, or exceeds the budget; or when what is below has no room there, nodes
+            never ran or the end is not the start.
     """
     replay = _Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
-    timing = _Timing(storages, nodes, replay.steps, link or NO_LINK, start, cpu_update_s or {})
+    below, on_disk = replay.room_below(host_room_bytes, disk_room_bytes)
+    timing = _Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
     rows = [replace(row, start_s=a, end_s=b) for row, (a, b) in zip(replay.rows, timing.times, strict=True)]
     moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in _MOVES}
     return Outcome(
@@ -125,10 +134,11 @@ def replay_plan(
         recomputed_bytes=sum(storages[s].nbytes for s in replay.again & replay.activations),
         activation_bytes=sum(storages[s].nbytes for s in replay.activations),
         occupants=replay.occupants(),
-        below_bytes=sum(storages[s].nbytes for s in replay.ever_below),
+        below_bytes=below,
         offload_bytes=moved["offload"],
         reload_bytes=moved["reload"],
         wait_s=timing.wait_s,
+        disk_bytes=on_disk,
     )
 
 
@@ -336,6 +346,18 @@ class _Replay:
             if names:
                 raise IllegalPlanError(f"the iteration does not end as it starts: {names[:5]}")
 
+    def room_below(self, host_bytes: int | None, disk_bytes: int | None) -> tuple[int, int]:
+        """Bytes that live below, and those of them that live on a disk."""
+        there = self.start.on_disk
+        on_disk = sum(self.size[s] for s in self.ever_below & there)
+        host = sum(self.size[s] for s in self.ever_below - there)
+        read = (self.nodes[s.node].mutates for s in self.steps if s.kind == "update")
+        host += max((sum(self.size[s] for s in there.intersection(storages)) for storages in read), default=0)
+        for where, needed, room in (("host", host, host_bytes), ("disk", on_disk, disk_bytes)):
+            if room is not None and needed > room:
+                raise IllegalPlanError(f"what lives in the {where} needs {needed} bytes, and {room} are there")
+        return sum(self.size[s] for s in self.ever_below), on_disk
+
     def occupants(self) -> list[Occupant]:
         """What is in memory at the peak."""
         found = [Occupant(self.storages[s].name, self.size[s]) for s in self.at_peak]
@@ -350,50 +372,50 @@ class _Timing:
         storages: Sequence[Storage],
         nodes: Sequence[ComputeNode],
         steps: Sequence[Step],
-        link: Link,
+        copies: Copies,
         start: TierState,
         cpu_update_s: Mapping[int, float],
     ) -> None:
-        self._copies = Copies(link)
-        self._under_way: dict[int, Copy] = {}
+        self._copies = copies
+        self._on_disk = start.on_disk
+        self._under_way: dict[int, Beside] = {}
         self._cpu_update_s = cpu_update_s
-        self._cpu_free_s = 0.0
-        self._updates: dict[int, float] = dict.fromkeys(start.updating, 0.0)
         for storage in sorted(start.reloading | start.offloading):
-            down = storage in start.offloading
-            self._under_way[storage] = self._copies.start(-1, storages[storage].nbytes, 0.0, down=down)
+            self._copy(storage, storages[storage].nbytes, 0.0, down=storage in start.offloading)
         self._clock = 0.0
         rounds = 2 if any(s.kind == "wait" for s in steps) else 1
         for _ in range(rounds):
             began = self._clock
             self.wait_s = 0.0
-            spans = [self._row(number, step, storages, nodes) for number, step in enumerate(steps)]
+            spans = [self._row(step, storages, nodes) for step in steps]
         self.period_s = self._clock - began
         self._copies.finish_all()
         self.times = [
-            (span.start_s - began, span.end_s - began) if isinstance(span, Copy) else (span[0] - began, span[1] - began)
+            (span.start_s - began, span.end_s - began)
+            if isinstance(span, Beside)
+            else (span[0] - began, span[1] - began)
             for span in spans
         ]
 
+    def _copy(self, storage: int, nbytes: int, now_s: float, *, down: bool) -> Beside:
+        work = self._copies.start(nbytes, now_s, down=down, on_disk=storage in self._on_disk)
+        self._under_way[storage] = work
+        return work
+
     def _row(
-        self, number: int, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
-    ) -> tuple[float, float] | Copy:
+        self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
+    ) -> tuple[float, float] | Beside:
         start = self._clock
         if step.kind == "compute":
             self._clock += nodes[step.node].time_s
         elif step.kind in _MOVES:
-            down = step.kind == "offload"
-            copy = self._copies.start(number, storages[step.storage].nbytes, start, down=down)
-            self._under_way[step.storage] = copy
-            return copy
+            return self._copy(step.storage, storages[step.storage].nbytes, start, down=step.kind == "offload")
         elif step.kind == "update":
-            began = max(start, self._cpu_free_s)
-            self._cpu_free_s = self._updates[step.storage] = began + self._cpu_update_s[step.node]
-            return began, self._cpu_free_s
-        elif step.kind == "wait" and step.storage in self._updates:
-            self._clock = max(start, self._updates.pop(step.storage))
-            self.wait_s += self._clock - start
-        elif step.kind == "wait":
+            there = self._on_disk.intersection(nodes[step.node].mutates)
+            seconds, moved = self._cpu_update_s[step.node], sum(storages[s].nbytes for s in there)
+            self._under_way[step.storage] = self._copies.update(seconds, start, disk_bytes=moved)
+            return self._under_way[step.storage]
+        elif step.kind == "wait" and step.storage in self._under_way:  # else an update before the first iteration
             self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
             self.wait_s += self._clock - start
         return start, self._clock
