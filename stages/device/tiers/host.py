@@ -167,7 +167,8 @@ class PinnedTier:
         held = [tensor]
         if not is_dense(tensor):
             held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
-        transfer = self._start(RELOAD, name, held, [slot.written])
+        # What the CPU wrote there is there.
+        transfer = self._start(RELOAD, name, held, [slot.written] if slot.written is not None else [])
         slot.read = [*(event for event in slot.read if not self.lanes.done(event)), transfer._done]
         return transfer
 

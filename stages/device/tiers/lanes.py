@@ -111,8 +111,8 @@ class Lanes:
         failed: Callable[[Job, Exception], Exception],
         stagings: Sequence[Staging] | None = None,
     ) -> None:
-        """`move` moves one chunk; `failed` turns what it raises into a sentence; `stagings` are those of the threads, new
-        ones by default."""
+        """`move` moves one chunk; `failed` turns what it raises into a sentence; `stagings`: of the threads, by
+        default new ones."""
         self.record = False
         self.spans: list[Span] = []
         self._move, self._failed = move, failed
