@@ -62,7 +62,7 @@ steps = st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 1000
 @settings(max_examples=40, deadline=None)
 @given(steps)
 def test_a_reload_sees_the_offload_before_it(program: list[tuple[bool, int, int]]) -> None:
-    """Any sequence on slots of both places, nothing waited for before the end: each reload has the bytes of its turn."""
+    """Any sequence on slots of both places, nothing waited for before the end: reloads have the bytes of their turn."""
     sizes = {"0": 3 * CHUNK + 5, "1": 100, "2": CHUNK, "3": 2 * CHUNK}
     with tempfile.TemporaryDirectory() as folder:
         tier = staged(Path(folder), chunk_bytes=CHUNK)
