@@ -47,9 +47,9 @@ def held(slots: list[Slot], home: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize(("name", "optimizer"), [("gpt2", "adamw"), ("llama", "momentum")])
-def test_equal_to_eager_from_both(name: str, optimizer: str, tmp_path: Path) -> None:
-    below, solved = three_tiers(name, optimizer)
+@pytest.mark.parametrize(("name", "optimizer", "share"), [("gpt2", "adamw", 0.6), ("llama", "momentum", 0.3)])
+def test_equal_to_eager_from_both(name: str, optimizer: str, share: float, tmp_path: Path) -> None:
+    below, solved = three_tiers(name, optimizer, share=share)
     for home in ("host", "disk"):
         assert held(solved.slots, home).keys() >= {"parameter", "state"}
     assert 0 < held(solved.slots, "host").total() <= below.capacity_bytes
