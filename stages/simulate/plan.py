@@ -175,7 +175,7 @@ class _Replay:
         self.offloading = set(start.offloading)
         self.copied = set(start.copied)
         self.updating = {s: self._updated(s) for s in start.updating}
-        self.ever_below = set(start.copied | start.offloading)
+        self.ever_below = set(start.below | start.reloading | start.copied | start.offloading)
         self.runs = [0] * len(nodes)
         self.total_runs = [0] * len(nodes)
         for step in steps:

@@ -70,3 +70,13 @@ def test_an_update_of_a_weight_on_the_disk() -> None:
     below(disk=DISK, start=there, host_room_bytes=2000)
     with pytest.raises(IllegalPlanError, match="in the host needs 2000"):
         below(disk=DISK, start=there, host_room_bytes=1999)
+
+
+def test_what_is_being_updated_when_the_iteration_ends_has_a_place_too() -> None:
+    rows = [step("wait", WEIGHT), step("reload", WEIGHT), step("wait", WEIGHT), *compute(0), step("free", WEIGHT)]
+    rows += [*compute(1, 2, 3), step("free", X), step("free", Y), step("offload", GRADIENT), step("wait", GRADIENT)]
+    rows += [step("free", GRADIENT), Step(4, WEIGHT, "row", "update")]
+    start = TierState(below=AWAY, updating=AWAY, on_disk=AWAY)
+    found = replay_plan(STORAGES, NODES, rows, keep=KEEP, link=LINK, disk=DISK, start=start, cpu_update_s={4: 32.0})
+    assert (found.below_bytes, found.disk_bytes) == (2000, 1000)
+    assert found.time_s == pytest.approx(47.0 + 5.0 + 15.0 + 1.0), "the next one waits for it"
