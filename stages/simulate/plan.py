@@ -12,7 +12,8 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanAction, PlanRow
 from stowage.stages.ir.trace import Storage
-from stowage.stages.simulate.copies import Beside, Copies
+from stowage.stages.simulate.copies import Copies
+from stowage.stages.simulate.timing import MOVES, Timing
 
 RANDOM_STATE_BYTES = 5056
 """Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again."""
@@ -123,9 +124,9 @@ def replay_plan(
     replay = _Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
     below, on_disk = replay.room_below(host_room_bytes, disk_room_bytes)
-    timing = _Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
+    timing = Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
     rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
-    moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in _MOVES}
+    moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in MOVES}
     return Outcome(
         rows=rows,
         peak_bytes=replay.peak,
@@ -142,9 +143,6 @@ def replay_plan(
         wait_s=timing.wait_s,
         disk_bytes=on_disk,
     )
-
-
-_MOVES: tuple[PlanAction, PlanAction] = ("offload", "reload")
 
 
 class _Row(NamedTuple):
@@ -185,7 +183,7 @@ class _Replay:
         self.start = start
         self.size = [s.nbytes for s in storages]
         self.temporary = [s.role == "temporary" for s in storages]
-        moved = {s.storage for s in steps if s.kind in _MOVES}
+        moved = {s.storage for s in steps if s.kind in MOVES}
         self.tiered = moved | start.below | start.reloading | start.copied
         # Gradients that wait when the iteration starts and that its updates use up.
         self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
@@ -375,60 +373,3 @@ class _Replay:
         """What is in memory at the peak."""
         found = [Occupant(self.storages[s].name, self.size[s]) for s in self.at_peak]
         return sorted(found, key=lambda o: (-o.nbytes, o.name))
-
-
-class _Timing:
-    """Times of rows: computing in order, copies beside it. Iterations follow each other, so the second one is timed."""
-
-    def __init__(
-        self,
-        storages: Sequence[Storage],
-        nodes: Sequence[ComputeNode],
-        steps: Sequence[Step],
-        copies: Copies,
-        start: TierState,
-        cpu_update_s: Mapping[int, float],
-    ) -> None:
-        self._copies = copies
-        self._on_disk = start.on_disk
-        self._under_way: dict[int, Beside] = {}
-        self._cpu_update_s = cpu_update_s
-        for storage in sorted(start.reloading | start.offloading):
-            self._copy(storage, storages[storage].nbytes, 0.0, down=storage in start.offloading)
-        self._clock = 0.0
-        rounds = 2 if any(s.kind == "wait" for s in steps) else 1
-        for _ in range(rounds):
-            began = self._clock
-            self.wait_s = 0.0
-            spans = [self._row(step, storages, nodes) for step in steps]
-        self.period_s = self._clock - began
-        self._copies.finish_all()
-        self.times = [
-            (span.start_s - began, span.end_s - began)
-            if isinstance(span, Beside)
-            else (span[0] - began, span[1] - began)
-            for span in spans
-        ]
-
-    def _copy(self, storage: int, nbytes: int, now_s: float, *, down: bool) -> Beside:
-        work = self._copies.start(nbytes, now_s, down=down, on_disk=storage in self._on_disk)
-        self._under_way[storage] = work
-        return work
-
-    def _row(
-        self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
-    ) -> tuple[float, float] | Beside:
-        start = self._clock
-        if step.kind == "compute":
-            self._clock += nodes[step.node].time_s
-        elif step.kind in _MOVES:
-            return self._copy(step.storage, storages[step.storage].nbytes, start, down=step.kind == "offload")
-        elif step.kind == "update":
-            there = self._on_disk.intersection(nodes[step.node].mutates)
-            seconds, moved = self._cpu_update_s[step.node], sum(storages[s].nbytes for s in there)
-            self._under_way[step.storage] = self._copies.update(seconds, start, disk_bytes=moved)
-            return self._under_way[step.storage]
-        elif step.kind == "wait" and step.storage in self._under_way:  # else an update before the first iteration
-            self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
-            self.wait_s += self._clock - start
-        return start, self._clock
