@@ -380,7 +380,8 @@ def fit(
         method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `offmate` forces offloading.
         host_budget: pinned host memory that a model on a GPU may use for parameters, optimizer states and activations.
         disk_budget: bytes that they may take in `offload_dir`; by default what is free there.
-        offload_dir: a folder on a fast disk; on a machine without a GPU what does not fit `device_budget` lives there.
+        offload_dir: a folder on a fast disk: what does not fit `device_budget` lives there; on a machine with a GPU
+            what does not fit `host_budget` either.
         weights: a safetensors file, or a folder of them, for a model on the meta device: each tensor is read straight
             into the tier where it lives, so that the model may be larger than RAM.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.

@@ -44,8 +44,8 @@ class PlanStore:
         digest.update(repr(question).encode())
         return digest.hexdigest()[:20]
 
-    def find(self, key: str, *, capacity_bytes: int) -> Solved | None:
-        """The plan, if it is there and whole, and what it offloads has room."""
+    def find(self, key: str, *, disk_room_bytes: int | None = None) -> Solved | None:
+        """The plan, if it is there and whole, and there is room for what it keeps on a disk."""
         folder = self._folder / key
         try:
             solved = Solved(
@@ -55,7 +55,9 @@ class PlanStore:
             )
         except TableError:
             return None
-        return solved if solved.summary.below_bytes <= capacity_bytes else None
+        if disk_room_bytes is not None and solved.summary.disk_bytes > disk_room_bytes:
+            return None
+        return solved
 
     def add(self, key: str, solved: Solved) -> None:
         """Keep a plan; each file is written atomically, the summary last."""

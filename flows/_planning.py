@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +171,9 @@ def plan_step(
     eager = eager_peak_bytes(whole, variants[0].nodes if whole is trace else make_blocks(whole, by_signature)[0])
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")
-    rates = replace(below, capacity_bytes=0) if below else None  # free space changes from minute to minute
-    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target.fingerprint, rates)
-    solved = store.find(key, capacity_bytes=below.capacity_bytes if below else 0)
+    lasting = below.lasting() if below else None
+    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target.fingerprint, lasting)
+    solved = store.find(key, disk_room_bytes=below.disk_room_bytes if below else None)
     options: list[Option] = []
     if solved is None:
         progress("options")

@@ -51,6 +51,7 @@ class _Emitter:
         self.runs = [0] * len(nodes)
         self.total = [0] * len(nodes)
         self.slots = {s.storage: s for s in slots}
+        self.on_disk = {s.storage for s in slots if s.home == "disk"} if len({s.home for s in slots}) > 1 else set()
         self.under_way = {s.storage: s.start for s in slots if s.start in ("reloading", "offloading", "updating")}
         for row in rows:
             if row.node >= 0:
@@ -168,7 +169,8 @@ class _Emitter:
     def offload(self, row: PlanRow) -> None:
         slot = self.slots[row.storage]
         self.under_way[row.storage] = "offloading"
-        note = f"  # {slot.nbytes / MIB:.1f} MiB down, {(row.end_s - row.start_s) * 1e3:.1f} ms"
+        where = " to disk" if row.storage in self.on_disk else ""
+        note = f"  # {slot.nbytes / MIB:.1f} MiB down{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         if slot.role != "temporary":
             self.lines.append(f"run.offload({self._slot(row)}){note}")
             return
@@ -178,7 +180,8 @@ class _Emitter:
 
     def reload(self, row: PlanRow) -> None:
         self.under_way[row.storage] = "reloading"
-        note = f"  # {self.slots[row.storage].nbytes / MIB:.1f} MiB up, {(row.end_s - row.start_s) * 1e3:.1f} ms"
+        where = " from disk" if row.storage in self.on_disk else ""
+        note = f"  # {self.slots[row.storage].nbytes / MIB:.1f} MiB up{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         self.lines.append(f"run.reload({self._slot(row)}){note}")
 
     def update(self, row: PlanRow) -> None:
@@ -186,7 +189,8 @@ class _Emitter:
         call = self.trace.calls[self.nodes[row.node].calls[0]]
         gradient = self.slots[self.trace.values[call.reads[0]].storage]
         self.under_way[row.storage] = "updating"
-        note = f"  # on the CPU, {(row.end_s - row.start_s) * 1e3:.1f} ms"
+        where = ", from and to disk" if row.storage in self.on_disk else ""
+        note = f"  # on the CPU{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         self.lines.append(f"run.update_below({self._slot(row)}, {json.dumps(gradient.name)}){note}")
 
     def wait(self, row: PlanRow) -> None:

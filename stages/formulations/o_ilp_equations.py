@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stowage.stages.formulations.o_ilp_model import Home, Moving, OIlp, OIlpLimits, Portion, finite
-from stowage.stages.formulations.o_ilp_problem import Link, OffloadProblem
+from stowage.stages.formulations.o_ilp_problem import OffloadProblem
+from stowage.stages.ir.machine import Link
 from stowage.stages.solver.milp import pulp
 
 Constraints = Iterator[tuple[str, Any]]

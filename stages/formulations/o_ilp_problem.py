@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from stowage.stages.ir.machine import Link
+
 
 @dataclass(frozen=True)
 class OffloadOption:
@@ -132,20 +134,6 @@ class ParameterGroup:
     def pinned_update_s(self) -> float:
         """Their updates."""
         return sum(t.device_update_s for t in self.pinned if t.trainable)
-
-
-@dataclass(frozen=True)
-class Link:
-    """Two directions between a tier and the one below (β).
-
-    Attributes:
-        offload_bytes_per_s, reload_bytes_per_s: down and up, each measured alone.
-        duplex_bytes_per_s: both together while both are busy; infinite where they do not disturb each other.
-    """
-
-    offload_bytes_per_s: float
-    reload_bytes_per_s: float
-    duplex_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True)

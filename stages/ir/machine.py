@@ -1,28 +1,46 @@
-"""What is behind the device: the tier below it and the link that joins them."""
+"""What is behind the device: the tier below it, the disk behind that, and the links that join them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
+
+Home = Literal["host", "disk"]
+"""Where what leaves the device lives: pinned memory of the host, or a disk. On a machine without a GPU, whose device
+tier is the RAM itself, everything is on the disk."""
 
 DISK_CHUNK_BYTES = 4 << 20
 DISK_THREADS = 2
 DISK_STAGING_BYTES = 2 * DISK_THREADS * DISK_CHUNK_BYTES
-"""Device memory of a disk tier: each thread of each direction has a buffer for one chunk."""
+"""RAM that a disk tier needs for itself: each thread of each direction has a buffer for one chunk."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Copies between the device and the tier below it; both directions at once share `duplex_bytes_per_s`.
+    """Copies between a tier and the one below it (β in the thesis).
 
     Attributes:
-        offload_bytes_per_s: down, alone.
-        reload_bytes_per_s: up, alone.
-        duplex_bytes_per_s: both directions summed when both are busy.
+        offload_bytes_per_s, reload_bytes_per_s: down and up, each alone.
+        duplex_bytes_per_s: both together while both are busy; infinite where they do not disturb each other.
     """
 
     offload_bytes_per_s: float
     reload_bytes_per_s: float
-    duplex_bytes_per_s: float
+    duplex_bytes_per_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class BehindHost:
+    """A disk behind the host. What moves between it and the device passes through buffers in the host.
+
+    Attributes:
+        link: between the host and the disk.
+        capacity_bytes: room on it.
+    """
+
+    link: Link
+    capacity_bytes: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,7 @@ class TierState:
         offloading: storages on the device, and on their way down.
         updating: parameters below that the CPU is updating, with their states.
         copied: storages whose copy below is up to date, those of `below` and `reloading` included.
+        on_disk: storages, temporary ones too, whose place below is on a disk; it never changes.
     """
 
     below: frozenset[int] = frozenset()
@@ -42,6 +61,7 @@ class TierState:
     offloading: frozenset[int] = frozenset()
     copied: frozenset[int] = frozenset()
     updating: frozenset[int] = frozenset()
+    on_disk: frozenset[int] = frozenset()
 
 
 EVERYTHING_ON_DEVICE = TierState()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from stowage.stages.ir.machine import TierState
+from stowage.stages.ir.machine import Home, TierState
 from stowage.stages.ir.trace import StorageRole
 
 
@@ -88,6 +88,7 @@ class Slot:
         role: parameter, state or temporary.
         start: where a parameter or state is between iterations: on the device, below alone, or on its way up or down.
         copied: between iterations the copy below is up to date.
+        home: where that place is.
     """
 
     storage: int
@@ -96,17 +97,24 @@ class Slot:
     role: StorageRole
     start: Start
     copied: bool
+    home: Home = "host"
 
 
 def tier_state(slots: Iterable[Slot]) -> TierState:
     """Where persistent storages are between iterations."""
-    kept = [s for s in slots if s.role != "temporary"]
+    all_slots = list(slots)
+    kept = [s for s in all_slots if s.role != "temporary"]
 
     def at(start: Start) -> frozenset[int]:
         return frozenset(s.storage for s in kept if s.start == start)
 
     return TierState(
-        at("below"), at("reloading"), at("offloading"), frozenset(s.storage for s in kept if s.copied), at("updating")
+        at("below"),
+        at("reloading"),
+        at("offloading"),
+        frozenset(s.storage for s in kept if s.copied),
+        at("updating"),
+        frozenset(s.storage for s in all_slots if s.home == "disk"),
     )
 
 
@@ -131,7 +139,8 @@ class PlanSummary:
         estimated_nodes: nodes whose cost is an estimate.
         device_fingerprint: of the device that the costs are from.
         variant: the rewrite of the trace that it plans (see `rewrite`).
-        below_bytes: bytes that live in the tier below the device at some time of the iteration.
+        below_bytes: bytes that live below the device at some time of the iteration.
+        disk_bytes: of those, what lives on a disk.
         offload_bytes, reload_bytes: moved down and up in one iteration.
         wait_s: predicted time that computing waits for copies.
         fractional_time_s: what O-ILP counts while tensors are fractions; 0 for plans that do not offload. The loss of
@@ -166,3 +175,4 @@ class PlanSummary:
     reload_bytes: int = 0
     wait_s: float = 0.0
     fractional_time_s: float = 0.0
+    disk_bytes: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,33 +12,38 @@ from torch import nn
 Tensors = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 """Weight, gradient and state in host memory; weight and state are changed in place."""
 
+Keep = Callable[[torch.Tensor, Mapping[str, Any]], dict[str, Any]]
+"""Puts a weight and its state back where they live, and says what became of the state."""
+
 
 class UpdatesBelow:
     """Runs the optimizer's own code for one parameter at a time, on tensors in host memory.
 
     The parameter on the device is not touched: a twin of it, made of the slot's memory, is updated by an optimizer of
-    the same class with the same settings. States live below for good; the user's optimizer keeps their names.
+    the same class with the same settings. States live below for good; the user's optimizer keeps their names. What
+    lives on a disk is in host memory for one update at a time.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stowage-update")
 
-    def start(self, parameter: nn.Parameter, tensors: Callable[[], Tensors]) -> Future[dict[str, Any]]:
+    def start(self, parameter: nn.Parameter, tensors: Callable[[], Tensors], keep: Keep) -> Future[dict[str, Any]]:
         """Begin the update of a parameter; settings, such as the learning rate, are those of now.
 
         Args:
             parameter: as the optimizer knows it.
             tensors: called in the worker, where it may wait for copies.
+            keep: called in the worker after the update.
 
         Returns:
-            The state after the update.
+            What `keep` says.
         """
         group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
         settings = {key: value for key, value in group.items() if key != "params"}
-        return self._worker.submit(self._update, settings, tensors)
+        return self._worker.submit(self._update, settings, tensors, keep)
 
-    def _update(self, settings: dict[str, Any], tensors: Callable[[], Tensors]) -> dict[str, Any]:
+    def _update(self, settings: dict[str, Any], tensors: Callable[[], Tensors], keep: Keep) -> dict[str, Any]:
         weight, gradient, state = tensors()
         twin = nn.Parameter(weight)
         twin.grad = gradient
@@ -48,4 +53,4 @@ class UpdatesBelow:
             alone.state[twin] = state
         with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
             kind.step(alone)
-        return dict(alone.state[twin])
+        return keep(twin.detach(), alone.state[twin])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -97,7 +97,7 @@ class Offloading:
     def _reserve(self, slots: Sequence[Slot]) -> None:
         fresh = {s.name: s.nbytes for s in slots if s.name not in self._slots}
         if fresh:
-            self.tier.reserve(fresh)
+            self.tier.reserve(fresh, [s.name for s in slots if s.home == "disk" and s.name in fresh])
             self._slots.update({s.name: s for s in slots})
             for name in fresh:
                 self._family.setdefault(name.partition("::")[0], []).append(name)
@@ -174,12 +174,21 @@ class Offloading:
             began.append(time.perf_counter())
             return content
 
+        def keep(weight: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+            memory = cast(HostMemory, self.tier)
+            memory.keep(parameter, weight)
+            left = dict(state)
+            for key in [k for k in state if f"{parameter}::{k}" in self._slots]:
+                memory.keep(f"{parameter}::{key}", left[key])
+                left[key] = _Layout.of(left[key])
+            return left
+
         def ended(update: Future[dict[str, Any]]) -> None:
             if began:
                 self._update_times.append((parameter, began[0], time.perf_counter()))
 
         began: list[float] = []
-        self._updating[parameter] = self._updates.start(held, tensors)
+        self._updating[parameter] = self._updates.start(held, tensors, keep)
         if self.tier.record:
             self._updating[parameter].add_done_callback(ended)
 
@@ -194,16 +203,13 @@ class Offloading:
         held = self._parameters[parameter]
         for key, value in self._updating.pop(parameter).result().items():
             name = f"{parameter}::{key}"
-            if name not in self._slots:
+            if not isinstance(value, _Layout):
                 self._optimizer.state[held][key] = value
                 continue
             if name not in self._below:
-                self._layouts[name] = _Layout(tuple(value.shape), value.stride(), value.dtype, held.device)
-                self._optimizer.state[held][key] = absent(value, held.device)
+                self._layouts[name] = replace(value, device=held.device)
+                self._optimizer.state[held][key] = absent(value.meta(), held.device)
                 self._below.add(name)
-            slot = self._content(name)
-            if slot.data_ptr() != value.data_ptr():
-                slot.copy_(value)
             self._copied.add(name)
         self._copied.add(parameter)
 

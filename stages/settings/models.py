@@ -195,8 +195,9 @@ class SolveSettings(_Section):
             total peak of plain PyTorch.
         method: `rockmate`, `offmate`, or `auto` for the best of everything that applies.
         memory_slots: resolution of memory in the dynamic program of the chain.
-        offload_dir: a folder on a fast disk of a machine without a GPU: parameters, optimizer states and activations
-            that do not fit the device budget live there between their uses; None for no offloading.
+        offload_dir: a folder on a fast disk: parameters, optimizer states and activations that do not fit the device
+            budget live there between their uses, on a machine with a GPU those that do not fit the host budget either;
+            None for no disk.
         disk_budget: bytes that they may take there; None for what is free.
         host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
     """
@@ -253,8 +254,9 @@ class Settings(_Section):
     def _a_tier_of_the_device(self) -> Settings:
         if self.trace.device == "cpu" and self.solve.host_budget is not None:
             raise ValueError("solve.host_budget is for a GPU, and trace.device is cpu: give solve.offload_dir instead")
-        if self.trace.device == "cuda" and self.solve.offload_dir is not None:
+        if self.trace.device == "cuda" and self.solve.offload_dir is not None and self.solve.host_budget is None:
             raise ValueError(
-                "solve.offload_dir is for the CPU, and trace.device is cuda: give solve.host_budget instead"
+                "solve.offload_dir needs solve.host_budget where trace.device is cuda: what moves between a GPU and a "
+                "disk passes through pinned memory of the host"
             )
         return self

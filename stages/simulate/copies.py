@@ -1,88 +1,170 @@
-"""Copies between the device and the tier below it, in time: one queue a direction, both sharing the link."""
+"""What goes on beside computing, in time: copies over the links, and updates by the CPU.
+
+A fluid model. Each lane works on its first part at a rate; lanes that are too much for a link share it. A copy from or
+to the disk behind the host passes through it: its bytes take the disk's lane and the link to the device at once, at the
+rate of the slower one; where the host's own copies want that link too, each gets half of it, or what the other leaves.
+An update of what is on the disk reads it, computes, and writes it back; there is one worker for updates.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from stowage.stages.ir.machine import Link
 
+_NANOSECONDS = 1e9
+_ROUNDING = 1e-3
+"""Of a byte, or of a nanosecond."""
 
-@dataclass
-class Copy:
-    """One copy under way.
+
+@dataclass(eq=False)
+class _Part:
+    """What one lane does in one go.
 
     Attributes:
-        row: of the plan, which started it.
-        left_bytes: still to move.
-        start_s, end_s: NaN until known.
+        left: bytes to move, or nanoseconds of the CPU.
+        through: bytes from or to the disk that the device's link carries too.
+        lane: it is queued there when its turn comes.
+        then: queued when this one is done.
     """
 
-    row: int
-    left_bytes: float
-    issued_s: float
+    left: float
+    lane: _Lane
+    through: bool = False
+    then: _Part | None = None
     start_s: float = float("nan")
     end_s: float = float("nan")
 
+
+_Lane: TypeAlias = "deque[_Part]"
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """A copy or an update under way."""
+
+    first: _Part
+    last: _Part
+
+    @property
+    def start_s(self) -> float:
+        """When it began; NaN until then."""
+        return self.first.start_s
+
+    @property
+    def end_s(self) -> float:
+        """When it was done; NaN until then."""
+        return self.last.end_s
+
     @property
     def finished(self) -> bool:
-        """Nothing is left to move."""
+        """Nothing is left to do."""
         return self.end_s == self.end_s
 
 
 class Copies:
-    """A fluid model: the first copy of each queue moves at its rate; two that are too much for the link share it."""
+    """The lanes: down and up over the link, write and read at the disk, and the worker for updates."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, disk: Link | None = None) -> None:
+        """`disk`: between the host and the disk behind it."""
         self._link = link
-        self._queues: tuple[deque[Copy], deque[Copy]] = (deque(), deque())
+        self._disk = disk
+        self._down: _Lane = deque()
+        self._up: _Lane = deque()
+        self._write: _Lane = deque()
+        self._read: _Lane = deque()
+        self._worker: _Lane = deque()
+        self._lanes = (self._down, self._up, self._write, self._read, self._worker)
+        self._latest_update: _Part | None = None
         self._clock = 0.0
 
-    def start(self, row: int, nbytes: int, now_s: float, *, down: bool) -> Copy:
+    def start(self, nbytes: int, now_s: float, *, down: bool, on_disk: bool = False) -> Beside:
         """Queue a copy at time `now_s`, which never goes back."""
         self.advance(now_s)
-        copy = Copy(row, float(nbytes), now_s)
-        self._queues[0 if down else 1].append(copy)
-        return copy
+        through = on_disk and self._disk is not None
+        lane = (self._write if down else self._read) if through else (self._down if down else self._up)
+        part = _Part(float(nbytes), lane, through)
+        lane.append(part)
+        return Beside(part, part)
+
+    def update(self, seconds: float, now_s: float, *, disk_bytes: int = 0) -> Beside:
+        """Queue an update by the CPU; `disk_bytes` of what it changes are read before it, and written after it."""
+        self.advance(now_s)
+        computing = first = last = _Part(seconds * _NANOSECONDS, self._worker)
+        if disk_bytes and self._disk is not None:
+            first = _Part(float(disk_bytes), self._read, then=computing)
+            last = computing.then = _Part(float(disk_bytes), self._write)
+        before, self._latest_update = self._latest_update, last
+        if before is None or before.end_s == before.end_s:
+            first.lane.append(first)
+        else:
+            before.then = first
+        return Beside(first, last)
 
     def advance(self, until_s: float) -> None:
-        """Move bytes up to a time."""
+        """Go on up to a time."""
         while self._clock < until_s:
             self._one_event(until_s)
 
-    def finish(self, copy: Copy) -> float:
-        """Move bytes until `copy` is done, and return when that is."""
-        while not copy.finished:
+    def finish(self, work: Beside) -> float:
+        """Go on until `work` is done, and return when that is."""
+        while not work.finished:
             self._one_event(float("inf"))
-        return copy.end_s
+        return work.end_s
 
-    def finish_all(self) -> float:
-        """Move everything; when the last copy ends."""
-        last = self._clock
-        for queue in self._queues:
-            for copy in list(queue):
-                last = max(last, self.finish(copy))
-        return last
+    def finish_all(self) -> None:
+        """Go on until nothing is left."""
+        while any(self._lanes):
+            self._one_event(float("inf"))
 
-    def _rates(self) -> tuple[float, float]:
-        down = self._link.offload_bytes_per_s if self._queues[0] else 0.0
-        up = self._link.reload_bytes_per_s if self._queues[1] else 0.0
-        share = min(1.0, self._link.duplex_bytes_per_s / (down + up)) if down and up else 1.0
-        return down * share, up * share
+    def _rates(self) -> tuple[float, float, float, float, float]:
+        """Of each lane, while all go on."""
+        link = self._link
+        down = link.offload_bytes_per_s if self._down else 0.0
+        up = link.reload_bytes_per_s if self._up else 0.0
+        worker = _NANOSECONDS if self._worker else 0.0
+        if not self._write and not self._read:
+            share = _share(down + up if down and up else 0.0, link)
+            return down * share, up * share, 0.0, 0.0, worker
+        assert self._disk is not None
+        write = self._disk.offload_bytes_per_s if self._write else 0.0
+        read = self._disk.reload_bytes_per_s if self._read else 0.0
+        share = _share(write + read if write and read else 0.0, self._disk)
+        write, read = write * share, read * share
+        out = bool(self._write) and self._write[0].through
+        back = bool(self._read) and self._read[0].through
+        if out:
+            write = min(write, link.offload_bytes_per_s / 2 if down else link.offload_bytes_per_s)
+            down = down and down - write
+        if back:
+            read = min(read, link.reload_bytes_per_s / 2 if up else link.reload_bytes_per_s)
+            up = up and up - read
+        moving_down, moving_up = down + (write if out else 0.0), up + (read if back else 0.0)
+        share = _share(moving_down + moving_up if moving_down and moving_up else 0.0, link)
+        return down * share, up * share, write * (share if out else 1.0), read * (share if back else 1.0), worker
 
     def _one_event(self, until_s: float) -> None:
-        """To the end of the next copy, or to `until_s` if that is earlier."""
-        rates = self._rates()
+        """To the end of the next part, or to `until_s` if that is earlier."""
+        going = [(lane, rate) for lane, rate in zip(self._lanes, self._rates()) if lane]
         step = until_s - self._clock
-        for queue, rate in zip(self._queues, rates):
-            if queue:
-                first = queue[0]
-                if first.start_s != first.start_s:
-                    first.start_s = self._clock
-                step = min(step, first.left_bytes / rate)
+        for lane, rate in going:
+            first = lane[0]
+            if first.start_s != first.start_s:
+                first.start_s = self._clock
+            step = min(step, first.left / rate)
         self._clock += step
-        for queue, rate in zip(self._queues, rates):
-            if queue:
-                queue[0].left_bytes -= rate * step
-                if queue[0].left_bytes <= 1e-3:  # a thousandth of a byte: rounding
-                    queue.popleft().end_s = self._clock
+        for lane, rate in going:
+            first = lane[0]
+            first.left -= rate * step
+            if first.left <= _ROUNDING:
+                lane.popleft()
+                first.end_s = self._clock
+                if first.then is not None:
+                    first.then.lane.append(first.then)
+
+
+def _share(both_bytes_per_s: float, link: Link) -> float:
+    """How much of their rates two directions get that want this much together."""
+    return min(1.0, link.duplex_bytes_per_s / both_bytes_per_s) if both_bytes_per_s else 1.0

@@ -12,7 +12,8 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanAction, PlanRow
 from stowage.stages.ir.trace import Storage
-from stowage.stages.simulate.copies import Copies, Copy
+from stowage.stages.simulate.copies import Copies
+from stowage.stages.simulate.timing import MOVES, Timing
 
 RANDOM_STATE_BYTES = 5056
 """Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again."""
@@ -57,6 +58,7 @@ class Outcome:
         activation_bytes: bytes of storages that forward makes and backward reads.
         occupants: what is in memory at the peak, largest first.
         below_bytes: bytes of distinct storages that were copied down at some time.
+        disk_bytes: of those, what lives on a disk.
         offload_bytes, reload_bytes: moved in one iteration.
         wait_s: time that computing waits for copies.
     """
@@ -74,6 +76,7 @@ class Outcome:
     offload_bytes: int = 0
     reload_bytes: int = 0
     wait_s: float = 0.0
+    disk_bytes: int = 0
 
 
 def baseline_bytes(storages: Sequence[Storage]) -> int:
@@ -89,9 +92,12 @@ def replay_plan(
     keep: frozenset[int] = frozenset(),
     budget_bytes: int | None = None,
     link: Link | None = None,
+    disk: Link | None = None,
     start: TierState = EVERYTHING_ON_DEVICE,
     staging_bytes: int = 0,
     cpu_update_s: Mapping[int, float] | None = None,
+    host_room_bytes: int | None = None,
+    disk_room_bytes: int | None = None,
 ) -> Outcome:
     """Replay a plan.
 
@@ -102,21 +108,25 @@ def replay_plan(
             left in `.grad`), and gradients that were waiting and go on waiting.
         budget_bytes: reject the plan if any row exceeds it.
         link: to the tier below the device; needed by plans that offload.
-        start: where persistent storages are between iterations.
+        disk: between the host and the disk behind it, if there is one; what lives there takes both links.
+        start: where persistent storages are between iterations, and what lives on a disk.
         staging_bytes: device memory that the tier below needs for itself, all the time.
         cpu_update_s: seconds of update nodes on the CPU; needed by plans that update below.
+        host_room_bytes, disk_room_bytes: reject the plan if what lives there needs more; in the host also the largest
+            update of what lives on the disk, which is read there.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
             still in memory, loses what has no copy, touches what a copy is using, runs a run-once node again, draws
-            first random numbers out of order, or exceeds the budget; or when nodes never ran or the end is not the
-            start.
+            first random numbers out of order, or exceeds the budget; or when what is below has no room there, nodes
+            never ran or the end is not the start.
     """
     replay = _Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
-    timing = _Timing(storages, nodes, replay.steps, link or NO_LINK, start, cpu_update_s or {})
+    below, on_disk = replay.room_below(host_room_bytes, disk_room_bytes)
+    timing = Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
     rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
-    moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in _MOVES}
+    moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in MOVES}
     return Outcome(
         rows=rows,
         peak_bytes=replay.peak,
@@ -127,14 +137,12 @@ def replay_plan(
         recomputed_bytes=sum(storages[s].nbytes for s in replay.again & replay.activations),
         activation_bytes=sum(storages[s].nbytes for s in replay.activations),
         occupants=replay.occupants(),
-        below_bytes=sum(storages[s].nbytes for s in replay.ever_below),
+        below_bytes=below,
         offload_bytes=moved["offload"],
         reload_bytes=moved["reload"],
         wait_s=timing.wait_s,
+        disk_bytes=on_disk,
     )
-
-
-_MOVES: tuple[PlanAction, PlanAction] = ("offload", "reload")
 
 
 class _Row(NamedTuple):
@@ -175,7 +183,7 @@ class _Replay:
         self.start = start
         self.size = [s.nbytes for s in storages]
         self.temporary = [s.role == "temporary" for s in storages]
-        moved = {s.storage for s in steps if s.kind in _MOVES}
+        moved = {s.storage for s in steps if s.kind in MOVES}
         self.tiered = moved | start.below | start.reloading | start.copied
         # Gradients that wait when the iteration starts and that its updates use up.
         self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
@@ -184,7 +192,7 @@ class _Replay:
         self.offloading = set(start.offloading)
         self.copied = set(start.copied)
         self.updating = {s: self._updated(s) for s in start.updating}
-        self.ever_below = set(start.copied | start.offloading)
+        self.ever_below = set(start.below | start.reloading | start.copied | start.offloading)
         self.runs = [0] * len(nodes)
         self.total_runs = [0] * len(nodes)
         for step in steps:
@@ -349,64 +357,19 @@ class _Replay:
             if names:
                 raise IllegalPlanError(f"the iteration does not end as it starts: {names[:5]}")
 
+    def room_below(self, host_bytes: int | None, disk_bytes: int | None) -> tuple[int, int]:
+        """Bytes that live below, and those of them that live on a disk."""
+        there = self.start.on_disk
+        on_disk = sum(self.size[s] for s in self.ever_below & there)
+        host = sum(self.size[s] for s in self.ever_below - there)
+        read = (self.nodes[s.node].mutates for s in self.steps if s.kind == "update")
+        host += max((sum(self.size[s] for s in there.intersection(storages)) for storages in read), default=0)
+        for where, needed, room in (("host", host, host_bytes), ("disk", on_disk, disk_bytes)):
+            if room is not None and needed > room:
+                raise IllegalPlanError(f"what lives in the {where} needs {needed} bytes, and {room} are there")
+        return sum(self.size[s] for s in self.ever_below), on_disk
+
     def occupants(self) -> list[Occupant]:
         """What is in memory at the peak."""
         found = [Occupant(self.storages[s].name, self.size[s]) for s in self.at_peak]
         return sorted(found, key=lambda o: (-o.nbytes, o.name))
-
-
-class _Timing:
-    """Times of rows: computing in order, copies beside it. Iterations follow each other, so the second one is timed."""
-
-    def __init__(
-        self,
-        storages: Sequence[Storage],
-        nodes: Sequence[ComputeNode],
-        steps: Sequence[Step],
-        link: Link,
-        start: TierState,
-        cpu_update_s: Mapping[int, float],
-    ) -> None:
-        self._copies = Copies(link)
-        self._under_way: dict[int, Copy] = {}
-        self._cpu_update_s = cpu_update_s
-        self._cpu_free_s = 0.0
-        self._updates: dict[int, float] = dict.fromkeys(start.updating, 0.0)
-        for storage in sorted(start.reloading | start.offloading):
-            down = storage in start.offloading
-            self._under_way[storage] = self._copies.start(-1, storages[storage].nbytes, 0.0, down=down)
-        self._clock = 0.0
-        rounds = 2 if any(s.kind == "wait" for s in steps) else 1
-        for _ in range(rounds):
-            began = self._clock
-            self.wait_s = 0.0
-            spans = [self._row(number, step, storages, nodes) for number, step in enumerate(steps)]
-        self.period_s = self._clock - began
-        self._copies.finish_all()
-        self.times = [
-            (span.start_s - began, span.end_s - began) if isinstance(span, Copy) else (span[0] - began, span[1] - began)
-            for span in spans
-        ]
-
-    def _row(
-        self, number: int, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
-    ) -> tuple[float, float] | Copy:
-        start = self._clock
-        if step.kind == "compute":
-            self._clock += nodes[step.node].time_s
-        elif step.kind in _MOVES:
-            down = step.kind == "offload"
-            copy = self._copies.start(number, storages[step.storage].nbytes, start, down=down)
-            self._under_way[step.storage] = copy
-            return copy
-        elif step.kind == "update":
-            began = max(start, self._cpu_free_s)
-            self._cpu_free_s = self._updates[step.storage] = began + self._cpu_update_s[step.node]
-            return began, self._cpu_free_s
-        elif step.kind == "wait" and step.storage in self._updates:
-            self._clock = max(start, self._updates.pop(step.storage))
-            self.wait_s += self._clock - start
-        elif step.kind == "wait":
-            self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
-            self.wait_s += self._clock - start
-        return start, self._clock

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from stowage.stages.formulations.rk_rotor import ChainStep
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import SHARED, ComputeNode
-from stowage.stages.ir.machine import Link, TierState
+from stowage.stages.ir.machine import BehindHost, Home, Link, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.trace import TraceTables, base_values
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
 from stowage.stages.solve.chain import Chain, Execution
+from stowage.stages.solve.homes import Moving, storages_on_disk
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.moves import Moved, StepMoves, insert_moves
 from stowage.stages.solve.shift import shift
@@ -22,11 +23,13 @@ from stowage.stages.solve.streaming import stream_everything
 
 @dataclass(frozen=True)
 class Below:
-    """The tier below the device.
+    """The tier below the device, and the disk behind it if there is one.
 
     Attributes:
         link: to it.
         capacity_bytes: room in it.
+        home: what it is.
+        disk: behind the host.
         staging_bytes: device memory that it needs for itself.
         cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
             where the CPU is the device itself.
@@ -42,6 +45,21 @@ class Below:
     cpu_update_bytes_per_s: float = 0.0
     management_s: float = 0.0
     activations: bool = True
+    home: Home = "host"
+    disk: BehindHost | None = None
+
+    @property
+    def disk_room_bytes(self) -> int | None:
+        """On whichever disk there is."""
+        if self.disk is not None:
+            return self.disk.capacity_bytes
+        return self.capacity_bytes if self.home == "disk" else None
+
+    def lasting(self) -> Below:
+        """Without the room on a disk, which changes from minute to minute."""
+        if self.disk is not None:
+            return replace(self, disk=replace(self.disk, capacity_bytes=0))
+        return replace(self, capacity_bytes=0) if self.home == "disk" else self
 
 
 @dataclass(frozen=True)
@@ -84,9 +102,19 @@ class Offloader:
         return [frozenset(f) for f in found]
 
     def plan(
-        self, method: str, executions: Sequence[Execution], moves: Sequence[StepMoves], below: frozenset[int]
+        self,
+        method: str,
+        executions: Sequence[Execution],
+        moves: Sequence[StepMoves],
+        below: frozenset[int],
+        on_disk: frozenset[int] = frozenset(),
     ) -> OffloadPlan:
-        """Insert the moves and let the referee judge.
+        """Insert the moves, find everything a place below, and let the referee judge.
+
+        Args:
+            method, executions, moves: the plan.
+            below: see `insert_moves`.
+            on_disk: what is to be on the disk behind the host, as far as it matters.
 
         Raises:
             IllegalPlanError: the referee refuses.
@@ -95,7 +123,16 @@ class Offloader:
         moved: Moved = insert_moves(
             program.steps(executions), program.cycle_steps(executions), moves, program.nodes, below
         )
-        return OffloadPlan(method, moved.steps, moved.state, self._judge(moved.steps, moved.state))
+        state = replace(moved.state, on_disk=self._on_disk(moved, on_disk))
+        return OffloadPlan(method, moved.steps, state, self._judge(moved.steps, state))
+
+    def _on_disk(self, moved: Moved, wanted: frozenset[int]) -> frozenset[int]:
+        if self.below.home == "host" and self.below.disk is None:
+            return frozenset()
+        moving = Moving.of(moved.steps, moved.state, self.program.nodes, self.program.nbytes)
+        if self.below.home == "disk":
+            return frozenset(moving.copies)
+        return storages_on_disk(moving, self.program.nbytes, wanted, self.below.capacity_bytes)
 
     def _judge(self, steps: Sequence[Step], state: TierState) -> Outcome:
         return replay_plan(
@@ -104,8 +141,11 @@ class Offloader:
             steps,
             keep=self.program.kept,
             link=self.below.link,
+            disk=self.below.disk.link if self.below.disk else None,
             start=state,
             staging_bytes=self.below.staging_bytes,
+            host_room_bytes=self.below.capacity_bytes if self.below.home == "host" else None,
+            disk_room_bytes=self.below.disk_room_bytes,
             cpu_update_s={n.node: self.cpu_update_s(n) for n in self.program.nodes if n.phase == "update"},
         )
 
@@ -171,7 +211,8 @@ def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> lis
     for storage in moved:
         s = trace.storages[storage]
         name = trace.values[base[storage]].name if s.role == "temporary" else s.name
-        found.append(Slot(storage, name, s.nbytes, s.role, _start(storage, state), storage in state.copied))
+        home: Home = "disk" if storage in state.on_disk else "host"
+        found.append(Slot(storage, name, s.nbytes, s.role, _start(storage, state), storage in state.copied, home))
     return found
 
 

@@ -11,7 +11,6 @@ from typing import TypeVar
 from stowage.stages.formulations.o_ilp import OIlpSolution, o_ilp
 from stowage.stages.formulations.o_ilp_model import OIlpLimits
 from stowage.stages.formulations.o_ilp_problem import (
-    Link,
     OffloadBlock,
     OffloadMachine,
     OffloadOption,
@@ -50,10 +49,12 @@ solve, and on the models tried with the same objective."""
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a block: an option, and storages that leave the device between its forward and its backward."""
+    """One way to run a block: an option, and storages that leave the device between its forward and its backward; for
+    the host, or on to the disk behind it."""
 
     option: int
     offloaded: tuple[int, ...] = ()
+    to_disk: bool = False
 
 
 class OffMate:
@@ -126,7 +127,10 @@ class OffMate:
                 if sum(self._program.nbytes[s] for s in half) >= total / 2:
                     break
                 half.append(storage)
-            found += [Choice(option, subset) for subset in dict.fromkeys([(), tuple(half), tuple(movable)])]
+            for subset in dict.fromkeys([(), tuple(half), tuple(movable)]):
+                found.append(Choice(option, subset))
+                if subset and self._below.disk is not None:
+                    found.append(Choice(option, subset, to_disk=True))
         return found
 
     def _saved(self, block: int, option: int) -> list[int]:
@@ -177,14 +181,19 @@ class OffMate:
         machine = OffloadMachine(
             device_bytes=device_budget_bytes,
             fixed_bytes=base - grouped + self._shared_bytes() + self._below.staging_bytes,
-            link=Link(
-                self._below.link.offload_bytes_per_s,
-                self._below.link.reload_bytes_per_s,
-                self._below.link.duplex_bytes_per_s,
-            ),
+            link=self._below.link,
             host_bytes=self._below.capacity_bytes,
             management_s=self._below.management_s,
         )
+        if self._below.disk is not None:
+            # An update of what is on the disk reads it into the host.
+            largest = max((t.nbytes + t.state_bytes for t, _ in tensors if math.isfinite(t.cpu_update_s)), default=0)
+            machine = replace(
+                machine,
+                host_bytes=max(0, machine.host_bytes - largest),
+                disk=self._below.disk.link,
+                disk_bytes=self._below.disk.capacity_bytes,
+            )
         return OffloadProblem(
             blocks=tuple(self._block(b) for b in range(self._count)),
             groups=group_parameters(tensors),
@@ -213,6 +222,7 @@ class OffMate:
                 forward_peak_bytes=cost.forward_peak_bytes,
                 backward_peak_bytes=cost.backward_peak_bytes,
                 offload_bytes=moved,
+                disk_bytes=moved if choice.to_disk else 0,
             )
 
         return OffloadBlock(
@@ -269,6 +279,12 @@ class OffMate:
             below,
             executions,
         )
+
+    def on_disk(self, rounded: RoundedPlan) -> frozenset[int]:
+        """Storages that O-ILP wants on the disk behind the host."""
+        chosen = (self.choices[b][o] for b, o in enumerate(rounded.options))
+        activations = {s for c in chosen if c.to_disk for s in c.offloaded}
+        return frozenset({*map(int, rounded.on_disk), *self._states(rounded.on_disk), *activations})
 
     def _states(self, names: Iterable[str]) -> list[int]:
         by_parameter = self._states_of
@@ -413,7 +429,8 @@ class _Search:
         for early in (True, False):
             moves, below, executions = self._offmate.moves(rounded, early=early)
             try:
-                plan = self._offloader.plan("offmate", executions, moves, below)
+                on_disk = self._offmate.on_disk(rounded)
+                plan = self._offloader.plan("offmate", executions, moves, below, on_disk)
             except IllegalPlanError:
                 continue
             yield self._offloader.shifted(plan, self._budget_bytes) if self._fits(plan) else plan

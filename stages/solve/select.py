@@ -298,4 +298,5 @@ def _summary(
         offload_bytes=outcome.offload_bytes,
         reload_bytes=outcome.reload_bytes,
         wait_s=outcome.wait_s,
+        disk_bytes=outcome.disk_bytes,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.machine import DISK_STAGING_BYTES, Link
+from stowage.stages.ir.errors import ParameterError, mib
+from stowage.stages.ir.machine import DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.settings.sizes import parse_bytes
 from stowage.stages.solve.offload import Below
 
@@ -23,7 +24,7 @@ def tier_below(
     section: str = "",
     here: bool = True,
 ) -> Below | None:
-    """The tier that a plan may use: disk below RAM, pinned host memory below a GPU; None without any.
+    """What a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None without any.
 
     Args:
         target: the device.
@@ -38,39 +39,57 @@ def tier_below(
     if method == "offmate" and host_budget is None and offload_dir is None:
         needed = key("offload_dir") if target.type == "cpu" else key("host_budget")
         raise ParameterError(f"{key('method')} offmate needs a tier below the device: give {needed}.")
-    if target.type == "cpu":
-        if host_budget is not None:
-            raise ParameterError(
-                f"{key('host_budget')} is for models on a GPU: on the CPU the device tier is the RAM itself, which "
-                f"{key('device_budget')} limits; give {key('offload_dir')} (and {key('disk_budget')}) to use the disk "
-                "behind it."
-            )
-        if offload_dir is None:
-            if disk_budget is not None:
-                raise ParameterError(
-                    f"{key('disk_budget')} needs {key('offload_dir')}: name the folder in which offloaded tensors live."
-                )
-            return None
-        allowed = None if disk_budget is None else parse_bytes(disk_budget, key("disk_budget"))
-        rooms = [] if allowed is None else [allowed]
-        if here or allowed is None:
-            rooms.append(room_in(Path(offload_dir), key("offload_dir")))
-        link = Link(target.disk_write_bytes_per_s, target.disk_read_bytes_per_s, target.disk_duplex_bytes_per_s)
-        return Below(link, min(rooms), DISK_STAGING_BYTES)
-    if disk_budget is not None or offload_dir is not None:
-        wrong = key("disk_budget") if offload_dir is None else key("offload_dir")
+    if target.type == "cpu" and host_budget is not None:
         raise ParameterError(
-            f"{wrong} is for models on the CPU: below a GPU is pinned host memory, so give {key('host_budget')}."
+            f"{key('host_budget')} is for models on a GPU: on the CPU the device tier is the RAM itself, which "
+            f"{key('device_budget')} limits; give {key('offload_dir')} (and {key('disk_budget')}) to use the disk "
+            "behind it."
         )
+    disk = _disk(target, disk_budget, offload_dir, key, here=here)
+    if target.type == "cpu":
+        return Below(disk.link, disk.capacity_bytes, DISK_STAGING_BYTES, home="disk") if disk is not None else None
     if host_budget is None:
+        if disk is not None:
+            raise ParameterError(
+                f"{key('offload_dir')} needs {key('host_budget')} on a GPU: what moves between the GPU and a disk "
+                f"passes through pinned memory of the host, so give {key('host_budget')} too."
+            )
         return None
     if not target.offload_bytes_per_s:
         raise ParameterError(
             f"{key('host_budget')} needs the rates of pinned host memory, which are not known of {target.name}: "
             "measure the device again (`python -m stowage.stages.device cuda`)."
         )
+    room = parse_bytes(host_budget, key("host_budget")) - (DISK_STAGING_BYTES if disk is not None else 0)
+    if room < 0:
+        raise ParameterError(
+            f"{key('host_budget')} is too small for the buffers through which the disk is reached: give at least "
+            f"{mib(DISK_STAGING_BYTES)}."
+        )
     link = Link(target.offload_bytes_per_s, target.reload_bytes_per_s, target.duplex_bytes_per_s)
-    return Below(link, parse_bytes(host_budget, key("host_budget")))
+    return Below(link, room, cpu_update_bytes_per_s=target.cpu_update_bytes_per_s, disk=disk)
+
+
+def _disk(
+    target: DeviceDescription,
+    disk_budget: str | int | None,
+    offload_dir: str | Path | None,
+    key: Callable[[str], str],
+    *,
+    here: bool,
+) -> BehindHost | None:
+    if offload_dir is None:
+        if disk_budget is not None:
+            raise ParameterError(
+                f"{key('disk_budget')} needs {key('offload_dir')}: name the folder in which offloaded tensors live."
+            )
+        return None
+    allowed = None if disk_budget is None else parse_bytes(disk_budget, key("disk_budget"))
+    rooms = [] if allowed is None else [allowed]
+    if here or allowed is None:
+        rooms.append(room_in(Path(offload_dir), key("offload_dir")))
+    link = Link(target.disk_write_bytes_per_s, target.disk_read_bytes_per_s, target.disk_duplex_bytes_per_s)
+    return BehindHost(link, min(rooms))
 
 
 def room_in(folder: Path, key: str = "offload_dir") -> int:

@@ -7,7 +7,6 @@ import math
 from hypothesis import strategies as st
 
 from stowage.stages.formulations.o_ilp_problem import (
-    Link,
     OffloadBlock,
     OffloadMachine,
     OffloadOption,
@@ -15,6 +14,7 @@ from stowage.stages.formulations.o_ilp_problem import (
     ParameterTensor,
     group_parameters,
 )
+from stowage.stages.ir.machine import Link
 
 GB = 10**9
 GIB = 1 << 30

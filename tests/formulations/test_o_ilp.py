@@ -14,7 +14,6 @@ from stowage.stages.formulations.o_ilp import OIlpAnswer, o_ilp, smallest_budget
 from stowage.stages.formulations.o_ilp_equations import EQUATIONS, TRANSFER_COST, build, constraint_prefix
 from stowage.stages.formulations.o_ilp_model import OIlpLimits
 from stowage.stages.formulations.o_ilp_problem import (
-    Link,
     OffloadBlock,
     OffloadMachine,
     OffloadOption,
@@ -23,6 +22,7 @@ from stowage.stages.formulations.o_ilp_problem import (
     group_parameters,
 )
 from stowage.stages.formulations.offload_bounds import lower_bound
+from stowage.stages.ir.machine import Link
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.offload_problems import GIB, compute_s, llama, problems, rtx3060
 

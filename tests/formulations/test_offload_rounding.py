@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from stowage.stages.formulations.o_ilp import OIlpSolution, o_ilp
 from stowage.stages.formulations.o_ilp_model import OIlpLimits
-from stowage.stages.formulations.o_ilp_problem import Link, OffloadMachine, OffloadProblem
+from stowage.stages.formulations.o_ilp_problem import OffloadMachine, OffloadProblem
 from stowage.stages.formulations.offload_rounding import RoundedPlan, round_o_ilp
 from stowage.stages.formulations.subset_sum import select_at_least, select_at_most
+from stowage.stages.ir.machine import Link
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.offload_problems import GB, GIB, llama, problems, rtx3060
 from tests.formulations.offload_replay import Replay

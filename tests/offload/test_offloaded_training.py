@@ -79,7 +79,7 @@ def test_a_missing_wait_for_a_reload_is_seen(tmp_path: Path, monkeypatch: pytest
     """The same run with these waits taken out must not give the same numbers."""
     prepared = prepared_for("gpt2", "adamw")
     solved = solve_below(prepared, int(1.2 * smallest_below(prepared)))
-    monkeypatch.setattr(Offloading, "wait", _without_waits(Offloading.wait, "reloading"))
+    monkeypatch.setattr(Offloading, "wait", without_waits(Offloading.wait, "reloading"))
     tier: Tier = DelayedTier(DiskTier(tmp_path), "reload", 0.05)
     with pytest.raises(AssertionError):
         assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
@@ -89,13 +89,13 @@ def test_a_missing_wait_for_an_offload_is_seen(monkeypatch: pytest.MonkeyPatch) 
     """A copy down holds its tensor until it is done, so the numbers stay and the memory is wrong."""
     prepared = prepared_for("gpt2", "adamw")
     solved = solve_below(prepared, int(1.2 * smallest_below(prepared)))
-    monkeypatch.setattr(Offloading, "wait", _without_waits(Offloading.wait, "offloading"))
+    monkeypatch.setattr(Offloading, "wait", without_waits(Offloading.wait, "offloading"))
     tier = NullTier()
     assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=1)
     assert len(tier.unwaited) > 5
 
 
-def _without_waits(wait: Callable[..., torch.Tensor | None], direction: str) -> Callable[..., torch.Tensor | None]:
+def without_waits(wait: Callable[..., torch.Tensor | None], direction: str) -> Callable[..., torch.Tensor | None]:
     class Nothing:
         def wait(self) -> None: ...
 

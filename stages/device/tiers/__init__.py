@@ -5,7 +5,9 @@ layout.py     which bytes of a tensor move
 slots.py      what lies in which slot
 lanes.py      worker threads: chunks of transfers in order, two streams at once
 disk.py       one preallocated file, direct I/O through staging buffers
+              (disk_file.py opens it, disk_mover.py moves chunks)
 host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events
+staged.py     host memory and the disk behind it, behind one GPU
 null.py       moves nothing in the background and checks the order of verbs
 delayed.py    starts the transfers of one stream late, so that a missing wait shows
 opening.py    the tier below a kind of device
@@ -20,6 +22,7 @@ from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
 from stowage.stages.device.tiers.null import NullTier
 from stowage.stages.device.tiers.opening import open_tier
+from stowage.stages.device.tiers.staged import StagedTier
 
 __all__ = [
     "OFFLOAD",
@@ -30,6 +33,7 @@ __all__ = [
     "NullTier",
     "PinnedTier",
     "Span",
+    "StagedTier",
     "Tier",
     "Transfer",
     "open_tier",

@@ -6,7 +6,8 @@ import sys
 
 import torch
 
-from stowage.stages.device.tiers.disk import PAGE, DiskTier
+from stowage.stages.device.tiers.disk import DiskTier
+from stowage.stages.device.tiers.disk_file import PAGE
 from stowage.stages.device.tiers.rates import measure_tier
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.machine import DISK_CHUNK_BYTES, DISK_THREADS

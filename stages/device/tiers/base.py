@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,24 +53,29 @@ class Transfer(Protocol):
 
 
 class HostMemory(Protocol):
-    """A tier whose slots are memory that the CPU can compute on."""
+    """A tier whose slots the CPU can compute on: updates by the CPU."""
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The slot itself as a tensor laid out as `like` (a meta tensor will do), for an update in place, after the
-        copies of it that are under way. From now on the slot holds data."""
+        """The slot, or a copy of it in RAM, as a tensor laid out as `like` (a meta tensor will do), after the copies of
+        it that are under way."""
+        ...
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        """The slot holds `tensor` from now on, a tensor in RAM; nothing is copied if that is the slot itself."""
         ...
 
 
 class Tier(Protocol):
     """A place below the device, with one slot of fixed size for each name.
 
-    Both streams run at the same time. Transfers of one stream run in the order of their calls. Transfers of one slot
+    Both streams run at the same time. Transfers of one stream, to and from one home, run in the order of their calls.
+    Transfers of one slot
     run in the order of their calls across both: a reload sees what was offloaded before it, and an offload waits for
     the reloads before it. Two transfers of different slots that touch the same tensor memory are not ordered: that is
     what waits are for.
 
     Attributes:
-        name: `disk`, `host` or `null`.
+        name: `disk`, `host`, `staged` or `null`.
         record: append a `Span` for each transfer.
     """
 
@@ -87,8 +92,12 @@ class Tier(Protocol):
         """Completed transfers while `record` was on, in the order of completion."""
         ...
 
-    def reserve(self, slots: Mapping[str, int]) -> None:
+    def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
         """Make room for slots, name → bytes, before the first step; later calls add names.
+
+        Args:
+            slots: name → bytes.
+            on_disk: those with their place on a disk; a tier that is a single place puts all of them there.
 
         Raises:
             StowageError: there is not enough room; the sentence says how many bytes are missing and where.

@@ -44,6 +44,10 @@ class DeviceLanes(Protocol):
         """Whether an event is complete."""
         ...
 
+    def finish(self, event: Any) -> None:
+        """Return when an event is complete; other threads go on meanwhile."""
+        ...
+
     def time_s(self, event: Any) -> float:
         """When a complete event was, on the clock of `time.perf_counter`."""
         ...
@@ -107,6 +111,10 @@ class CudaLanes:
     def done(self, event: Any) -> bool:
         """See `DeviceLanes`."""
         return bool(event.query())
+
+    def finish(self, event: Any) -> None:
+        """See `DeviceLanes`."""
+        event.synchronize()
 
     def time_s(self, event: Any) -> float:
         """See `DeviceLanes`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 
-from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream, Tier, Transfer
+from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, HostMemory, Span, Stream, Tier, Transfer
 from stowage.stages.device.tiers.layout import check_movable
 from stowage.stages.device.tiers.null import poison
 
@@ -97,9 +98,9 @@ class DelayedTier:
         """See `Tier`."""
         return self.inner.spans
 
-    def reserve(self, slots: Mapping[str, int]) -> None:
+    def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
         """See `Tier`."""
-        self.inner.reserve(slots)
+        self.inner.reserve(slots, on_disk)
 
     def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
         """See `Tier`."""
@@ -110,6 +111,22 @@ class DelayedTier:
         check_movable(name, tensor, ("cpu", "cuda"))
         poison(tensor)
         return self._put(RELOAD, name, tensor, self.inner.reload)
+
+    def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """See `HostMemory`."""
+        self._begun(name)
+        return cast(HostMemory, self.inner).content(name, like)
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        """See `HostMemory`."""
+        self._begun(name)
+        cast(HostMemory, self.inner).keep(name, tensor)
+
+    def _begun(self, name: str) -> None:
+        """Return when every transfer of a slot has begun."""
+        with self._changed:
+            while any(late.name == name for late in self._order):
+                self._changed.wait()
 
     def written(self, name: str) -> bool:
         """See `Tier`."""

@@ -18,8 +18,7 @@ until its wait; after that, whatever reuses the memory comes later on the comput
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,7 @@ from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream
 from stowage.stages.device.tiers.cuda_lanes import CudaLanes, DeviceLanes
 from stowage.stages.device.tiers.layout import check_movable, flat_bytes, is_dense, packed
 from stowage.stages.device.tiers.slots import Slots
+from stowage.stages.ir.errors import PlanMismatchError
 
 ALIGNMENT = 512
 """Of slots in a buffer: copies run fastest between addresses aligned like the allocator's own."""
@@ -120,8 +120,17 @@ class PinnedTier:
         spans = [Span(s, n, b, self.lanes.time_s(start), self.lanes.time_s(end)) for s, n, b, start, end in complete]
         return sorted(spans, key=lambda span: span.end_s)
 
-    def reserve(self, slots: Mapping[str, int]) -> None:
-        """See `Tier`. Names of one group that come in one call share a buffer."""
+    def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
+        """See `Tier`. Names of one group that come in one call share a buffer.
+
+        Raises:
+            PlanMismatchError: something has its place on a disk, and here is none.
+        """
+        if on_disk:
+            raise PlanMismatchError(
+                f"The plan keeps '{next(iter(on_disk))}' on a disk behind the host, and offload_dir is empty: name the "
+                "folder, or plan again."
+            )
         new = self._slots.new(slots)
         shared: dict[Any, list[str]] = {}
         for name in new:
@@ -158,7 +167,8 @@ class PinnedTier:
         held = [tensor]
         if not is_dense(tensor):
             held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
-        transfer = self._start(RELOAD, name, held, [slot.written])
+        # What the CPU wrote there is there.
+        transfer = self._start(RELOAD, name, held, [slot.written] if slot.written is not None else [])
         slot.read = [*(event for event in slot.read if not self.lanes.done(event)), transfer._done]
         return transfer
 
@@ -166,12 +176,17 @@ class PinnedTier:
         """See `Tier`. The host waits for the copies of the slot that are under way."""
         slot = self._held[name]
         for event in [*([slot.written] if slot.written is not None else []), *slot.read]:
-            while not self.lanes.done(event):
-                time.sleep(1e-5)
+            self.lanes.finish(event)
         nbytes = like.numel() * like.element_size()
         view = slot.content[:nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         self._slots.write(name, view)
         return view
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        """See `HostMemory`."""
+        content = self.content(name, tensor)
+        if content.data_ptr() != tensor.data_ptr():
+            content.copy_(tensor)
 
     def written(self, name: str) -> bool:
         """See `Tier`."""

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,15 +20,30 @@ from stowage.stages.ir.errors import StowageError
 class Staging:
     """A page-aligned buffer of one thread.
 
-    Private, or it would count as shared memory; not inherited by forks, which would copy pages that the disk writes to.
+    Attributes:
+        view, address: its memory.
+        tensor: the same as flat bytes, where a device reaches it.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self._pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def __init__(self, view: memoryview, tensor: torch.Tensor | None = None) -> None:
+        self.view = view
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        self.tensor = tensor
+
+    @staticmethod
+    def new(nbytes: int) -> Staging:
+        """Private, or it would count as shared memory; not inherited by forks, which would copy pages that the disk
+        writes to."""
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_DONTFORK"):
-            self._pages.madvise(mmap.MADV_DONTFORK)
-        self.view = memoryview(self._pages)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+            pages.madvise(mmap.MADV_DONTFORK)
+        return Staging(memoryview(pages))
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Staging:
+        """Memory of a flat tensor of bytes, in RAM."""
+        memory = (ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())
+        return Staging(memoryview(memory).cast("B"), tensor)
 
 
 class Job:
@@ -42,6 +58,8 @@ class Job:
         self.chunks = chunks
         self.tensor: torch.Tensor | None = tensor
         """Held until the transfer is complete, so that its memory is not given to others."""
+        self.ready: Any = None
+        """Of a tensor on a device: the event after which its memory may be copied or written."""
         self.unpack: Callable[[], object] | None = None
         """Run after the last chunk of a reload."""
         self.after: list[Job] = []
@@ -91,8 +109,10 @@ class Lanes:
         staging_bytes: int,
         move: Callable[[Job, int, Staging], None],
         failed: Callable[[Job, Exception], Exception],
+        stagings: Sequence[Staging] | None = None,
     ) -> None:
-        """`move` moves one chunk; `failed` turns what it raises into a sentence."""
+        """`move` moves one chunk; `failed` turns what it raises into a sentence; `stagings`: of the threads, by
+        default new ones."""
         self.record = False
         self.spans: list[Span] = []
         self._move, self._failed = move, failed
@@ -100,10 +120,12 @@ class Lanes:
         self._lanes = {stream: _Lane(self._lock) for stream in streams}
         self._stopped = False
         self._process = os.getpid()
+        made = stagings or [Staging.new(staging_bytes) for _ in range(threads * len(streams))]
         self._threads = [
-            threading.Thread(target=self._run, args=(lane, staging_bytes), name=f"stowage-{stream}", daemon=True)
-            for stream, lane in self._lanes.items()
-            for _ in range(threads)
+            threading.Thread(target=self._run, args=(lane, staging), name=f"stowage-{stream}", daemon=True)
+            for (stream, lane), staging in zip(
+                [i for i in self._lanes.items() for _ in range(threads)], made, strict=True
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -143,8 +165,7 @@ class Lanes:
                 lane.unfinished.clear()
                 lane.unclaimed.clear()
 
-    def _run(self, lane: _Lane, staging_bytes: int) -> None:
-        staging = Staging(staging_bytes)
+    def _run(self, lane: _Lane, staging: Staging) -> None:
         while True:
             with self._lock:
                 claim = self._claim(lane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,8 +118,9 @@ class NullTier:
         """Names of transfers that were begun and not waited for, in order."""
         return [transfer.name for transfer in self._pending]
 
-    def reserve(self, slots: Mapping[str, int]) -> None:
+    def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
         """See `Tier`."""
+        del on_disk
         self._slots.add(self._slots.new(slots))
 
     def offload(self, name: str, tensor: torch.Tensor) -> _NullTransfer:
@@ -168,6 +169,12 @@ class NullTier:
         view = self._content[name][:nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         self._slots.write(name, view)
         return view
+
+    def keep(self, name: str, tensor: torch.Tensor) -> None:
+        """See `HostMemory`."""
+        content = self.content(name, tensor)
+        if content.data_ptr() != tensor.data_ptr():
+            content.copy_(tensor)
 
     def written(self, name: str) -> bool:
         """See `Tier`."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from stowage.stages.device.heap import return_freed_memory
 from stowage.stages.device.tiers.base import Tier
+from stowage.stages.device.tiers.cuda_lanes import CudaLanes
 from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
+from stowage.stages.device.tiers.staged import StagedTier
 from stowage.stages.ir.errors import PlanMismatchError
 
 HEAP_BYTES = 4 << 20
@@ -15,13 +19,15 @@ HEAP_BYTES = 4 << 20
 
 
 def open_tier(kind: str, folder: str | Path | None) -> Tier:
-    """Pinned host memory below `cuda`; below `cpu` a file in `folder`, and freed memory goes back to the system.
+    """Below `cuda` pinned host memory, with a file in `folder` behind it if that is named; below `cpu` the file alone,
+    and freed memory goes back to the system.
 
     Raises:
         StowageError: the folder cannot be used, or there is none.
     """
     if kind != "cpu":
-        return PinnedTier()
+        host = PinnedTier(kind)
+        return host if folder is None else StagedTier(host, DiskTier(folder, lanes=CudaLanes(torch.device(kind))))
     if folder is None:
         raise PlanMismatchError("The plan offloads to disk, and offload_dir is empty: name the folder, or plan again.")
     return_freed_memory(HEAP_BYTES)

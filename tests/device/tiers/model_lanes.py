@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ class ModelLanes:
     """See `DeviceLanes`. Nothing happens before `drain`: the host is ahead of the device by as much as can be.
 
     `choose` picks, among the streams that can go on, whose next work is done. `ignored` holds (stream, other stream):
-    waits of one for the other are forgotten, to show that they are needed.
+    waits of one for the other are forgotten, to show that they are needed. Threads take turns.
     """
 
     kind = "cpu"
@@ -34,6 +35,7 @@ class ModelLanes:
         self._choose = choose
         self._places = 0
         self._source: dict[Event, str] = {}
+        self._turn = threading.RLock()
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
@@ -46,8 +48,9 @@ class ModelLanes:
 
     def record(self, stream: str) -> Event:
         event = Event()
-        self._source[event] = stream
-        self.queues[stream].append(lambda: self._reach(event))
+        with self._turn:
+            self._source[event] = stream
+            self.queues[stream].append(lambda: self._reach(event))
         return event
 
     def _reach(self, event: Event) -> None:
@@ -56,17 +59,24 @@ class ModelLanes:
 
     def wait(self, stream: str, event: Event) -> None:
         if (stream, self._source[event]) not in self.ignored:
-            self.queues[stream].append(event)
+            with self._turn:
+                self.queues[stream].append(event)
 
     def copy(self, stream: str, destination: torch.Tensor, source: torch.Tensor) -> None:
-        self.queues[stream].append(lambda: destination.copy_(source))
+        with self._turn:
+            self.queues[stream].append(lambda: destination.copy_(source))
 
     def run(self, work: Callable[[], object]) -> None:
         """A kernel on the compute stream."""
-        self.queues["compute"].append(work)
+        with self._turn:
+            self.queues["compute"].append(work)
 
     def done(self, event: Event) -> bool:
         return event.complete
+
+    def finish(self, event: Event) -> None:
+        while not event.complete:
+            self._one()
 
     def time_s(self, event: Event) -> float:
         return float(event.place)
@@ -77,8 +87,14 @@ class ModelLanes:
     def drain(self) -> None:
         """Do all work."""
         while any(self.queues.values()):
+            self._one()
+
+    def _one(self) -> None:
+        with self._turn:
             ready = [name for name, q in self.queues.items() if q and (not isinstance(q[0], Event) or q[0].complete)]
-            assert ready, "streams wait for each other"
+            if not ready:
+                assert not any(self.queues.values()), "streams wait for each other"
+                return
             first = self.queues[self._choose(ready)].popleft()
             if not isinstance(first, Event):
                 first()

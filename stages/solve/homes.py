@@ -1,0 +1,69 @@
+"""Where what leaves the device lives: in the host, and on the disk behind it what has no room there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.machine import TierState
+from stowage.stages.simulate.plan import Step
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What a plan moves.
+
+    Attributes:
+        copies: storage -> copies and reads of it by updates in one iteration, all that has a place below.
+        gradients: those that only go down, for updates by the CPU: they stay in the host.
+        update_bytes: the most that an update by the CPU changes.
+    """
+
+    copies: Counter[int]
+    gradients: frozenset[int]
+    update_bytes: int
+
+    @staticmethod
+    def of(steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]) -> Moving:
+        """Of a plan without homes."""
+        copies = Counter(dict.fromkeys(state.below | state.copied, 0))
+        copies.update(s.storage for s in steps if s.kind in ("offload", "reload"))
+        gradients: set[int] = set()
+        update_bytes = 0
+        for node in (nodes[s.node] for s in steps if s.kind == "update"):
+            changed = copies.keys() & set(node.mutates)
+            copies.update(dict.fromkeys(changed, 2))
+            gradients |= copies.keys() & (set(node.reads) - set(node.mutates))
+            update_bytes = max(update_bytes, sum(sizes[s] for s in changed))
+        return Moving(copies, frozenset(gradients), update_bytes)
+
+
+def storages_on_disk(moving: Moving, sizes: Sequence[int], wanted: frozenset[int], host_bytes: int) -> frozenset[int]:
+    """Storages with their place on the disk behind the host.
+
+    What is wanted there goes there first; then, while the host is too full, what is copied least; and what is copied
+    most comes back while there is room. An update of what is on the disk reads it into the host: room is left for that.
+
+    Args:
+        moving: the plan.
+        sizes: bytes of each storage.
+        wanted: a first choice.
+        host_bytes: room in the host.
+    """
+    everything = moving.copies.keys() - moving.gradients
+    on_disk = set(everything & wanted)
+    room = host_bytes - sum(sizes[s] for s in moving.copies if s not in on_disk)
+    if sum(sizes[s] for s in moving.copies) > host_bytes:
+        room -= moving.update_bytes
+    for storage in sorted(everything - on_disk, key=lambda s: (moving.copies[s], -sizes[s], s)):
+        if room >= 0:
+            break
+        on_disk.add(storage)
+        room += sizes[storage]
+    for storage in sorted(on_disk, key=lambda s: (-moving.copies[s], -sizes[s], s)):
+        if sizes[storage] <= room:
+            on_disk.discard(storage)
+            room -= sizes[storage]
+    return frozenset(on_disk)
