@@ -51,7 +51,7 @@ class _Candidate:
     peak_bytes: int
 
 
-def _program(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
+def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
     taken = taken_gradients(trace.calls)
     storage_of = [v.storage for v in trace.values]
     waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")
@@ -68,7 +68,7 @@ def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
 
     Additions to waiting gradients take place during backward, as eager's do.
     """
-    program = _program(trace, nodes)
+    program = program_of(trace, nodes)
     program = Program(program.storages, nodes, program.keep)
     late = [n.phase == "update" and trace.calls[n.calls[0]].target != ADD for n in nodes]
     order = [n for n in nodes if not late[n.node]] + [n for n in nodes if late[n.node]]
@@ -172,7 +172,7 @@ def solve_plan(
         Infeasible: with the smallest budget for which a plan was found.
         TableError: options are missing.
     """
-    program = _program(trace, nodes)
+    program = program_of(trace, nodes)
     chain = Chain(blocks, nodes, options)
     race = _Race(program, chain, device_budget_bytes)
     everything = race.candidate("keep_all", [Execution(n.node, "keep") for n in nodes], polish=False)
