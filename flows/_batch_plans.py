@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from stowage.flows._planning import Effort, block_options, cost_step, plan_step
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible, TraceError, mib
 from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, FractionalBatch, fractional_batch
-from stowage.stages.trace import MicroBatch, Recorded, record_step
+from stowage.stages.solve import Below, FractionalBatch, fractional_batch, growth_of
+from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss
 from stowage.stages.workload.resize import resized
@@ -140,12 +143,14 @@ class BatchPlanner:
                 )
                 budget = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
                 options = block_options(costed.variants, self.home, self.effort)
+                larger = self._tables(2 * self.samples)
                 estimates = [
                     fractional_batch(
                         v.trace,
                         v.nodes,
                         v.blocks,
                         options,
+                        growth=growth_of(v.trace, larger[v.name]),
                         sample=self.samples,
                         largest=largest,
                         device_budget_bytes=budget,
@@ -173,9 +178,28 @@ class BatchPlanner:
             self._recorded[size] = recorded
         return self._recorded[size]
 
+    def _tables(self, size: int) -> dict[str, TraceTables]:
+        """Trace and rewrites of another batch, unprofiled."""
+        with self._tracing(size):
+            recorded = self._record(size)
+            trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=self.micro_batch)
+        return variants_of(trace)
+
+    @contextlib.contextmanager
+    def _tracing(self, size: int) -> Iterator[None]:
+        """Say which size cannot be traced."""
+        try:
+            yield
+        except TraceError as error:
+            raise TraceError(
+                f"The model was traced with {self.samples} samples and cannot be with {size}: {error} If the batch has "
+                "its samples elsewhere than along the first dimension, pass resize(batch, size)."
+            ) from error
+
     def _plan(self, size: int, budget: int) -> BatchPlan:
         try:
-            recorded = self._record(size)
+            with self._tracing(size):
+                recorded = self._record(size)
             with without_autocast():
                 planned = plan_step(
                     self.model,
@@ -192,11 +216,6 @@ class BatchPlanner:
                     target=self.target,
                     below=self.below,
                 )
-        except TraceError as error:
-            raise TraceError(
-                f"The model was traced with {self.samples} samples and cannot be with {size}: {error} If the batch has "
-                "its samples elsewhere than along the first dimension, pass resize(batch, size)."
-            ) from error
         except Infeasible as infeasible:
             if size == 1:
                 raise

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from stowage.flows._papers import MACHINES, PaperMachine
-from stowage.flows._planning import plan_step, target_device
+from stowage.flows._planning import plan_step, processor_s, target_device
 from stowage.flows._project import find_root, stage_environment
 from stowage.stages.ir.errors import MIB, StowageError
 from stowage.stages.workload import build_workload
@@ -81,6 +81,7 @@ class BigPlan:
         label: what was planned, and for which device.
         stages: seconds by stage, in order; `model` is building it.
         total_s: from nothing to `step.py`, building the model included.
+        processor_s: of it on processors, child processes included: less than `total_s` where others were busy.
         process_bytes: highest resident memory of the planning process.
         parameter_bytes: what the weights alone would take.
         calls, distinct_calls, blocks: size of the problem.
@@ -91,6 +92,7 @@ class BigPlan:
     label: str
     stages: dict[str, float]
     total_s: float
+    processor_s: float
     process_bytes: int
     parameter_bytes: int
     calls: int
@@ -105,7 +107,7 @@ class BigPlan:
 def plan_big(name: str) -> BigPlan:
     """Plan one of `MODELS` with empty stores, in this process."""
     big = MODELS[name]
-    marks = [("model", time.perf_counter())]
+    marks, used = [("model", time.perf_counter())], processor_s()
     overrides = {"dtype": big.dtype} | big.overrides
     workload = build_workload(
         "llama", overrides, batch_size=big.batch_size, sequence_length=big.length, seed=0, fake=True
@@ -132,6 +134,7 @@ def plan_big(name: str) -> BigPlan:
         label=f"{big.label}, {big.batch_size} × {big.length}, {target.name}",
         stages={stage: end - start for (stage, start), end in zip(marks, ends, strict=True)},
         total_s=ended - marks[0][1],
+        processor_s=processor_s() - used,
         process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         parameter_bytes=sum(s.nbytes for s in planned.trace.storages if s.role == "parameter"),
         calls=len(planned.trace.calls),
@@ -170,7 +173,7 @@ def describe(plan: BigPlan) -> str:
     return (
         f"{plan.label}: {plan.calls} calls ({plan.distinct_calls} distinct), {plan.blocks} blocks, budget "
         f"{plan.budget_bytes / MIB:,.0f} MiB, predicted peak {plan.peak_bytes / MIB:,.0f} MiB, {plan.overhead:.3f} × "
-        f"the lower bound; planned in {plan.total_s:.0f} s ({stages}) to {plan.lines} lines of step.py, in a process "
+        f"the lower bound; planned in {plan.total_s:.0f} s ({stages}; {plan.processor_s:.0f} s of processor time) to {plan.lines} lines of step.py, in a process "
         f"of {process} where the weights alone take {weights}."
     )
 

@@ -87,6 +87,12 @@ class Planned:
     eager_peak_bytes: int
 
 
+def processor_s() -> float:
+    """Processor time of this process and of its children that have ended, so far."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 def home_folder(cache_dir: str | Path | None) -> Path:
     """Where costs, options and plans of `fit` live: the argument, `STOWAGE_HOME`, or the user's cache folder."""
     return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))

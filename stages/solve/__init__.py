@@ -1,6 +1,6 @@
 """Choose the plan of the whole iteration within the device budget."""
 
-from stowage.stages.solve.batch import FractionalBatch, fractional_batch
+from stowage.stages.solve.batch import FractionalBatch, fractional_batch, growth_of
 from stowage.stages.solve.offload import Below
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
 from stowage.stages.solve.tiers import tier_below
@@ -13,6 +13,7 @@ __all__ = [
     "Variant",
     "eager_peak_bytes",
     "fractional_batch",
+    "growth_of",
     "solve_plan",
     "solve_variants",
     "tier_below",

@@ -7,8 +7,9 @@
 | σ | `share` | b / n | – |
 | T, S, A, O | options of the chain | time, saved bytes, peaks, offloaded bytes: proportional to b | s, bytes |
 
-As in the thesis everything that is made from the batch is proportional to b, times of forward and backward included.
-What is not: parameters, their gradients, optimizer states, buffers, casts of weights, and updates.
+Sizes at b follow from traces of two batches; what does not change between them is fixed: parameters, their gradients,
+optimizer states, casts of weights. Times of forward and backward are proportional to b, as in the thesis; updates take
+the same time for every batch.
 
 Two estimates, and the better one counts:
 
@@ -38,6 +39,7 @@ from stowage.stages.formulations.o_ilp_problem import (
 )
 from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
@@ -71,7 +73,7 @@ class FractionalBatch:
 
 @dataclass(frozen=True)
 class _Amounts:
-    """Bytes in memory all the time and seconds outside the blocks, in two parts."""
+    """Bytes in memory all the time and seconds outside the blocks: fixed, and proportional to the batch."""
 
     fixed_bytes: int
     batch_bytes: int
@@ -85,6 +87,7 @@ def fractional_batch(
     blocks: Sequence[Block],
     options: Sequence[Option],
     *,
+    growth: Sequence[int],
     sample: int,
     largest: int,
     device_budget_bytes: int,
@@ -96,12 +99,12 @@ def fractional_batch(
 
     Args:
         trace, nodes, blocks, options: of a batch of `sample` samples.
+        growth: of each storage the bytes that are proportional to the batch; see `growth_of`.
         device_budget_bytes, method, seed, below: see `solve_plan`.
     """
     chain = Chain(blocks, nodes, options)
-    growing = of_batch(trace, nodes)
-    lean = _without_fixed(chain, growing, nodes, options)
-    amounts = _amounts(trace, nodes, growing)
+    lean = growing_chain(chain, growth, nodes, options)
+    amounts = batch_amounts(trace, nodes, growth)
     found: list[FractionalBatch | None] = []
     if method != "offmate":
         found.append(_by_rotor(chain, lean, amounts, sample, largest, device_budget_bytes))
@@ -114,26 +117,30 @@ def fractional_batch(
     return min((f for f in found if f is not None), key=lambda f: f.time_per_sample_s, default=None)
 
 
-def of_batch(trace: TraceTables, nodes: Sequence[ComputeNode]) -> frozenset[int]:
-    """Storages whose size is proportional to the batch: the batch and what is made from it, gradients of parameters
-    excepted. Casts of weights, masks and positions are not made from it."""
-    gradients = {trace.values[g.gradient_value].storage for g in trace.gradients if g.gradient_value >= 0}
-    found = {s.storage for s in trace.storages if s.role == "input"}
-    for node in nodes:
-        if node.phase != "update" and not found.isdisjoint(node.reads):
-            found.update(node.creates)
-    return frozenset(found - gradients)
+def growth_of(trace: TraceTables, larger: TraceTables) -> list[int]:
+    """Of each storage of `trace` the bytes that are proportional to the batch; `larger` is of twice as many samples.
+
+    Raises:
+        TraceError: the two are not the same computation.
+    """
+    names = [[(s.role, s.name) for s in t.storages] for t in (trace, larger)]
+    if names[0] != names[1] or [c.target for c in trace.calls] != [c.target for c in larger.calls]:
+        raise TraceError(
+            "The model computes something else for twice as many samples, so that the best batch cannot be estimated: "
+            "pass a larger batch as the sample."
+        )
+    return [after.nbytes - before.nbytes for before, after in zip(trace.storages, larger.storages, strict=True)]
 
 
-def _without_fixed(
-    chain: Chain, growing: frozenset[int], nodes: Sequence[ComputeNode], options: Sequence[Option]
+def growing_chain(
+    chain: Chain, growth: Sequence[int], nodes: Sequence[ComputeNode], options: Sequence[Option]
 ) -> list[ChainBlock]:
     """The chain without what does not grow: the same schedules, costed with only what is proportional to the batch."""
     blocks = []
     for b, block in enumerate(chain.blocks):
         graph = chain.graph(b)
         allocations = tuple(
-            a if s in growing else replace(a, nbytes=0) for a, s in zip(graph.allocations, block.storages, strict=True)
+            replace(a, nbytes=growth[s]) for a, s in zip(graph.allocations, block.storages, strict=True)
         )
         rows = tuple(
             replace(row, time_s=0.0, workspace_bytes=0) if nodes[n].phase == "update" else row
@@ -144,14 +151,15 @@ def _without_fixed(
     return Chain(blocks, nodes, options).chain_blocks
 
 
-def _amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growing: frozenset[int]) -> _Amounts:
+def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequence[int]) -> _Amounts:
+    """What is in memory all the time, and what runs outside the blocks."""
     read = {s for n in nodes if n.block != SHARED for s in n.reads}
     made = {s for n in nodes if n.block == SHARED for s in n.creates} & read
     resident = [s for s in trace.storages if s.role != "temporary" or s.storage in made]
     shared = [n for n in nodes if n.block == SHARED]
     return _Amounts(
-        fixed_bytes=sum(s.nbytes for s in resident if s.storage not in growing),
-        batch_bytes=sum(s.nbytes for s in resident if s.storage in growing),
+        fixed_bytes=sum(s.nbytes - growth[s.storage] for s in resident),
+        batch_bytes=sum(growth[s.storage] for s in resident),
         fixed_s=sum(n.time_s for n in shared if n.phase == "update"),
         batch_s=sum(n.time_s for n in shared if n.phase != "update"),
     )
@@ -196,10 +204,10 @@ def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
     """A block of the chain for `share` times the samples; `lean` is the part of `whole` that grows."""
 
     def nbytes(total: int, part: int) -> int:
-        return math.ceil(share * part) + total - part
+        return total + math.ceil((share - 1) * part)
 
     def seconds(total: float, part: float) -> float:
-        return total if math.isinf(total) else share * part + total - part
+        return total if math.isinf(total) else total + (share - 1) * part
 
     def options(wholes: Sequence[ChainOption], leans: Sequence[ChainOption]) -> list[ChainOption]:
         return [
@@ -257,7 +265,7 @@ def problem_of_one(
 
     Args:
         problem: for `sample` samples; its options are those of `offmate.choices`.
-        lean: see `_without_fixed`.
+        lean: see `growing_chain`.
         batch_bytes: of `problem`'s fixed bytes what is proportional to the batch: inputs, and shared values.
     """
     each = math.ceil(batch_bytes / sample)
