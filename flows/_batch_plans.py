@@ -240,7 +240,7 @@ def plan_around(
         All that was planned, by size.
     """
     low = max(1, min(math.floor(around), largest - 1))
-    found = {size: plan(size) for size in (low, min(low + 1, largest))}
+    found = {size: plan(size) for size in sorted({low, min(low + 1, largest)})}
     if not any(p.plan for p in found.values()):
         fits, fails = 0, low
         while fails - fits > 1:

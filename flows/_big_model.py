@@ -167,14 +167,14 @@ def plan_all(say: Callable[[str], None] = lambda text: None, root: Path | None =
 
 
 def describe(plan: BigPlan) -> str:
-    """Two lines for people."""
+    """A few lines for people."""
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in plan.stages.items())
     process, weights = f"{plan.process_bytes / MIB:,.0f} MiB", f"{plan.parameter_bytes / MIB:,.0f} MiB"
     return (
         f"{plan.label}: {plan.calls} calls ({plan.distinct_calls} distinct), {plan.blocks} blocks, budget "
         f"{plan.budget_bytes / MIB:,.0f} MiB, predicted peak {plan.peak_bytes / MIB:,.0f} MiB, {plan.overhead:.3f} × "
-        f"the lower bound; planned in {plan.total_s:.0f} s ({stages}; {plan.processor_s:.0f} s of processor time) to {plan.lines} lines of step.py, in a process "
-        f"of {process} where the weights alone take {weights}."
+        f"the lower bound; planned in {plan.total_s:.0f} s ({stages}), {plan.processor_s:.0f} s of processor time, to "
+        f"{plan.lines} lines of step.py, in a process of {process} where the weights alone take {weights}."
     )
 
 
