@@ -1,18 +1,22 @@
-"""What people run: `fit` in a script, `stow` on a Hugging Face Trainer; `plan`, `train`, `benchmark` and `compare` from
-a shell or as deployments."""
+"""What people run: `fit` and `best_batch` in a script, `stow` on a Hugging Face Trainer; `plan`, `train`, `batch_size`,
+`benchmark` and `compare` from a shell or as deployments."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stowage.flows._batch_plans import BatchChoice
+    from stowage.flows._best_batch import best_batch
     from stowage.flows._fit import TrainingStep, fit
     from stowage.flows._trainer import stow
     from stowage.stages.runtime.masters import MasterWeights
 
-__all__ = ["MasterWeights", "TrainingStep", "fit", "stow"]
+__all__ = ["BatchChoice", "MasterWeights", "TrainingStep", "best_batch", "fit", "stow"]
 
 _HOME = {
+    "BatchChoice": "stowage.flows._batch_plans",
     "MasterWeights": "stowage.stages.runtime.masters",
     "TrainingStep": "stowage.flows._fit",
+    "best_batch": "stowage.flows._best_batch",
     "fit": "stowage.flows._fit",
     "stow": "stowage.flows._trainer",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,12 @@ class Planned:
     eager_peak_bytes: int
 
 
+def processor_s() -> float:
+    """Processor time of this process and of its children that have ended, so far."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 def home_folder(cache_dir: str | Path | None) -> Path:
     """Where costs, options and plans of `fit` live: the argument, `STOWAGE_HOME`, or the user's cache folder."""
     return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))
@@ -102,6 +108,78 @@ def target_device(kind: str, home: Path) -> DeviceDescription:
         description = device.describe(str(home))
         write_record(path, description)
         return description
+
+
+@dataclass(frozen=True)
+class Costed:
+    """A step that is traced, profiled and cut: what planning chooses from, before any budget.
+
+    Attributes:
+        target: the device.
+        variants: the trace and its rewrites, with nodes and blocks.
+        eager_peak_bytes: see `Planned`.
+    """
+
+    target: DeviceDescription
+    variants: list[Variant]
+    eager_peak_bytes: int
+
+
+def cost_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | None,
+    home: Path,
+    objective: Objective | None = None,
+    recorded: Recorded | None = None,
+    micro_batch: MicroBatch | None = None,
+    largest: MicroBatch | None = None,
+    costs: str = "measured",
+    effort: Effort | None = None,
+    notices: list[str] | None = None,
+    target: DeviceDescription | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
+    progress: Progress = lambda stage: None,
+) -> Costed:
+    """Trace → profile → partition; see `plan_step`."""
+    effort = effort or Effort()
+    progress("trace")
+    if recorded is None:
+        recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
+        if notices is not None:
+            notices.extend(recorded.notices)
+    trace = with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch)
+    progress("profile")
+    target = target or target_device(trace.meta.device, home)
+    traces = variants_of(trace)
+    whole = trace if largest is None else with_updates(recorded, model, optimizer=optimizer, micro_batch=largest)
+    known = profile_variants(
+        [*traces.values(), *([whole] if largest is not None else [])],
+        target,
+        CostStore(home / "costs"),
+        costs="roofline" if costs == "roofline" else "measured",
+        seconds_per_call=effort.seconds_per_call,
+        min_samples=effort.min_samples,
+    )
+    progress("partition")
+    by_signature = {c.signature: c for c in known}
+    variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
+    eager = eager_peak_bytes(whole, variants[0].nodes if whole is trace else make_blocks(whole, by_signature)[0])
+    return Costed(target, variants, eager)
+
+
+def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
+    """Schedules of every distinct block."""
+    by_hash = options_for_blocks(
+        [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
+        OptionStore(home / "options"),
+        size=effort.grid,
+        settings=effort.solver,
+        workers=os.cpu_count() or 1,
+    )
+    return [option for found in by_hash.values() for option in found]
 
 
 def plan_step(
@@ -147,28 +225,24 @@ def plan_step(
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
     effort = effort or Effort()
-    progress("trace")
-    if recorded is None:
-        recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
-        if notices is not None:
-            notices.extend(recorded.notices)
-    trace = with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch)
-    progress("profile")
-    target = target or target_device(trace.meta.device, home)
-    traces = variants_of(trace)
-    whole = trace if largest is None else with_updates(recorded, model, optimizer=optimizer, micro_batch=largest)
-    known = profile_variants(
-        [*traces.values(), *([whole] if largest is not None else [])],
-        target,
-        CostStore(home / "costs"),
-        costs="roofline" if costs == "roofline" else "measured",
-        seconds_per_call=effort.seconds_per_call,
-        min_samples=effort.min_samples,
+    costed = cost_step(
+        model,
+        batch,
+        loss=loss,
+        optimizer=optimizer,
+        home=home,
+        objective=objective,
+        recorded=recorded,
+        micro_batch=micro_batch,
+        largest=largest,
+        costs=costs,
+        effort=effort,
+        notices=notices,
+        target=target,
+        layouts=layouts,
+        progress=progress,
     )
-    progress("partition")
-    by_signature = {c.signature: c for c in known}
-    variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
-    eager = eager_peak_bytes(whole, variants[0].nodes if whole is trace else make_blocks(whole, by_signature)[0])
+    target, variants, eager = costed.target, costed.variants, costed.eager_peak_bytes
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None
@@ -177,14 +251,7 @@ def plan_step(
     options: list[Option] = []
     if solved is None:
         progress("options")
-        by_hash = options_for_blocks(
-            [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
-            OptionStore(home / "options"),
-            size=effort.grid,
-            settings=effort.solver,
-            workers=os.cpu_count() or 1,
-        )
-        options = [option for found in by_hash.values() for option in found]
+        options = block_options(variants, home, effort)
         progress("solve")
         solved = solve_variants(
             variants,

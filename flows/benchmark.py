@@ -4,7 +4,8 @@ python -m stowage.flows.benchmark                 the main job of params.yaml: p
                                                   PyTorch and the model's own gradient checkpointing
 python -m stowage.flows.benchmark --rounds 11     more rounds, steadier medians
 python -m stowage.flows.benchmark --cold          the same with empty stores: the first plan is made from nothing
-python -m stowage.flows.benchmark --big           time planning Llama2-7B, float32, without its weights in memory
+python -m stowage.flows.benchmark --big           time planning Llama2-7B and Llama-3-70B without weights in memory
+python -m stowage.flows.benchmark --growth        time every stage of planning for 8 to 128 layers, and plot it
 python -m stowage.flows.benchmark --quarter       train in a quarter of the memory that plain PyTorch needs, by the
                                                   kernel's judgement
 python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate preprint on its machines
@@ -226,16 +227,24 @@ def markdown_of(rows: list[BenchmarkRow]) -> str:
 def main(
     rounds: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 7,
     cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
-    big: Annotated[bool, typer.Option(help="Instead, time planning Llama2-7B without its weights.")] = False,
+    big: Annotated[bool, typer.Option(help="Instead, time planning Llama2-7B and Llama-3-70B.")] = False,
+    growth: Annotated[bool, typer.Option(help="Instead, time planning of 8 to 128 layers.")] = False,
     quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
     papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
         if big:
-            from stowage.flows._big_model import describe, plan_llama2_7b  # imports torch
+            from stowage.flows._big_model import plan_all  # imports torch
 
-            typer.echo(describe(plan_llama2_7b()))
+            plans = [asdict(plan) for plan in plan_all(typer.echo)]
+            text = json.dumps(plans, indent=2) + "\n"
+            write_atomically(find_root() / OUT / "big.json", text.encode())
+            return
+        if growth:
+            from stowage.flows._growth import run_growth
+
+            typer.echo(run_growth(find_root() / OUT, typer.echo))
             return
         if quarter:
             from stowage.flows._quarter import run_quarter

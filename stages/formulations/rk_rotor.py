@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Slots = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -77,22 +78,31 @@ class ChainStep:
 
 
 class RkRotor:
-    """The table of Algorithm 5, for every memory from 0 to `slots` slots of `slot_bytes`."""
+    """The table of Algorithm 5, for every memory from 0 to `slots` slots of `slot_bytes`.
+
+    Sub-problems over equal blocks are equal, so that a model of equal layers has few: they share a row of the table.
+    """
 
     def __init__(self, blocks: Sequence[ChainBlock], slots: int, slot_bytes: int) -> None:
         self.blocks = blocks
         self.slots = slots
         self.slot_bytes = slot_bytes
-        count = len(blocks)
-        self._opt: Floats = np.full((count, count, slots + 1), np.inf)
+        self._row, distinct = _equal_subproblems(blocks)
+        self._opt: Floats = np.full((len(distinct), slots + 1), np.inf)
         self._fast_time, self._fast_need = self._fast_forwards()
-        self._input = [self._up(b.input_bytes) for b in blocks]
-        self._solve()
+        self._input = np.array([self._up(b.input_bytes) for b in blocks], dtype=np.int64)
+        # Algorithm 5: (2.22) for every sub-problem, short ones first.
+        memory = np.arange(slots + 1)
+        for row, (s, t) in enumerate(distinct):
+            best = self._first_case(s, t, memory).min(axis=0)
+            if t > s:
+                best = np.minimum(best, self._second_case(s, t, memory).min(axis=0))
+            self._opt[row] = best
 
     def _up(self, nbytes: int) -> int:
         return -(-nbytes // self.slot_bytes)
 
-    def _fast_forwards(self) -> tuple[Floats, NDArray[np.int64]]:
+    def _fast_forwards(self) -> tuple[Floats, Slots]:
         """Time and need in bytes of F^0_s … F^0_{i-1}, for every s < i; x_s is not counted."""
         count = len(self.blocks)
         time = np.full((count, count + 1), np.inf)
@@ -106,7 +116,7 @@ class RkRotor:
                 time[s, i], need[s, i] = total, high
         return time, need
 
-    def _options(self, s: int, t: int) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    def _options(self, s: int, t: int) -> tuple[Floats, Slots, Slots]:
         """Times, kept slots and needed slots of block s's options inside sub-problem s..t (validity of 2.20)."""
         tail = s == t and t < len(self.blocks) - 1
         options = self.blocks[s].tail_options if tail else self.blocks[s].options
@@ -119,47 +129,34 @@ class RkRotor:
             np.array(need, dtype=np.int64),
         )
 
-    def _first_case(self, s: int, t: int) -> Floats:
+    def _first_case(self, s: int, t: int, memory: Slots) -> Floats:
         """(2.20): block s runs once, with option o; rows are options, columns memory."""
         time, save, need = self._options(s, t)
-        memory = np.arange(self.slots + 1)
         valid = memory[None, :] >= need[:, None]
         if s == t:
             return np.where(valid, time[:, None], np.inf)
         left = memory[None, :] - save[:, None]
-        rest = np.where(left >= 0, self._opt[s + 1, t][np.maximum(left, 0)], np.inf)
+        rest = np.where(left >= 0, self._opt[self._row[s + 1, t]][np.maximum(left, 0)], np.inf)
         return np.where(valid, time[:, None] + rest, np.inf)
 
-    def _second_case(self, s: int, t: int) -> Floats:
+    def _second_case(self, s: int, t: int, memory: Slots) -> Floats:
         """(2.21): blocks s..i−1 run fast, x_i is kept; rows are i = s+1..t, columns memory."""
         waiting = self.blocks[t].gradient_bytes + self.blocks[t].resident_bytes
-        memory = np.arange(self.slots + 1)
         borders = np.arange(s + 1, t + 1)
         need = -(-(self._fast_need[s, borders] + waiting) // self.slot_bytes)
-        kept = np.array([self._input[i] for i in borders], dtype=np.int64)
-        left = memory[None, :] - kept[:, None]
-        after = np.where(left >= 0, self._opt[borders[:, None], t, np.maximum(left, 0)], np.inf)
-        total = self._fast_time[s, borders][:, None] + after + self._opt[s, borders - 1]
+        left = memory[None, :] - self._input[borders][:, None]
+        after = np.where(left >= 0, self._opt[self._row[borders, t][:, None], np.maximum(left, 0)], np.inf)
+        before = self._opt[self._row[s, borders - 1][:, None], memory[None, :]]
+        total = self._fast_time[s, borders][:, None] + after + before
         return np.where(memory[None, :] >= need[:, None], total, np.inf)
-
-    def _solve(self) -> None:
-        """Algorithm 5: (2.22) for every sub-problem, short ones first."""
-        count = len(self.blocks)
-        for length in range(count):
-            for s in range(count - length):
-                t = s + length
-                best = self._first_case(s, t).min(axis=0)
-                if length:
-                    best = np.minimum(best, self._second_case(s, t).min(axis=0))
-                self._opt[s, t] = best
 
     def time_s(self, slots: int) -> float:
         """Opt(0, L−1, slots), infinite when infeasible."""
-        return float(self._opt[0, len(self.blocks) - 1, slots])
+        return float(self._opt[self._row[0, -1], slots])
 
     def smallest_slots(self) -> int | None:
         """Fewest slots for which a sequence exists, or None if `slots` is too few."""
-        feasible = np.flatnonzero(np.isfinite(self._opt[0, len(self.blocks) - 1]))
+        feasible = np.flatnonzero(np.isfinite(self._opt[self._row[0, -1]]))
         return int(feasible[0]) if len(feasible) else None
 
     def sequence(self, slots: int) -> list[ChainStep]:
@@ -172,9 +169,10 @@ class RkRotor:
                 steps.append(item)
                 continue
             s, t, m = item
-            first = self._first_case(s, t)[:, m]
+            memory = np.array([m])
+            first = self._first_case(s, t, memory)[:, 0]
             option = int(first.argmin())
-            second = self._second_case(s, t)[:, m] if t > s else np.array([np.inf])
+            second = self._second_case(s, t, memory)[:, 0] if t > s else np.array([np.inf])
             if first[option] <= second.min():
                 tail = s == t and t < len(self.blocks) - 1
                 todo: list[tuple[int, int, int] | ChainStep] = [ChainStep("forward", s, option, tail)]
@@ -186,6 +184,31 @@ class RkRotor:
                 todo = [ChainStep("fast", s)]
                 for j in range(s + 1, i):
                     todo += [ChainStep("fast", j), ChainStep("drop", j)]
-                todo += [(i, t, m - self._input[i]), ChainStep("drop", i), (s, i - 1, m)]
+                todo += [(i, t, m - int(self._input[i])), ChainStep("drop", i), (s, i - 1, m)]
             stack.extend(reversed(todo))
         return steps
+
+
+def _equal_subproblems(blocks: Sequence[ChainBlock]) -> tuple[Slots, list[tuple[int, int]]]:
+    """(s, t) -> a number that equal sub-problems share, and the first (s, t) of each number, short ones first.
+
+    A sub-problem is known by its blocks, and by whether its last block is that of the chain.
+    """
+    count = len(blocks)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = []
+    for b in blocks:
+        costs = (b.input_bytes, b.gradient_bytes, b.resident_bytes, b.fast_time_s, b.fast_peak_bytes)
+        kind.append(kinds.setdefault((*costs, tuple(b.options), tuple(b.tail_options)), len(kinds)))
+    row = np.full((count, count), -1, dtype=np.int64)
+    numbers: dict[tuple[int, int], int] = {}
+    distinct: list[tuple[int, int]] = []
+    for length in range(count):
+        for s in range(count - length):
+            t = s + length
+            rest = int(row[s + 1, t]) if length else -1 - (t == count - 1)
+            number = numbers.setdefault((kind[s], rest), len(numbers))
+            if number == len(distinct):
+                distinct.append((s, t))
+            row[s, t] = number
+    return row, distinct

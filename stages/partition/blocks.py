@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
@@ -186,13 +187,29 @@ def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> lis
         if end < block and storage not in crossing and block != SHARED:
             staying[storage] = (block, end)
 
+    members: dict[int, list[ComputeNode]] = defaultdict(list)
+    for node in nodes:
+        members[node.block].append(node)
+    made_by: dict[int, set[int]] = defaultdict(set)
+    consumed: dict[int, list[int]] = defaultdict(list)
+    # Bytes that are in memory in the backward of blocks below `made` down to `end`, as differences.
+    change = [0] * (count + 1)
+    for storage, (made, end) in staying.items():
+        made_by[made].add(storage)
+        consumed[end].append(storage)
+        if made > max(end, 0):
+            change[made - 1] += trace.storages[storage].nbytes
+            if end > 0:
+                change[end - 1] -= trace.storages[storage].nbytes
+    resident = list(accumulate(reversed(change[:count])))[::-1]
+
     blocks: list[Block] = []
     for block in range(count):
-        inside = [n for n in nodes if n.block == block]
+        inside = members[block]
         created = {s for n in inside for s in n.creates}
         incoming = chain.cuts[block].gradients if block < count - 1 else ()
         outgoing = set(chain.cuts[block - 1].gradients if block else ())
-        outgoing |= {s for s, (made, _) in staying.items() if made == block} | (final & created)
+        outgoing |= made_by[block] | (final & created)
         output = (chain.cuts[block].storage,) if block < count - 1 else ()
         graph, numbers, storages = _graph(inside, output, incoming, outgoing, trace)
         blocks.append(
@@ -203,10 +220,8 @@ def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> lis
                 nodes=numbers,
                 storages=storages,
                 label=_label(inside, trace),
-                resident_bytes=sum(
-                    trace.storages[s].nbytes for s, (made, end) in staying.items() if made > block and end <= block
-                ),
-                consumed=tuple(sorted(s for s, (made, end) in staying.items() if end == block)),
+                resident_bytes=resident[block],
+                consumed=tuple(sorted(consumed[block])),
             )
         )
     return blocks

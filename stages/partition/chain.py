@@ -258,13 +258,14 @@ def _reads_by_position(
 
 def _merge_small(cuts: list[Cut], effective: list[int], smallest: int) -> list[Cut]:
     """Drop borders so that every block has at least `smallest` forward nodes, as far as its neighbours allow."""
+    positions = sorted(effective)
     kept: list[Cut] = []
-    start = -1
+    before = 0
     for cut in cuts:
-        inside = sum(1 for e in effective if start < e <= cut.forward_position)
-        if inside >= smallest:
+        until = bisect_right(positions, cut.forward_position)
+        if until - before >= smallest:
             kept.append(cut)
-            start = cut.forward_position
-    while kept and sum(1 for e in effective if e > kept[-1].forward_position) < smallest:
+            before = until
+    while kept and len(positions) - bisect_right(positions, kept[-1].forward_position) < smallest:
         kept.pop()
     return kept

@@ -1,8 +1,20 @@
 """Choose the plan of the whole iteration within the device budget."""
 
+from stowage.stages.solve.batch import FractionalBatch, fractional_batch, growth_of
 from stowage.stages.solve.offload import Below
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
 from stowage.stages.solve.tiers import tier_below
 from stowage.stages.solve.variants import Variant, solve_variants
 
-__all__ = ["Below", "Solved", "Variant", "eager_peak_bytes", "solve_plan", "solve_variants", "tier_below"]
+__all__ = [
+    "Below",
+    "FractionalBatch",
+    "Solved",
+    "Variant",
+    "eager_peak_bytes",
+    "fractional_batch",
+    "growth_of",
+    "solve_plan",
+    "solve_variants",
+    "tier_below",
+]

@@ -99,6 +99,7 @@ class Chain:
                 raise TableError(f"Block {block.block} ({block.block_hash}) has no options: run the options stage.")
         self._graphs = {b.block_hash: BlockGraph.from_json(b.graph) for b in blocks}
         self._tails: dict[tuple[str, int], BlockSchedule] = {}
+        self._computed: dict[tuple[str, str, int, bool], tuple[int, ...]] = {}
 
     def graph(self, block: int) -> BlockGraph:
         """The block's graph."""
@@ -173,20 +174,30 @@ class Chain:
             block = self.blocks[step.block]
             cycle = 2 * len(self.blocks) - 1 - step.block if step.kind == "backward" else step.block
             if step.kind == "fast":
-                actions, label = fast_forward(self.graph(step.block)).forward, f"F{step.block} fast"
+                label = f"F{step.block} fast"
             else:
-                option = self.options[block.block_hash][step.option]
-                schedule = self._tails[block.block_hash, step.option] if step.tail else schedule_of(option)
-                actions = schedule.forward if step.kind == "forward" else schedule.backward
                 label = f"{'F' if step.kind == 'forward' else 'B'}{step.block} option {step.option}"
-            for action in actions:
-                if action.kind == "compute":
-                    node = block.nodes[action.index]
-                    if self.nodes[node].once and node in done:
-                        continue
-                    done.add(node)
-                    found.append(Execution(node, label, cycle))
+            for position in self._positions(step):
+                node = block.nodes[position]
+                if self.nodes[node].once and node in done:
+                    continue
+                done.add(node)
+                found.append(Execution(node, label, cycle))
         return found + tail
+
+    def _positions(self, step: ChainStep) -> tuple[int, ...]:
+        """Nodes of the block that a step runs, by position; the same for equal blocks."""
+        block_hash = self.blocks[step.block].block_hash
+        key = block_hash, step.kind, step.option, step.tail
+        if key not in self._computed:
+            if step.kind == "fast":
+                actions = fast_forward(self.graph(step.block)).forward
+            else:
+                option = self.options[block_hash][step.option]
+                schedule = self._tails[block_hash, step.option] if step.tail else schedule_of(option)
+                actions = schedule.forward if step.kind == "forward" else schedule.backward
+            self._computed[key] = tuple(a.index for a in actions if a.kind == "compute")
+        return self._computed[key]
 
 
 def _with_effects_done(graph: BlockGraph) -> BlockGraph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -33,6 +34,10 @@ class Program:
         self.temporary = frozenset(s.storage for s in storages if s.role == "temporary")
         self.reads = [tuple(s for s in n.reads if s in self.temporary) for n in nodes]
         self.nbytes = [s.nbytes for s in storages]
+        self._sizes = np.array(self.nbytes, dtype=np.int64)
+        self._base = sum(s.nbytes for s in storages if s.role != "temporary")
+        self._workspace = np.array([n.workspace_bytes for n in nodes], dtype=np.int64)
+        self._random = any(n.random for n in nodes)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
@@ -100,26 +105,28 @@ class Program:
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Highest device bytes; the same number as the referee's, without its checks."""
-        base = sum(s.nbytes for s in self.storages if s.role != "temporary")
-        return base + int(self.profile(executions).max(initial=0))
+        return self._base + int(self.profile(executions).max(initial=0))
 
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Bytes above the baseline during each execution, workspace included."""
         change = np.zeros(len(executions) + 1, dtype=np.int64)
-        for (storage, start), end in self.last_uses(executions).items():
-            if start >= 0:
-                change[start] += self.nbytes[storage]
-            if end + 1 <= len(executions):
-                change[end + 1] -= self.nbytes[storage]
+        last = self.last_uses(executions)
+        copies = np.fromiter(chain.from_iterable(last), dtype=np.int64, count=2 * len(last)).reshape(-1, 2)
+        ends = np.fromiter(last.values(), dtype=np.int64, count=len(last)) + 1
+        sizes, starts = self._sizes[copies[:, 0]], copies[:, 1]
+        made, dies = starts >= 0, ends <= len(executions)
+        np.add.at(change, starts[made], sizes[made])
+        np.subtract.at(change, ends[dies], sizes[dies])
         positions: dict[int, list[int]] = defaultdict(list)
-        for position, execution in enumerate(executions):
+        for position, execution in enumerate(executions) if self._random else ():
             if self.nodes[execution.node].random:
                 positions[execution.node].append(position)
         for where in positions.values():
             if len(where) > 1:
                 change[where[0]] += RANDOM_STATE_BYTES
                 change[where[-1] + 1] -= RANDOM_STATE_BYTES
-        workspace = np.array([self.nodes[e.node].workspace_bytes for e in executions], dtype=np.int64)
+        ran = np.fromiter((e.node for e in executions), dtype=np.int64, count=len(executions))
+        workspace = self._workspace[ran]
         found: np.ndarray[tuple[int], np.dtype[np.int64]] = np.cumsum(change)[:-1] + workspace
         return found
 
@@ -128,10 +135,9 @@ class Program:
 
         Removing one frees what it read earlier, which can make room for another: repeat until nothing changes.
         """
-        base = sum(s.nbytes for s in self.storages if s.role != "temporary")
         current = executions
         while True:
-            room = budget_bytes - base - self.profile(current)
+            room = budget_bytes - self._base - self.profile(current)
             removed = self._one_pass(current, room)
             if not removed:
                 return current

@@ -29,9 +29,15 @@ HEADROOM = 1.5
 nominal memory may truly fit."""
 
 
+_SAME = 1e-9
+"""Sums of the same times in another order."""
+
 OFFMATE_SECONDS = 20.0
 OFFMATE_GAP = 0.01
 """Limit and relative gap of one solve of O-ILP."""
+
+POOR = 1.05
+"""Plans of whole tensors that take this much longer than O-ILP's fractions are raced against the fixed policies."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class _Candidate:
     peak_bytes: int
 
 
-def _program(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
+def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
     taken = taken_gradients(trace.calls)
     storage_of = [v.storage for v in trace.values]
     waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")
@@ -68,7 +74,7 @@ def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
 
     Additions to waiting gradients take place during backward, as eager's do.
     """
-    program = _program(trace, nodes)
+    program = program_of(trace, nodes)
     program = Program(program.storages, nodes, program.keep)
     late = [n.phase == "update" and trace.calls[n.calls[0]].target != ADD for n in nodes]
     order = [n for n in nodes if not late[n.node]] + [n for n in nodes if late[n.node]]
@@ -173,7 +179,7 @@ def solve_plan(
         Infeasible: with the smallest budget for which a plan was found.
         TableError: options are missing.
     """
-    program = _program(trace, nodes)
+    program = program_of(trace, nodes)
     chain = Chain(blocks, nodes, options)
     race = _Race(program, chain, device_budget_bytes)
     everything = race.candidate("keep_all", [Execution(n.node, "keep") for n in nodes], polish=False)
@@ -182,31 +188,28 @@ def solve_plan(
     labelled = race.candidate("keep_all", chain.executions(_once(chain)), polish=True)
     if labelled.time_s <= everything.time_s:
         everything = labelled
-    smallest = race.smallest(max(everything.peak_bytes - base, 1), slots) or everything
-    fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
-    policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
-    smallest = min([smallest, everything, *policies], key=lambda p: (p.peak_bytes, p.time_s))
-    smallest = race.below(smallest, base + shared, slots)
-
-    plans: list[_Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
-    if method == "auto":
-        plans.append(everything)
-    if method != "auto" or everything.peak_bytes > device_budget_bytes:
-        plans += race.rockmate(max(device_budget_bytes - base - shared, 1), slots)
-        if method == "auto":
-            plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
+    plans: list[_Candidate] = []
     offloading: list[OffloadPlan] = []
+    moving: list[OffloadPlan] = []
+    smallest: list[Outcome] = []
+    if not method.startswith("offmate"):
+        plans, leanest = _in_memory(race, everything, base + shared, base, slots, method)
+        smallest.append(program.replay(leanest.executions))
+    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes]
     if below is not None and method != "rockmate":
         offloader = Offloader(program, chain, below)
         settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
         preprint = method == "offmate_preprint"
         offloading = list(offmate.plans(offloader, device_budget_bytes, settings, preprint=preprint))
-        offloading += [] if preprint else offloader.fixed()
-    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes and not method.startswith("offmate")]
-    moving = [
-        offloader.shifted(p, device_budget_bytes) for p in offloading if p.outcome.peak_bytes <= device_budget_bytes
-    ]
-    least = min([program.replay(smallest.executions), *(p.outcome for p in offloading)], key=lambda o: o.peak_bytes)
+        fastest = min((p.time_s for p in fitting), default=math.inf)
+        moving = list(_shifted(offloader, offloading, device_budget_bytes, fastest))
+        if not preprint and not any(p.outcome.time_s <= p.fractional_s * POOR for p in moving):
+            policies = list(offloader.fixed())
+            offloading += policies
+            moving += _shifted(offloader, policies, device_budget_bytes, fastest)
+    least = min(smallest + [p.outcome for p in offloading], key=lambda o: o.peak_bytes, default=None)
+    if least is None:
+        least = program.replay(_in_memory(race, everything, base + shared, base, slots, method)[1].executions)
     if not fitting and not moving:
         raise Infeasible(
             budget_bytes=device_budget_bytes,
@@ -240,6 +243,46 @@ def solve_plan(
         ),
         tiered,
     )
+
+
+def _in_memory(
+    race: _Race, everything: _Candidate, overhead_bytes: int, base_bytes: int, slots: int, method: str
+) -> tuple[list[_Candidate], _Candidate]:
+    """Plans without the tier below, and the one that takes least memory.
+
+    Args:
+        race: with the budget.
+        everything: the plan that keeps everything.
+        overhead_bytes: in memory besides what RK-Rotor counts; `base_bytes` of it all the time.
+        slots, method: see `solve_plan`.
+    """
+    chain, budget_bytes = race.chain, race.budget_bytes
+    smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
+    fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
+    policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
+    smallest = min([smallest, everything, *policies], key=lambda p: (p.peak_bytes, p.time_s))
+    smallest = race.below(smallest, overhead_bytes, slots)
+    plans: list[_Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
+    if method == "auto":
+        plans.append(everything)
+    if method != "auto" or everything.peak_bytes > budget_bytes:
+        plans += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
+        if method == "auto":
+            plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
+    return plans, smallest
+
+
+def _shifted(
+    offloader: Offloader, plans: Iterable[OffloadPlan], budget_bytes: int, fastest_s: float
+) -> Iterator[OffloadPlan]:
+    """The plans that fit with their copies hidden, but for those that computing alone makes slower than another."""
+    fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
+    for plan in sorted(fitting, key=lambda p: p.outcome.time_s - p.outcome.wait_s):
+        if plan.outcome.time_s - plan.outcome.wait_s >= fastest_s * (1 + _SAME):
+            return
+        found = offloader.shifted(plan, budget_bytes)
+        fastest_s = min(fastest_s, found.outcome.time_s)
+        yield found
 
 
 def _once(chain: Chain) -> list[ChainStep]:

@@ -10,7 +10,7 @@ from stowage.stages.formulations.rk_rotor import RkRotor
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
-from stowage.stages.solve.select import _program
+from stowage.stages.solve.select import program_of
 from tests.simulate.small_plans import KEEP, NODES, STORAGES
 from tests.solve.prepared import prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
@@ -30,7 +30,7 @@ def leanest(trace: TraceTables) -> tuple[Program, list[Execution]]:
     table = RkRotor(chain.chain_blocks, 120, max(1, nominal // 120))
     least = table.smallest_slots()
     assert least is not None
-    program = _program(trace, prepared.nodes)
+    program = program_of(trace, prepared.nodes)
     return program, program.without_dead(chain.executions(table.sequence(least)))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor
+from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor, _equal_subproblems
 from stowage.stages.solve.policies import fixed_policies, segments
 from tests.solve.chain_machine import peak_of, persistent_schedules, time_of, with_drops
 
@@ -145,3 +145,29 @@ def test_a_hundred_blocks_and_five_hundred_slots() -> None:
         assert math.isfinite(table.time_s(memory))
     assert least < 100
     assert table.time_s(500) < table.time_s(200) < table.time_s(least)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(chains(max_blocks=2), st.integers(2, 4))
+def test_equal_blocks_share_rows_and_change_nothing(blocks: list[ChainBlock], count: int) -> None:
+    """A chain of one repeated block, against every schedule."""
+    repeated = [blocks[0]] * (count - 1) + [blocks[-1]]
+    row, distinct = _equal_subproblems(repeated)
+    if len(blocks) == 2:
+        # Of any length, ending before the last block or with it.
+        assert len(distinct) <= 2 * count - 1
+    assert all(row[s, t] == number for number, (s, t) in enumerate(distinct))
+    all_of_them = [(peak_of(repeated, s), time_of(repeated, s)) for s in persistent_schedules(repeated)]
+    slots = 1 + max((peak for peak, time_s in all_of_them if math.isfinite(time_s)), default=1)
+    table = RkRotor(repeated, slots, 1)
+    for memory in range(slots + 1):
+        best = min((time_s for peak, time_s in all_of_them if peak <= memory), default=math.inf)
+        assert table.time_s(memory) == pytest.approx(best), f"memory {memory}"
+
+
+def test_rows_grow_with_the_chain_not_with_its_square() -> None:
+    option = ChainOption(2.0, 2, 3, 4)
+    block = ChainBlock(1, 1, 0, (option,), (option,), 1.0, 2)
+    other = ChainBlock(2, 1, 0, (option,), (option,), 1.0, 2)
+    for layers in (5, 50):
+        assert len(_equal_subproblems([block, other] * layers)[1]) == 3 * 2 * layers - 3

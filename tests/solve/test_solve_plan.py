@@ -11,7 +11,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import baseline_bytes
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.policies import fixed_policies
-from stowage.stages.solve.select import _program, eager_peak_bytes, solve_plan
+from stowage.stages.solve.select import eager_peak_bytes, program_of, solve_plan
 from tests.solve.prepared import PLENTY, Prepared, prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
 
@@ -57,7 +57,7 @@ def test_infeasible_names_a_budget_that_works_and_below_which_nothing_does(trace
 
 def policies_of(prepared: Prepared) -> dict[str, tuple[int, float]]:
     """Peak and time of each fixed policy in the referee, unpolished."""
-    program = _program(prepared.trace, prepared.nodes)
+    program = program_of(prepared.trace, prepared.nodes)
     chain = Chain(prepared.blocks, prepared.nodes, prepared.options)
     found: dict[str, tuple[int, float]] = {}
     runs = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}

@@ -1,0 +1,101 @@
+"""Which batch size takes least time per sample within the budget of `params.yaml`.
+
+python -m stowage.flows.batch_size
+python -m stowage.flows.batch_size --largest 256
+python -m stowage.flows.batch_size --set solve.device_budget=900MiB
+
+Prints what was planned and what to put into `params.yaml`; changes nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stowage.flows._command import Assignments, one_sentence, overrides_of
+from stowage.flows._overrides import override
+from stowage.flows._project import find_root
+from stowage.stages.ir.command import DEVICE, STORE
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.table import read_record
+from stowage.stages.settings import Settings, parse_settings
+from stowage.stages.settings.load import read_parameters
+
+
+def choose(root: Path, overrides: dict[str, Any], largest: int) -> str:
+    """Plan batch sizes for the job of `params.yaml`, with the stores of the project.
+
+    Returns:
+        What was found, for people.
+
+    Raises:
+        StowageError: a parameter is wrong, or one sample does not fit the budget.
+    """
+    settings = parse_settings(override(read_parameters(root / "params.yaml"), overrides, "params.yaml"))
+    found = _planner(root, settings).choose(settings.solve.device_budget, largest)
+    lines = [found.describe(), "", "in params.yaml:", "trace:", f"  batch_size: {found.batch_size}"]
+    if str(settings.solve.device_budget).endswith("%"):
+        # A percentage would be of plain PyTorch's peak with the new batch.
+        lines += ["solve:", f"  device_budget: {found.device_budget_bytes}"]
+    return "\n".join(lines)
+
+
+def _planner(root: Path, settings: Settings) -> Any:
+    """Model, batch and limits as the stages have them."""
+    # Imports torch and transformers, which take seconds.
+    from stowage.flows._batch_plans import BatchPlanner
+    from stowage.flows._planning import Effort
+    from stowage.stages.options.tasks import GridSize
+    from stowage.stages.solve import tier_below
+    from stowage.stages.solver.outcome import SolverSettings
+    from stowage.stages.workload import configured_optimizer, configured_workload
+    from stowage.stages.workload.models import resolve
+    from stowage.stages.workload.resize import samples_of
+
+    target = read_record(root / DEVICE, DeviceDescription)
+    trace, options, wanted = settings.trace, settings.options, settings.solve
+    workload = configured_workload(trace, fake=trace.model.callable is None)
+    make = configured_optimizer(trace)
+    return BatchPlanner(
+        model=workload.model,
+        optimizer=make(list(workload.model.parameters())) if make else None,
+        loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
+        batch=workload.batch,
+        samples=samples_of(workload.batch),
+        home=root / STORE,
+        effort=Effort(
+            seconds_per_call=settings.profile.seconds_per_call,
+            min_samples=settings.profile.min_samples,
+            grid=GridSize(options.peak_budgets, options.save_budgets, max_exact_nodes=options.max_exact_nodes),
+            solver=SolverSettings(time_limit_s=options.time_limit_s, seed=options.seed),
+            slots=wanted.memory_slots,
+        ),
+        costs=settings.profile.costs,
+        target=target,
+        method=wanted.method,
+        below=tier_below(
+            target,
+            host_budget=wanted.host_budget,
+            disk_budget=wanted.disk_budget,
+            offload_dir=wanted.offload_dir,
+            method=wanted.method,
+            section="solve.",
+            here=False,
+        ),
+        say=lambda text: typer.echo(text, err=True),
+    )
+
+
+def main(
+    assignments: Assignments = None,
+    largest: Annotated[int, typer.Option(help="The largest batch size worth having.", min=1)] = 64,
+) -> None:
+    """Estimate the best batch size of the job of params.yaml, and plan the whole numbers next to it."""
+    with one_sentence():
+        typer.echo(choose(find_root(), overrides_of(assignments), largest))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,59 @@
+"""The same kind of batch with another number of samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from stowage.stages.ir.errors import ParameterError
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def samples_of(batch: Any) -> int:
+    """The number of samples: the leading size of the first tensor that has one.
+
+    Raises:
+        ParameterError: there is no such tensor, or the batch holds something that is neither a tensor nor a number.
+    """
+    leaves = pytree.tree_leaves(batch)
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+            raise ParameterError(
+                f"The batch holds a {type(leaf).__name__}, so that it is not known how another number of samples would "
+                "look: pass tensors in lists or dictionaries, or resize(batch, size) that makes a batch."
+            )
+    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if not sizes or not sizes[0]:
+        raise ParameterError(
+            "The batch has no tensor whose first dimension counts samples: pass one, or resize(batch, size) that makes "
+            "a batch."
+        )
+    return int(sizes[0])
+
+
+def resized(batch: Any, size: int) -> Any:
+    """A batch of `size` samples, the first ones of `batch`, over and over where it has fewer.
+
+    Tensors with as many rows as `batch` has samples are resized; others, such as positions of one row, stay as they
+    are.
+
+    Raises:
+        ParameterError: see `samples_of`.
+    """
+    given = samples_of(batch)
+    if size == given:
+        return batch
+    made: dict[int, torch.Tensor] = {}
+
+    def rows(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or leaf.shape[0] != given:
+            return leaf
+        if id(leaf) not in made:  # labels that are the inputs stay one tensor
+            # A copy: a view would still hold the memory of all rows.
+            made[id(leaf)] = torch.cat([leaf] * -(-size // given))[:size].clone()
+        return made[id(leaf)]
+
+    return pytree.tree_map(rows, batch)
