@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stowage.flows import _saving
+from stowage.flows._evaluation import Evaluations, MakeForwardPlan, Resting, plan_forward
 from stowage.flows._planning import QUICK, Effort, Planned, home_folder, plan_step, target_device
 from stowage.flows._tiers import LowerTier, lower_tier
 from stowage.flows._weights import LateWeights
@@ -26,11 +27,12 @@ from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.tracing import trace_iteration
-from stowage.stages.trace import MicroBatch, Recorded, record_step
+from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, record_step
+from stowage.stages.trace.forward import Forward
 from stowage.stages.train import checkpoint
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss, Objective
+from stowage.stages.workload.calls import Loss, Objective, call_model
 
 _Key = tuple[BatchSignature, ModelSignature]
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -47,7 +49,7 @@ class TrainingStep:
     micro-batch updates.
 
     Attributes:
-        model: the module, with current weights.
+        model: the module, with current weights; called while weights are below the device it refuses.
         optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
         planned: the plan of the latest call with its tables; `plan` is its summary.
     """
@@ -57,6 +59,7 @@ class TrainingStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         make_plan: MakePlan,
+        make_forward_plan: MakeForwardPlan,
         *,
         loss: Loss | None = None,
         objective: Objective | None = None,
@@ -79,6 +82,7 @@ class TrainingStep:
         self._say = say
         self._programs: list[tuple[_Key, MicroBatch, Planned, Program]] = []
         self._recorded: tuple[_Key, Recorded] | None = None
+        self._evaluations = Evaluations(model, make_forward_plan, self._layouts, self._offloading_for, say)
 
     @property
     def planned(self) -> Planned:
@@ -181,11 +185,34 @@ class TrainingStep:
             self._offloading = Offloading(self._lower.open(), self.model, self.optimizer)
         return self._offloading
 
+    @property
+    def evaluation(self) -> Planned | None:
+        """The plan of the latest call of `evaluate`, with its tables; None before the first."""
+        return self._evaluations.planned
+
+    def evaluate(self, batch: Any, forward: Forward = call_model) -> Any:
+        """What the model returns for a batch in evaluation mode, without gradients, within the device budget.
+
+        The same object, bit for bit, as `model.eval()` and `model(**batch)` under `torch.no_grad()` give. It is planned
+        when a batch of this form first appears: weights that live below come as they are read and go. What is returned
+        counts in the budget while it is made; parameters and constants are returned as copies. Afterwards weights,
+        states and modes are where and what they were.
+
+        Args:
+            batch: with the structure that the model takes.
+            forward: `forward(model, batch)`, for those who want something else of the model.
+
+        Raises:
+            Infeasible: the budget cannot be met; it states the smallest feasible one.
+            TraceError: the forward cannot be traced.
+        """
+        return self._evaluations(batch, forward, Resting.of(self.planned, self.model))
+
     @contextlib.contextmanager
     def on_device(self) -> Iterator[nn.Module]:
-        """The model with all parameters and optimizer states in device memory, whatever the budget: evaluate, save.
+        """The model with all parameters and optimizer states in device memory, whatever the budget: to look into it.
 
-        The next step puts them back where its plan wants them.
+        The next step puts them back where its plan wants them. `evaluate` and the functions that save do without.
         """
         if self._offloading is not None:
             self._offloading.fetch_all()
@@ -329,10 +356,21 @@ def make_step(
             below=lower.below if lower else None,
         )
 
+    def make_forward_plan(recorded: RecordedForward, resting: Resting) -> Planned:
+        return plan_forward(
+            model,
+            recorded,
+            resting,
+            home=home / "quick" if quick else home,
+            effort=QUICK if quick else Effort(),
+            below=lower.below if lower else None,
+        )
+
     return TrainingStep(
         model,
         optimizer,
         make_plan,
+        make_forward_plan,
         loss=loss,
         objective=objective,
         accumulate=accumulate,
