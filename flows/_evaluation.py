@@ -90,7 +90,9 @@ def plan_forward(
         nodes,
         device_budget_bytes=resting.budget_bytes,
         below=below,
-        away=frozenset(s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state")),
+        away=frozenset(
+            s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state")
+        ),
         tier_in_use=resting.tier_in_use,
         device=target.name,
         device_fingerprint=target.fingerprint,

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -85,7 +86,6 @@ def solve_forward(
     if best.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {best.peak_bytes} in a forward")
     whole = planner.judge(planner.rows([]), frozenset())
-    least = planner.smallest(away)
     return Solved(
         best.rows,
         PlanSummary(
@@ -102,7 +102,7 @@ def solve_forward(
             activation_bytes=0,
             keep_all_peak_bytes=whole.peak_bytes,
             keep_all_time_s=whole.time_s,
-            smallest_feasible_bytes=least,
+            smallest_feasible_bytes=planner.smallest(away),
             solver="greedy",
             status="optimal" if best.wait_s == 0 else "heuristic",
             gap=max(0.0, 1 - best.once_time_s / best.time_s),
@@ -210,7 +210,7 @@ class _Planner:
         by_storage: dict[int, list[_Stay]] = defaultdict(list)
         for stay in stays:
             by_storage[stay.storage].append(stay)
-        pairs = [(b.first - a.last, i, s) for s, own in by_storage.items() for i, (a, b) in enumerate(zip(own, own[1:]))]
+        pairs = [(b.first - a.last, i, s) for s, own in by_storage.items() for i, (a, b) in enumerate(pairwise(own))]
         joined: set[tuple[int, int]] = set()
         for _, i, storage in sorted(pairs):
             gap = room[by_storage[storage][i].last + 1 : by_storage[storage][i + 1].first]

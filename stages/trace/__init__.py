@@ -51,7 +51,6 @@ def record_step(
 ) -> Recorded:
     """Trace forward, loss and backward; see `trace_step`."""
 
-
     def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
         if objective is not None:
             return [loss_of(objective(model, batch), batch, lambda value, _: value)]

@@ -142,14 +142,16 @@ def _owned(result: torch.Tensor, held: set[int]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _fused_attention() -> Iterator[None]:
-    """`nn.MultiheadAttention` leaves its fused kernel, which it takes without gradients, when it sees a trace."""
-    module: Any = nn.modules.activation
-    before = module._is_make_fx_tracing
-    module._is_make_fx_tracing = lambda: False
+    """PyTorch's own attention and encoder layers take fused kernels without gradients, but not when they see a trace."""
+    attention: Any = nn.modules.activation
+    overrides: Any = torch.overrides
+    before = attention._is_make_fx_tracing, overrides.has_torch_function
+    attention._is_make_fx_tracing = lambda: False
+    overrides.has_torch_function = lambda arguments: False
     try:
         yield
     finally:
-        module._is_make_fx_tracing = before
+        attention._is_make_fx_tracing, overrides.has_torch_function = before
 
 
 def _user_line(error: BaseException) -> str:

@@ -310,8 +310,8 @@ def compact(
 ) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], tuple[int, ...]]:
     """Drop calls that nothing needs and renumber everything densely; what the program returns comes last.
 
-    Kept are the ancestors of what it returns and of the gradients, and everything that draws random numbers or changes something
-    persistent (eager would do that too).
+    Kept are the ancestors of what it returns and of the gradients, and everything that draws random numbers or changes
+    something persistent (eager would do that too).
     """
     calls, values, storages = lowering.calls, lowering.values, lowering.storages
     same = merge_equal_constants_of_step(calls, values, storages)

@@ -47,7 +47,9 @@ class OutputForm:
                 "return tensors, or lists, tuples, dictionaries or dataclasses of them."
             ) from error
         if not apart.tensors:
-            raise TraceError(f"The model returns a {type(outputs).__name__} without a tensor: there is nothing to plan.")
+            raise TraceError(
+                f"The model returns a {type(outputs).__name__} without a tensor: nothing is to be planned."
+            )
         return OutputForm(sink.getvalue(), tuple(apart.kept)), apart.tensors
 
     def fill(self, tensors: list[torch.Tensor]) -> Any:
