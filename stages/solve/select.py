@@ -203,7 +203,10 @@ def solve_plan(
     moving = [
         offloader.shifted(p, device_budget_bytes) for p in offloading if p.outcome.peak_bytes <= device_budget_bytes
     ]
-    least = min([program.replay(smallest.executions), *(p.outcome for p in offloading)], key=lambda o: o.peak_bytes)
+    judged = [p.outcome for p in offloading]
+    if method != "offmate" or not judged:
+        judged.append(program.replay(smallest.executions))
+    least = min(judged, key=lambda o: o.peak_bytes)
     if not fitting and not moving:
         raise Infeasible(
             budget_bytes=device_budget_bytes,
