@@ -87,6 +87,8 @@ class TrainingStep:
     @property
     def planned(self) -> Planned:
         """The plan of the latest call, with its tables."""
+        if not self._programs:
+            raise ParameterError("Nothing is planned yet: call the step, or `prepare`, first.")
         return self._programs[0][2]
 
     @property
@@ -208,21 +210,39 @@ class TrainingStep:
         """
         return self._evaluations(batch, forward, Resting.of(self.planned, self.model))
 
+    @property
+    def offloads(self) -> bool:
+        """Parameters or states may be below the device."""
+        return self._offloading is not None
+
     @contextlib.contextmanager
-    def on_device(self) -> Iterator[nn.Module]:
+    def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
         """The model with all parameters and optimizer states in device memory, whatever the budget: to look into it.
 
         The next step puts them back where its plan wants them. `evaluate` and the functions that save do without.
-        """
-        if self._offloading is not None:
-            self._offloading.fetch_all()
-        yield self.model
-        if self._offloading is not None:
-            self._offloading.forget_copies()
 
-    def _contents(self) -> Contents:
+        Args:
+            names: of parameters and states (`parameter::state`); by default all.
+        """
+        if self._offloading is None:
+            yield self.model
+            return
+        here = self._offloading.fetch_all(names)
+        try:
+            yield self.model
+        finally:
+            self._offloading.forget_copies(here)
+
+    def take_over(self, other: TrainingStep) -> None:
+        """Go on with what another step of the same model has below the device, before anything is planned."""
+        self._offloading = other._offloading
+        if self._offloading is not None and self.optimizer is not other.optimizer:
+            self._offloading.serve(self.optimizer)
+
+    def contents(self) -> Contents:
         """Tensors wherever they are, one at a time; what the plan has below is there."""
-        self._programs[0][3].enter()
+        if self._programs:
+            self._programs[0][3].enter()
         return Contents(self.model, self.optimizer, self._offloading)
 
     def save(self, path: str | Path, scheduler: Any = None) -> None:
@@ -230,7 +250,7 @@ class TrainingStep:
 
         This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
         """
-        checkpoint.save_checkpoint(Path(path), "", 0, self._contents(), scheduler, [])
+        checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
 
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
@@ -238,28 +258,28 @@ class TrainingStep:
         Raises:
             StowageError: there is no such file, it is damaged, or of another model.
         """
-        if checkpoint.load_checkpoint(Path(path), "", self._contents(), scheduler) is None:
+        if checkpoint.load_checkpoint(Path(path), "", self.contents(), scheduler) is None:
             raise ParameterError(f"There is no checkpoint at {path}.")
 
     def save_model(self, path: str | Path) -> None:
         """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
-        _saving.save_model(Path(path), self._contents())
+        _saving.save_model(Path(path), self.contents())
 
     def load_model(self, path: str | Path) -> None:
         """Replace weights and persistent buffers by those of a safetensors file."""
-        _saving.load_model(Path(path), self._contents())
+        _saving.load_model(Path(path), self.contents())
 
     def save_optimizer(self, path: str | Path) -> None:
         """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
-        checkpoint.save_optimizer(Path(path), self._contents())
+        checkpoint.save_optimizer(Path(path), self.contents())
 
     def load_optimizer(self, path: str | Path) -> None:
         """Replace the optimizer's groups and states by those of a file."""
-        checkpoint.load_optimizer(Path(path), self._contents())
+        checkpoint.load_optimizer(Path(path), self.contents())
 
     def save_pretrained(self, folder: str | Path) -> None:
         """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
-        _saving.save_pretrained(Path(folder), self._contents())
+        _saving.save_pretrained(Path(folder), self.contents())
 
     def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss.

@@ -167,11 +167,19 @@ class Offloading:
             self.reload(name)
             self.wait(name)
 
-    def fetch_all(self) -> None:
-        """Bring every parameter and state to the device, whatever the budget."""
+    def fetch_all(self, names: Iterable[str] | None = None) -> list[str]:
+        """Bring parameters and states to the device, whatever the budget: by default all, whose names are returned."""
         self.settle_all()
-        for name in sorted(self._below):
+        wanted = sorted(self._slots) if names is None else list(names)
+        for name in wanted:
             self.fetch(name)
+        return wanted
+
+    def serve(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """From now on for another optimizer of the same parameters."""
+        self.forget_states()
+        self._optimizer = optimizer
+        self._updates = None
 
     def update(self, parameter: str, gradient: str) -> None:
         """Start the update of a parameter by the CPU; see `UpdatesBelow`."""
@@ -232,11 +240,13 @@ class Offloading:
         self.tier.reload(self._at[name], tensor).wait()
         return tensor
 
-    def like(self, parameter: str) -> torch.Tensor:
-        """A parameter's shape, strides and dtype as a tensor on the meta device, wherever its content is."""
-        if parameter in self._below:
-            return self._layouts[parameter].meta()
-        return _Layout.of(self._parameters[parameter]).meta()
+    def like(self, name: str) -> torch.Tensor:
+        """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
+        if name in self._below:
+            return self._layouts[name].meta()
+        held = self._tensor(name)
+        assert held is not None
+        return _Layout.of(held).meta()
 
     def make_room(self, nbytes: int) -> None:
         """Send down what has a slot, until `nbytes` more are not above what the plan has here between iterations.
@@ -290,9 +300,9 @@ class Offloading:
             self._below.discard(name)
             self._copied.discard(name)
 
-    def forget_copies(self) -> None:
-        """Someone may have changed what is on the device: no copy below counts any more."""
-        self._copied.clear()
+    def forget_copies(self, names: Iterable[str]) -> None:
+        """Someone may have changed these on the device: their copies below do not count any more."""
+        self._copied.difference_update(names)
 
     def settle_all(self) -> None:
         """Wait for everything that is under way."""

@@ -142,7 +142,7 @@ def _owned(result: torch.Tensor, held: set[int]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _fused_attention() -> Iterator[None]:
-    """PyTorch's own attention and encoder layers take fused kernels without gradients, but not when they see a trace."""
+    """PyTorch's own attention and encoder layers take fused kernels without gradients, unless they see a trace."""
     attention: Any = nn.modules.activation
     overrides: Any = torch.overrides
     before = attention._is_make_fx_tracing, overrides.has_torch_function
