@@ -176,7 +176,6 @@ class _Stowed:
         accumulate = trainer.args.gradient_accumulation_steps
         belongs_to = (model, optimizer, norm, accumulate)
         if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
-            self._belongs_to = belongs_to
             _refuse(trainer, offloads=any(self._options[name] is not None for name in ("offload_dir", "host_budget")))
             step = make_step(
                 model,
@@ -190,7 +189,7 @@ class _Stowed:
                 step.take_over(self.step)
             if batch["micro_batches"] in (None, accumulate):
                 step.prepare_cycle(batch)  # so that a budget that is too small is known before training starts
-            self.step = step
+            self.step, self._belongs_to = step, belongs_to
         return self.step
 
     def _objective(self, model: nn.Module, batch: Any) -> torch.Tensor:
