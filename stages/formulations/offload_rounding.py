@@ -95,7 +95,8 @@ def round_o_ilp(
     settings: SolverSettings,
     *,
     reach: int | None = None,
-    smoothed: bool = True,
+    smoothed: bool = False,
+    barred: frozenset[str] = frozenset(),
     solver: MilpSolver = "highs",
 ) -> RoundedPlan:
     """Whole tensors for a fractional solution.
@@ -105,15 +106,17 @@ def round_o_ilp(
         solution: its answer.
         settings: for solving it again with fewer choices (a linear program).
         reach: as in the limits that `solution` was found with.
-        smoothed: afterwards move single transfers while that makes the iteration faster, within the device budget.
-            Without it each step takes at most the memory that the fractions took.
+        smoothed: afterwards move single transfers while that makes the iteration faster, within the device budget. It
+            leaves less room for whoever refines the plan row by row. Without it each step takes at most the memory that
+            the fractions took.
+        barred: tensors that the CPU does not update.
         solver: "highs" or "cbc".
     """
-    on_cpu = _select_for_cpu(problem, solution, carry=True)
+    on_cpu = _select_for_cpu(problem, solution, barred, carry=True)
     room_bytes = problem.machine.host_bytes
     fitted = _solve_again(problem, solution, on_cpu, settings, reach, solver)
     if fitted is None:
-        on_cpu = _select_for_cpu(problem, solution, carry=False)
+        on_cpu = _select_for_cpu(problem, solution, barred, carry=False)
         fitted = _solve_again(problem, solution, on_cpu, settings, reach, solver) or solution
     while True:
         items = _items(problem, fitted.groups, on_cpu)
@@ -141,14 +144,16 @@ def _by_block(item: Item) -> int:
     return item.group.blocks[0]
 
 
-def _select_for_cpu(problem: OffloadProblem, solution: OIlpSolution, *, carry: bool) -> list[frozenset[str]]:
+def _select_for_cpu(
+    problem: OffloadProblem, solution: OIlpSolution, barred: frozenset[str], *, carry: bool
+) -> list[frozenset[str]]:
     """Tensors of each group that are updated on the CPU: the nearest to what the fractions say, rests carried on, but
     never more than the CPU can do between last gradient and first use; or, without `carry`, at least what they say."""
     found: list[frozenset[str]] = []
     rest = 0.0
     times, management_s = solution.step_times_s, problem.machine.management_s
     for group, fractions in zip(problem.groups, solution.groups):
-        sizes = {t.name: t.nbytes for t in group.tensors}
+        sizes = {t.name: t.nbytes for t in group.tensors if t.name not in barred}
         if not fractions.on_cpu or not problem.may_update_on_cpu(group):
             found.append(frozenset())
             continue

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from stowage.stages.ir.errors import IllegalPlanError, Occupant
 from stowage.stages.ir.graph import ComputeNode
@@ -34,7 +36,7 @@ class Step:
     label: str
     action: PlanAction = "free"
 
-    @property
+    @cached_property
     def kind(self) -> PlanAction:
         """The action; with a node it is `compute`."""
         return "compute" if self.node >= 0 and self.action != "update" else self.action
@@ -113,7 +115,7 @@ def replay_plan(
     replay = _Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
     timing = _Timing(storages, nodes, replay.steps, link or NO_LINK, start, cpu_update_s or {})
-    rows = [replace(row, start_s=a, end_s=b) for row, (a, b) in zip(replay.rows, timing.times, strict=True)]
+    rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
     moved = {kind: sum(storages[s.storage].nbytes for s in replay.steps if s.kind == kind) for kind in _MOVES}
     return Outcome(
         rows=rows,
@@ -133,6 +135,23 @@ def replay_plan(
 
 
 _MOVES: tuple[PlanAction, PlanAction] = ("offload", "reload")
+
+
+class _Row(NamedTuple):
+    """A row of the plan that is not timed yet."""
+
+    row: int
+    action: PlanAction
+    node: int
+    storage: int
+    block: int
+    step: str
+    recompute: bool
+    resident_bytes: int
+    peak_bytes: int
+
+    def timed(self, start_s: float, end_s: float) -> PlanRow:
+        return PlanRow(*self[:7], start_s, end_s, self.resident_bytes, self.peak_bytes)
 
 
 class _Replay:
@@ -178,7 +197,7 @@ class _Replay:
         self.random_seen = -1
         self.base = self.used = staging_bytes + sum(self.size[s] for s in self.live)
         self.peak, self.peak_row, self.at_peak = self.base, 0, set(self.live)
-        self.rows: list[PlanRow] = []
+        self.rows: list[_Row] = []
         backward_reads = {s for n in nodes if n.phase != "forward" for s in n.reads}
         self.activations = {s for n in nodes if n.phase == "forward" for s in n.creates} & backward_reads
 
@@ -196,9 +215,7 @@ class _Replay:
             act[step.kind](step.storage, f"{where} {step.kind} of {self.storages[step.storage].name}:")
             if step.kind == "reload":
                 self._reach(number, self.used, where)
-            self.rows.append(
-                PlanRow(number, step.kind, -1, step.storage, -1, step.label, False, 0.0, 0.0, self.used, self.used)
-            )
+            self.rows.append(_Row(number, step.kind, -1, step.storage, -1, step.label, False, self.used, self.used))
         self._end()
 
     def _reach(self, number: int, high: int, where: str) -> None:
@@ -269,9 +286,7 @@ class _Replay:
         self.updating[step.storage] = set(node.mutates) & self.tiered
         self.runs[node.node] += 1
         self.rows.append(
-            PlanRow(
-                number, "update", node.node, step.storage, node.block, step.label, False, 0.0, 0.0, self.used, self.used
-            )
+            _Row(number, "update", node.node, step.storage, node.block, step.label, False, self.used, self.used)
         )
 
     def _compute(self, number: int, step: Step, where: str) -> None:
@@ -314,9 +329,7 @@ class _Replay:
         self._reach(number, high, where)
         if node.random and not first and self.runs[node.node] == self.total_runs[node.node]:
             self.used -= RANDOM_STATE_BYTES
-        self.rows.append(
-            PlanRow(number, "compute", node.node, -1, node.block, step.label, not first, 0.0, 0.0, self.used, high)
-        )
+        self.rows.append(_Row(number, "compute", node.node, -1, node.block, step.label, not first, self.used, high))
 
     def _end(self) -> None:
         never = [n.name for n in self.nodes if not self.runs[n.node]]

@@ -54,7 +54,7 @@ def insert_moves(
     Args:
         steps: computations and frees of temporary storages.
         step_of: of each of them the step of the cycle, ascending.
-        moves: of each step of the cycle.
+        moves: of each step of the cycle, and of the end of the iteration, if there is one more.
         nodes: the program.
         below: parameters and states that only the tier below holds when an iteration starts.
 
@@ -198,6 +198,8 @@ class _Insertion:
                 self.rows.append(step)
             for storage in after.pop(position, ()):
                 self._offload(storage, step.label)
+        for moves in self.moves[current + 1 :]:
+            self._begin(moves, len(self.steps), "end")
 
     def end(self) -> TierState:
         """The state after the last row."""

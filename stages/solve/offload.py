@@ -52,12 +52,14 @@ class OffloadPlan:
         method: how it was found.
         steps, state: see `Moved`.
         outcome: what the referee says.
+        hidden: its copies are hidden as well as the budget allows.
     """
 
     method: str
     steps: list[Step]
     state: TierState
     outcome: Outcome
+    hidden: bool = False
 
 
 class Offloader:
@@ -107,6 +109,8 @@ class Offloader:
 
     def shifted(self, plan: OffloadPlan, budget_bytes: int) -> OffloadPlan:
         """The plan with its copies hidden as well as the budget allows."""
+        if plan.hidden:
+            return plan
 
         def judge(steps: Sequence[Step]) -> Outcome | None:
             try:
@@ -114,8 +118,9 @@ class Offloader:
             except IllegalPlanError:
                 return None
 
-        steps, outcome = shift(plan.steps, plan.outcome, self.program.nbytes, budget_bytes, judge)
-        return replace(plan, steps=steps, outcome=outcome)
+        touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in self.program.nodes if n.phase == "update"}
+        steps, outcome = shift(plan.steps, plan.outcome, self.program.nbytes, budget_bytes, judge, touched)
+        return replace(plan, steps=steps, outcome=outcome, hidden=True)
 
     def fixed(self) -> Iterator[OffloadPlan]:
         """The fixed policies that offload everything, with the fastest and the leanest options."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from stowage.stages.formulations.o_ilp import o_ilp
+from stowage.stages.formulations.o_ilp import OIlpSolution, o_ilp
 from stowage.stages.formulations.o_ilp_model import OIlpLimits
 from stowage.stages.formulations.o_ilp_problem import (
     Link,
@@ -36,6 +36,12 @@ OPTIONS_PER_BLOCK = 6
 ATTEMPTS = 4
 """The referee counts row by row what O-ILP counts step by step: when it finds more, O-ILP is asked again with less."""
 
+
+CLOSE = 1.02
+"""A plan within this factor of O-ILP's own is good enough."""
+
+NOTICEABLE = 1e-3
+"""Share of an iteration that computing may wait for one update by the CPU."""
 
 REACH = 8
 """In long chains a transfer happens at most this many steps from the use that it follows or serves: ten times faster to
@@ -215,19 +221,25 @@ class OffMate:
         chosen = [self.choices[b][o] for b, o in enumerate(rounded.options)]
         options = [c.option for c in chosen]
         cycle = 2 * self._count
-        free: list[list[int]] = [[] for _ in range(cycle)]
-        reload: list[list[int]] = [[] for _ in range(cycle)]
-        offload: list[list[int]] = [[] for _ in range(cycle)]
-        update: list[list[int]] = [[] for _ in range(cycle)]
+        free: list[list[int]] = [[] for _ in range(cycle + 1)]
+        reload: list[list[int]] = [[] for _ in range(cycle + 1)]
+        offload: list[list[int]] = [[] for _ in range(cycle + 1)]
+        update: list[list[int]] = [[] for _ in range(cycle + 1)]
         on_cpu = {int(name) for name in rounded.on_cpu}
         nodes = {s: self._update_node[s] for s in on_cpu}
         started: set[int] = set()
+        down_until: dict[int, int] = {}
         for t, step in _from_backward(rounded.steps):
-            down = [s for n in _numbers(step.offload_gradients) for s in self._gradient(n)]
-            offload[t] += down
-            free[(t + 1) % cycle] += down
-            update[t] += [int(name) for name, _ in step.update if int(name) not in started]
+            # What O-ILP leaves for the following forward starts when the iteration ends: gradients do not outlast it.
+            wrapped = t < self._count
+            for storage in (s for n in _numbers(step.offload_gradients) for s in self._gradient(n)):
+                if storage not in down_until:
+                    offload[cycle - 1 if wrapped else t].append(storage)
+                down_until[storage] = cycle if wrapped else t + 1
+            update[cycle if wrapped else t] += [int(name) for name, _ in step.update if int(name) not in started]
             started.update(int(name) for name, _ in step.update)
+        for storage, t in down_until.items():
+            free[t].append(storage)
         for t, step in enumerate(rounded.steps):
             free[t] += [*map(int, step.delete), *self._states(step.delete_states)]
             reload[t] += [*_numbers(step.reload), *self._states(n for n, _ in step.reload_states)]
@@ -305,34 +317,99 @@ def kept_for_backward(graph: BlockGraph, schedule: BlockSchedule) -> set[int]:
 
 
 def plans(offloader: Offloader, device_budget_bytes: int, settings: SolverSettings) -> Iterator[OffloadPlan]:
-    """O-ILP's plans that the referee accepts; where the budget has none, the one for the smallest budget that has."""
-    if offloader.below.cpu_update_bytes_per_s:
+    """O-ILP's plans that the referee accepts, their copies hidden where they are within the budget.
+
+    Where the budget has none, those for the smallest budget that has.
+    """
+    search = _Search(offloader, device_budget_bytes, settings)
+    yield from search.run()
+    if offloader.below.cpu_update_bytes_per_s and search.best_s > search.bound_s * CLOSE:
         # A plan without updates on the CPU may be better once tensors are whole.
         without = Offloader(offloader.program, offloader.chain, replace(offloader.below, cpu_update_bytes_per_s=0.0))
-        yield from plans(without, device_budget_bytes, settings)
-    offmate = OffMate(offloader, settings)
-    asked_bytes = device_budget_bytes
-    limits = OIlpLimits(reach=REACH if 2 * len(offloader.chain.blocks) > 3 * REACH else None)
-    for _ in range(ATTEMPTS):
-        problem = offmate.problem(asked_bytes)
-        answer = o_ilp(problem, settings, limits=limits)
-        feasible = answer.solution is not None
-        if not feasible and answer.smallest_budget_bytes is not None:
-            asked_bytes = answer.smallest_budget_bytes
-            problem = replace(problem, machine=replace(problem.machine, device_bytes=asked_bytes))
-            answer = o_ilp(problem, settings, limits=limits)
-        if answer.solution is None:
-            return
-        rounded = round_o_ilp(problem, answer.solution, settings, reach=limits.reach)
-        excess = []
+        yield from _Search(without, device_budget_bytes, settings).run()
+
+
+class _Search:
+    """Asks O-ILP, and asks again with what the referee found.
+
+    Attributes:
+        best_s: of the plans within the budget so far.
+        bound_s: no plan of these options is faster, as O-ILP counts.
+    """
+
+    def __init__(self, offloader: Offloader, device_budget_bytes: int, settings: SolverSettings) -> None:
+        self._offloader = offloader
+        self._offmate = OffMate(offloader, settings)
+        self._budget_bytes = device_budget_bytes
+        self._settings = settings
+        self.best_s = math.inf
+        self.bound_s = 0.0
+
+    def run(self) -> Iterator[OffloadPlan]:
+        """All plans."""
+        budget_bytes = asked_bytes = self._budget_bytes
+        count = len(self._offloader.chain.blocks)
+        limits = OIlpLimits(reach=REACH if 2 * count > 3 * REACH else None)
+        for _ in range(ATTEMPTS):
+            problem = self._offmate.problem(asked_bytes)
+            answer = o_ilp(problem, self._settings, limits=limits)
+            feasible = answer.solution is not None
+            if not feasible and answer.smallest_budget_bytes is not None:
+                asked_bytes = answer.smallest_budget_bytes
+                problem = replace(problem, machine=replace(problem.machine, device_bytes=asked_bytes))
+                answer = o_ilp(problem, self._settings, limits=limits)
+            if answer.solution is None:
+                return
+            self.bound_s = self.bound_s or answer.bound_s
+            found: list[OffloadPlan] = []
+            for smoothed in (False, True):
+                if self.best_s > answer.solution.objective_s * CLOSE:
+                    found += self._rounded(problem, answer.solution, limits.reach, smoothed=smoothed)
+                    self.best_s = min([self.best_s, *(p.outcome.time_s for p in found if self._fits(p))])
+            yield from found
+            excess = max((p.outcome.peak_bytes for p in found), default=0) - budget_bytes
+            good = self.best_s <= answer.solution.objective_s * CLOSE
+            if not feasible or excess <= 0 or good or asked_bytes < budget_bytes // 2:
+                return
+            asked_bytes -= excess
+
+    def _fits(self, plan: OffloadPlan) -> bool:
+        return plan.outcome.peak_bytes <= self._budget_bytes
+
+    def _rounded(
+        self, problem: OffloadProblem, solution: OIlpSolution, reach: int | None, *, smoothed: bool
+    ) -> list[OffloadPlan]:
+        """Plans of whole tensors; again without updates by the CPU that computing waits for, if there are such."""
+        rounded = round_o_ilp(problem, solution, self._settings, reach=reach, smoothed=smoothed)
+        found = list(self._placed(rounded))
+        barred = frozenset(str(s) for p in found for s in self._slow_updates(p))
+        if barred:
+            rounded = round_o_ilp(problem, solution, self._settings, reach=reach, smoothed=smoothed, barred=barred)
+            found += self._placed(rounded)
+        return found
+
+    def _placed(self, rounded: RoundedPlan) -> Iterator[OffloadPlan]:
+        """What the referee accepts of a rounded plan, with copies as well hidden as the budget allows."""
         for early in (True, False):
-            moves, below, executions = offmate.moves(rounded, early=early)
+            moves, below, executions = self._offmate.moves(rounded, early=early)
             try:
-                plan = offloader.plan("offmate", executions, moves, below)
+                plan = self._offloader.plan("offmate", executions, moves, below)
             except IllegalPlanError:
                 continue
-            yield plan
-            excess.append(plan.outcome.peak_bytes - device_budget_bytes)
-        if not feasible or not excess or min(excess) <= 0 or asked_bytes < device_budget_bytes // 2:
-            return
-        asked_bytes -= min(excess)
+            yield self._offloader.shifted(plan, self._budget_bytes) if self._fits(plan) else plan
+
+    def _slow_updates(self, plan: OffloadPlan) -> set[int]:
+        """Parameters of which computing waits for the update by the CPU."""
+        updated = {s.storage for s in plan.steps if s.kind == "update"}
+        if not plan.hidden or not updated:
+            return set()
+        waiting: set[int] = set()
+        updating = set(plan.state.updating)
+        for step, row in zip(plan.steps, plan.outcome.rows):
+            if step.kind == "update":
+                updating.add(step.storage)
+            elif step.kind == "wait" and step.storage in updating:
+                updating.discard(step.storage)
+                if row.end_s - row.start_s > NOTICEABLE * plan.outcome.time_s:
+                    waiting.add(step.storage)
+        return waiting

@@ -7,15 +7,21 @@ judges every round.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from types import MappingProxyType
 
 import numpy as np
 
-from stowage.stages.ir.plan import PlanAction, PlanRow
+from stowage.stages.ir.plan import PlanAction
 from stowage.stages.simulate.plan import Outcome, Step
 
 ROUNDS = 24
+PATIENCE = 4
+WORTHWHILE = 5e-4
+"""Rounds end when that many have not made the iteration faster by this share."""
+
 _BESIDE = ("offload", "reload", "update")
 
 _MARGIN = 1.05
@@ -31,12 +37,54 @@ class _Wait:
     action: PlanAction
 
 
+@dataclass(frozen=True)
+class _Task:
+    """An update by the CPU.
+
+    Attributes:
+        row: where it starts now.
+        before: rows that it must follow.
+        wait: the row that waits for it, or `row`.
+        release_s, deadline_s: when that is, and when its weight is waited for; the latter may be in the next iteration.
+        time_s: that it takes.
+    """
+
+    row: int
+    before: tuple[int, ...]
+    wait: int
+    release_s: float
+    deadline_s: float
+    time_s: float
+
+
+def earliest_deadline_first(tasks: Sequence[_Task], period_s: float) -> list[_Task]:
+    """The order in which one worker takes tasks that come again every period: of those released, the most urgent."""
+    waiting = sorted(tasks, key=lambda t: t.release_s)
+    late_s = 0.0
+    order: list[_Task] = []
+    for _ in range(2):  # what is left of an iteration is done in the next one
+        order, ready, now, position = [], [], late_s, 0
+        while len(order) < len(waiting):
+            while position < len(waiting) and waiting[position].release_s <= now:
+                heappush(ready, (waiting[position].deadline_s, position))
+                position += 1
+            if not ready:
+                now = waiting[position].release_s
+                continue
+            task = waiting[heappop(ready)[1]]
+            order.append(task)
+            now += task.time_s
+        late_s = max(0.0, now - period_s)
+    return order
+
+
 def shift(
     steps: Sequence[Step],
     outcome: Outcome,
     sizes: Sequence[int],
     budget_bytes: int,
     judge: Callable[[Sequence[Step]], Outcome | None],
+    touched: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> tuple[list[Step], Outcome]:
     """The same computations and copies, waiting less.
 
@@ -45,26 +93,42 @@ def shift(
         sizes: bytes of each storage.
         budget_bytes: what no row may exceed.
         judge: the referee; None for a plan that it refuses.
+        touched: storages that each update by the CPU uses, by its node.
     """
     best, judged = list(steps), outcome
     current, now = best, judged
+    idle = 0
     for _ in range(ROUNDS):
-        moved = _Round(current, now.rows, sizes, budget_bytes).run()
-        if moved is None:
+        if idle == PATIENCE:
+            break
+        moved = _Round(current, now, sizes, budget_bytes, touched).run()
+        if moved is None or moved == current:
             break
         found = judge(moved)
         if found is None or found.peak_bytes > budget_bytes:
             break
         current, now = moved, found
+        idle += 1
         if found.time_s < judged.time_s:
+            if found.time_s < judged.time_s * (1 - WORTHWHILE):
+                idle = 0
             best, judged = moved, found
     return best, judged
 
 
 class _Round:
-    def __init__(self, steps: Sequence[Step], rows: Sequence[PlanRow], sizes: Sequence[int], budget_bytes: int) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        outcome: Outcome,
+        sizes: Sequence[int],
+        budget_bytes: int,
+        touched: Mapping[int, frozenset[int]],
+    ) -> None:
         self.steps = steps
-        self.rows = rows
+        self.rows = rows = outcome.rows
+        self.period_s = outcome.time_s
+        self.touched = touched
         self.sizes = sizes
         self.room = np.array([budget_bytes - r.peak_bytes for r in rows], dtype=np.int64)
         self.starts = [r.start_s for r in rows if r.action not in _BESIDE]
@@ -84,6 +148,7 @@ class _Round:
                 self._earlier(wait)
             else:
                 self._postpone(wait)
+        self._order_updates()
         if not self.keys:
             return None
         order = sorted(range(len(self.steps)), key=lambda i: (self.keys.get(i, float(i)), i))
@@ -104,6 +169,29 @@ class _Round:
                 if stall > 1e-9:
                     found.append(_Wait(i, step.storage, stall, copy, self.steps[copy].kind))
         return found
+
+    def _order_updates(self) -> None:
+        """Updates by the CPU in the order of their deadlines, as far as gradients are there; each starts as early as
+        that order admits."""
+        tasks = [self._task(i) for i, step in enumerate(self.steps) if step.kind == "update"]
+        position = -1.0
+        for number, task in enumerate(earliest_deadline_first(tasks, self.period_s)):
+            floor = max((self._key(j) for j in task.before), default=-1.0)
+            position = max(position, floor)
+            ceiling = self._key(task.wait) if task.wait > task.row else float("inf")
+            self.keys[task.row] = min(position, max(floor, ceiling - 1e-3)) + 1e-7 * (number + 1)
+
+    def _key(self, row: int) -> float:
+        return self.keys.get(row, float(row))
+
+    def _task(self, row: int) -> _Task:
+        step, start = self.steps[row], self.rows[row].start_s
+        before = [j for s in self.touched[step.node] for j in self.of.get(s, ()) if j < row]
+        waits = [j for j in self.of[step.storage] if self.steps[j].kind == "wait"]
+        wait = min((j for j in waits if j > row), default=min(waits, default=row))
+        deadline_s = self.rows[wait].start_s + (0.0 if wait > row else self.period_s)
+        release_s = self.rows[max(before, default=0)].end_s
+        return _Task(row, tuple(before), wait, release_s, deadline_s, self.rows[row].end_s - start)
 
     def _postpone(self, wait: _Wait) -> None:
         """Wait for an update by the CPU, and start the reload of what it made, when it is done; memory only falls."""

@@ -42,12 +42,13 @@ class _Beside:
         self.rounds = 0
 
     def run(self, seconds: float) -> float:
-        """Rounds per second over at least `seconds`, or until `stop`."""
-        self.rounds, self._stop = 0, threading.Event()
+        """Rounds per second over at least `seconds`, or until `stop`, which may have come before; one at least."""
+        self.rounds = 0
         start = time.perf_counter()
-        while time.perf_counter() - start < seconds and not self._stop.is_set():
+        while not self.rounds or (time.perf_counter() - start < seconds and not self._stop.is_set()):
             self._work()
             self.rounds += 1
+        self._stop.clear()
         return self.rounds / (time.perf_counter() - start)
 
     def stop(self) -> None:
