@@ -296,9 +296,10 @@ class Offloading:
     def forget_states(self) -> None:
         """The optimizer's states are about to be replaced."""
         self.settle_all()
-        for name in [n for n in (*self._below, *self._copied) if "::" in n]:
+        for name in [n for n in self._layouts if "::" in n]:
             self._below.discard(name)
             self._copied.discard(name)
+            del self._layouts[name]
 
     def forget_copies(self, names: Iterable[str]) -> None:
         """Someone may have changed these on the device: their copies below do not count any more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stowage.stages.device.tiers.layout import is_dense
 from stowage.stages.ir.table import atomic_file
@@ -32,18 +32,19 @@ def write_torch(path: Path, item: Any, like: Callable[[torch.Tensor], torch.Tens
     """
     leaves, structure = pytree.tree_flatten(item)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
-        hollow = [_hollow(like(leaf)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        with atomic_file(path) as file:
+    forms = iter([like(tensor) for tensor in tensors])
+    with atomic_file(path) as file:
+        with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
+            hollow = [_hollow(next(forms)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             torch.save(structure.unflatten(hollow), file)
-            file.flush()
-            found = pytree.tree_leaves(torch.load(file.name, weights_only=True))
-            holes = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
-            sink = Sink(file)
-            for tensor, hole in zip(tensors, holes, strict=True):
-                file.seek(_offset(hole))
-                lend(tensor, partial(_put, sink, hole))
-            sink.sync()
+            file.seek(0)
+            found = pytree.tree_leaves(torch.load(file, weights_only=True))
+        holes = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+        sink = Sink(file)
+        for tensor, hole in zip(tensors, holes, strict=True):
+            file.seek(_offset(hole))
+            lend(tensor, partial(_put, sink, hole))
+        sink.sync()
 
 
 def _hollow(like: torch.Tensor) -> torch.Tensor:
@@ -53,8 +54,7 @@ def _hollow(like: torch.Tensor) -> torch.Tensor:
 
 
 def _put(sink: Sink, hole: torch.Tensor, content: torch.Tensor) -> None:
-    with unset_fake_temporarily():
-        sink.write(_as_stored(content, hole))
+    sink.write(_as_stored(content, hole))
 
 
 def _offset(hole: torch.Tensor) -> int:

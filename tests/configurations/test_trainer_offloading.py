@@ -19,25 +19,33 @@ from tests.runtime.beside_eager import same
 
 transformers = pytest.importorskip("transformers")
 
-DATA = [*rows(4, 12, 1), *rows(1, 8, 2)]
-"""Two whole batches of two, and a partial one with another length."""
+DATA = [*rows(8, 32, 1), *rows(2, 20, 2)]
+"""Two whole batches of four, and a partial one with another length."""
+
+TIGHT = "30MiB"
+"""Less than parameters, states and the disk tier's staging take."""
 
 BEST: dict[str, Any] = {
+    "max_grad_norm": 0.0,
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
     "load_best_model_at_end": True,
     "metric_for_best_model": "loss",
-    "greater_is_better": True,  # so that it is not the last one
+    "greater_is_better": False,
 }
 
 
 def model() -> nn.Module:
     """Weights outweigh what the disk tier needs for itself."""
-    return small_gpt2(n_embd=512)
+    return small_gpt2(n_embd=256, n_positions=64)
 
 
-def from_disk(trainer: Any, home: Path, folder: Path) -> Any:
-    return planned(trainer, home, device_budget="120%", method="offmate", offload_dir=folder)
+def make(folder: Path, **arguments: Any) -> Any:
+    return trainer_of(folder, model(), DATA, per_device_train_batch_size=4, **arguments)
+
+
+def from_disk(trainer: Any, home: Path, folder: Path, budget: str = TIGHT) -> Any:
+    return planned(trainer, home, device_budget=budget, method="offmate", offload_dir=folder)
 
 
 def step_of(trainer: Any) -> Any:
@@ -66,10 +74,9 @@ def logits_metric(prediction: Any) -> dict[str, float]:
 
 
 def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) -> None:
-    plain = trainer_of(tmp_path / "plain", model(), DATA, **BEST)
+    plain = make(tmp_path / "plain", **BEST)
     plain.train()
-    trainer = from_disk(trainer_of(tmp_path / "planned", model(), DATA, **BEST), fit_home, tmp_path / "below")
-    trainer.compute_metrics = plain.compute_metrics = None
+    trainer = from_disk(make(tmp_path / "planned", **BEST), fit_home, tmp_path / "below")
     trainer.train()
     assert [r["eval_loss"] for r in logs(trainer) if "eval_loss" in r] == [
         r["eval_loss"] for r in logs(plain) if "eval_loss" in r
@@ -98,7 +105,7 @@ def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) ->
 
 
 def test_saving_keeps_to_the_budget(tmp_path: Path, fit_home: Path) -> None:
-    trainer = from_disk(trainer_of(tmp_path, model(), DATA), fit_home, tmp_path / "below")
+    trainer = from_disk(make(tmp_path, max_grad_norm=0.0, num_train_epochs=1), fit_home, tmp_path / "below")
     trainer.train()
     step = step_of(trainer)
     state = sum(t.nbytes for t in resident_tensors(model(), None, ())) * 3
@@ -113,35 +120,47 @@ def test_saving_keeps_to_the_budget(tmp_path: Path, fit_home: Path) -> None:
 
 
 def test_resumed_across_plain_and_planned(tmp_path: Path, fit_home: Path) -> None:
-    case = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
-
-    def make(folder: str) -> Any:
-        return trainer_of(tmp_path / folder, model(), DATA, **case)
-
-    plain = make("plain")
+    case = {"max_grad_norm": 0.0, "save_strategy": "steps", "save_steps": 2}
+    plain = make(tmp_path / "plain", **case)
     plain.train()
-    first = from_disk(make("planned"), fit_home, tmp_path / "below")
+    first = from_disk(make(tmp_path / "planned", **case), fit_home, tmp_path / "below")
     first.train()
     assert_same(first, plain)
-    second = from_disk(make("planned"), fit_home, tmp_path / "below")
+    second = from_disk(make(tmp_path / "planned", **case), fit_home, tmp_path / "below")
     second.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
     assert_same(second, plain, resumed=True)
-    third = make("plain")
+    third = make(tmp_path / "plain", **case)
     third.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))
-    with first.on_device():
-        assert_same_run(third, first, resumed=True)
-    first.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))
+    assert_same_run(third, plain, resumed=True)
+    first.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))  # with weights and states below
     assert_same(first, plain, resumed=True)
+
+
+def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
+    """With the default `max_grad_norm` all gradients wait for the last: everything is in memory at the end of an
+    iteration, and not before."""
+    case = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "eval_strategy": "epoch"}
+    data = [*rows(24, 64, 3), *rows(2, 40, 4)]
+    plain = trainer_of(tmp_path / "plain", model(), data, **case)
+    plain.train()
+    trainer = from_disk(
+        trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "52MiB"
+    )
+    trainer.train()
+    assert trainer.args.max_grad_norm == 1.0
+    plans = [planned.summary for _, _, planned, _ in step_of(trainer)._programs]
+    assert any(plan.offload_bytes > 0 for plan in plans)
+    with trainer.on_device():
+        assert_same_run(trainer, plain)
 
 
 def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_home: Path) -> None:
     def twice(trainer: Any) -> Any:
         trainer.train()
-        trainer.args.max_grad_norm = 0.1
+        trainer.args.weight_decay, trainer.optimizer = 0.1, None  # another optimizer, for the weights where they are
         trainer.train()
         return trainer
 
-    data = rows(4, 12, 1)
-    plain = twice(trainer_of(tmp_path / "plain", model(), data, num_train_epochs=1))
-    trainer = trainer_of(tmp_path / "planned", model(), data, num_train_epochs=1)
-    assert_same(twice(from_disk(trainer, fit_home, tmp_path / "below")), plain)
+    case = {"max_grad_norm": 0.0, "num_train_epochs": 1}
+    plain = twice(make(tmp_path / "plain", **case))
+    assert_same(twice(from_disk(make(tmp_path / "planned", **case), fit_home, tmp_path / "below")), plain)
