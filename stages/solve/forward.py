@@ -272,9 +272,11 @@ def _labelled(nodes: Sequence[ComputeNode]) -> list[Execution]:
 def _start_early(stays: Sequence[_Stay], sizes: Sequence[int], room: _Bytes) -> None:
     """Start each reload as early as there is room, in the order in which weights are needed: they share a queue."""
     earliest = 0
+    left: dict[int, int] = defaultdict(int)
     for stay in stays:
         size, start = sizes[stay.storage], stay.first
-        while start > earliest and room[start - 1] >= size:
+        while start > max(earliest, left[stay.storage]) and room[start - 1] >= size:
             start -= 1
         room[start : stay.first] -= size
         stay.start = earliest = start
+        left[stay.storage] = stay.last + 1

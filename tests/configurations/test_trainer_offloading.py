@@ -143,9 +143,7 @@ def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
     data = [*rows(24, 64, 3), *rows(2, 40, 4)]
     plain = trainer_of(tmp_path / "plain", model(), data, **case)
     plain.train()
-    trainer = from_disk(
-        trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "52MiB"
-    )
+    trainer = from_disk(trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "52MiB")
     trainer.train()
     assert trainer.args.max_grad_norm == 1.0
     plans = [planned.summary for _, _, planned, _ in step_of(trainer)._programs]

@@ -23,7 +23,6 @@ from stowage.stages.ir.errors import AwayError, Infeasible, TraceError
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.measure import resident_tensors
 from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.simulate.plan import Step, replay_plan
 from stowage.stages.trace.forward import record_forward
 from stowage.stages.workload.calls import call_model
 from stowage.stages.workload.models import build_model
@@ -84,7 +83,7 @@ def away(fit_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         "quick": True,
         "say": lambda text: None,
     }
-    return lambda model: fit(model, BATCHES[0], adamw, device_budget="30MiB", **common)
+    return lambda model: fit(model, BATCHES[0], adamw, device_budget="36MiB", **common)
 
 
 def train(step: TrainingStep, other: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
@@ -148,10 +147,10 @@ def test_calling_the_model_while_weights_are_below(away: Callable[[nn.Module], T
         assert "\n" not in str(caught.value)
     gpt2()(**BATCHES[0])  # other models are none of its business
     assert all(not m._forward_pre_hooks for m in step.model.modules())
+    found = step.evaluate(BATCHES[1])
     with step.on_device() as model:
-        assert_same_outputs(parts(step.evaluate(BATCHES[1])), parts(plain(pickle.loads(pickle.dumps(model)), BATCHES[1])))
-    with step.on_device() as model:
-        assert_same_outputs(parts(plain(copy.deepcopy(model), BATCHES[1])), parts(plain(model, BATCHES[1])))
+        for one in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            assert_same_outputs(found, plain(one, BATCHES[1]))
 
 
 @pytest.mark.parametrize("name", ["gpt2_mask", "t5", "transformer", "lstm", "batchnorm", "tied", "in_place"])
@@ -179,11 +178,7 @@ def test_from_nothing_to_everything(name: str, fit_home: Path) -> None:
         offloading.fetch_all()
         peaks.append(planned.summary.device_peak_bytes)
         assert peaks[-1] <= budget
-        steps = [Step(r.node, r.storage, r.step, r.action) for r in planned.rows]
-        kept = frozenset(planned.trace.values[v].storage for v in planned.trace.meta.outputs)
-        assert {s.node for s in steps if s.node >= 0} == set(range(len(planned.nodes))), "each node once"
-        assert len([s for s in steps if s.node >= 0]) == len(planned.nodes)
-        del kept
+        assert [r.node for r in planned.rows if r.node >= 0] == list(range(len(planned.nodes))), "each node once"
     assert peaks[0] == smallest < peaks[-1]
     assert plenty.slots == []
 
