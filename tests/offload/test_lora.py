@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from stowage.stages.device.tiers import DiskTier
+from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
-from stowage.stages.solve import eager_peak_bytes
 from tests.offload.away import assert_equal_below, solve_below
 from tests.runtime.beside_eager import prepare
 from tests.zoo import Entry
