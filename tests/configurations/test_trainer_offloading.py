@@ -84,6 +84,8 @@ def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) ->
     assert step_of(trainer).plan.offload_bytes > 0
     assert step_of(trainer).evaluation.summary.reload_bytes > 0
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-3"), "the best model is not the last one"
+    with pytest.raises(AwayError, match=r"step\.evaluate"):
+        trainer.model(**trainer.data_collator(DATA[:2]))
     assert_same(trainer, plain)
     for checkpoint in ("checkpoint-3", "checkpoint-6"):
         mine, theirs = tmp_path / "planned" / checkpoint, tmp_path / "plain" / checkpoint
@@ -91,8 +93,6 @@ def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) ->
         assert same(load_file(mine / "model.safetensors"), load_file(theirs / "model.safetensors"))
         states = [torch.load(f / "optimizer.pt", weights_only=True) for f in (mine, theirs)]
         assert same(*states)
-    with pytest.raises(AwayError, match=r"step\.evaluate"):
-        trainer.model(**trainer.data_collator(DATA[:2]))
     trainer.compute_metrics = plain.compute_metrics = logits_metric
     assert trainer.evaluate()["eval_mean_logit"] == plain.evaluate()["eval_mean_logit"]
     found, expected = trainer.predict(DATA), plain.predict(DATA)

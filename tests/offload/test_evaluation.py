@@ -1,4 +1,4 @@
-"""Evaluation under a forward-only plan gives what the model gives in evaluation mode, bit for bit, within the budget."""
+"""A forward-only plan gives what the model gives in evaluation mode, bit for bit, within the budget."""
 
 from __future__ import annotations
 
