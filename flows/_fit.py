@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stowage.flows import _saving
+from stowage.flows._evaluation import Evaluations, MakeForwardPlan, Resting, plan_forward
 from stowage.flows._planning import QUICK, Effort, Planned, home_folder, plan_step, target_device
 from stowage.flows._tiers import LowerTier, lower_tier
 from stowage.flows._weights import LateWeights
@@ -26,11 +27,12 @@ from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.tracing import trace_iteration
-from stowage.stages.trace import MicroBatch, Recorded, record_step
+from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, record_step
+from stowage.stages.trace.forward import Forward
 from stowage.stages.train import checkpoint
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss, Objective
+from stowage.stages.workload.calls import Loss, Objective, call_model
 
 _Key = tuple[BatchSignature, ModelSignature]
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -47,7 +49,7 @@ class TrainingStep:
     micro-batch updates.
 
     Attributes:
-        model: the module, with current weights.
+        model: the module, with current weights; called while weights are below the device it refuses.
         optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
         planned: the plan of the latest call with its tables; `plan` is its summary.
     """
@@ -57,6 +59,7 @@ class TrainingStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         make_plan: MakePlan,
+        make_forward_plan: MakeForwardPlan,
         *,
         loss: Loss | None = None,
         objective: Objective | None = None,
@@ -79,10 +82,13 @@ class TrainingStep:
         self._say = say
         self._programs: list[tuple[_Key, MicroBatch, Planned, Program]] = []
         self._recorded: tuple[_Key, Recorded] | None = None
+        self._evaluations = Evaluations(model, make_forward_plan, self._layouts, self._offloading_for, say)
 
     @property
     def planned(self) -> Planned:
         """The plan of the latest call, with its tables."""
+        if not self._programs:
+            raise ParameterError("Nothing is planned yet: call the step, or `prepare`, first.")
         return self._programs[0][2]
 
     @property
@@ -181,21 +187,62 @@ class TrainingStep:
             self._offloading = Offloading(self._lower.open(), self.model, self.optimizer)
         return self._offloading
 
-    @contextlib.contextmanager
-    def on_device(self) -> Iterator[nn.Module]:
-        """The model with all parameters and optimizer states in device memory, whatever the budget: evaluate, save.
+    @property
+    def evaluation(self) -> Planned | None:
+        """The plan of the latest call of `evaluate`, with its tables; None before the first."""
+        return self._evaluations.planned
 
-        The next step puts them back where its plan wants them.
+    def evaluate(self, batch: Any, forward: Forward = call_model) -> Any:
+        """What the model returns for a batch in evaluation mode, without gradients, within the device budget.
+
+        The same object, bit for bit, as `model.eval()` and `model(**batch)` under `torch.no_grad()` give. It is planned
+        when a batch of this form first appears: weights that live below come as they are read and go. What is returned
+        counts in the budget while it is made; parameters and constants are returned as copies. Afterwards weights,
+        states and modes are where and what they were.
+
+        Args:
+            batch: with the structure that the model takes.
+            forward: `forward(model, batch)`, for those who want something else of the model.
+
+        Raises:
+            Infeasible: the budget cannot be met; it states the smallest feasible one.
+            TraceError: the forward cannot be traced.
         """
-        if self._offloading is not None:
-            self._offloading.fetch_all()
-        yield self.model
-        if self._offloading is not None:
-            self._offloading.forget_copies()
+        return self._evaluations(batch, forward, Resting.of(self.planned, self.model))
 
-    def _contents(self) -> Contents:
+    @property
+    def offloads(self) -> bool:
+        """Parameters or states may be below the device."""
+        return self._offloading is not None
+
+    @contextlib.contextmanager
+    def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
+        """The model with all parameters and optimizer states in device memory, whatever the budget: to look into it.
+
+        The next step puts them back where its plan wants them. `evaluate` and the functions that save do without.
+
+        Args:
+            names: of parameters and states (`parameter::state`); by default all.
+        """
+        if self._offloading is None:
+            yield self.model
+            return
+        here = self._offloading.fetch_all(names)
+        try:
+            yield self.model
+        finally:
+            self._offloading.forget_copies(here)
+
+    def take_over(self, other: TrainingStep) -> None:
+        """Go on with what another step of the same model has below the device, before anything is planned."""
+        self._offloading = other._offloading
+        if self._offloading is not None and self.optimizer is not other.optimizer:
+            self._offloading.serve(self.optimizer)
+
+    def contents(self) -> Contents:
         """Tensors wherever they are, one at a time; what the plan has below is there."""
-        self._programs[0][3].enter()
+        if self._programs:
+            self._programs[0][3].enter()
         return Contents(self.model, self.optimizer, self._offloading)
 
     def save(self, path: str | Path, scheduler: Any = None) -> None:
@@ -203,7 +250,7 @@ class TrainingStep:
 
         This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
         """
-        checkpoint.save_checkpoint(Path(path), "", 0, self._contents(), scheduler, [])
+        checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
 
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
@@ -211,28 +258,28 @@ class TrainingStep:
         Raises:
             StowageError: there is no such file, it is damaged, or of another model.
         """
-        if checkpoint.load_checkpoint(Path(path), "", self._contents(), scheduler) is None:
+        if checkpoint.load_checkpoint(Path(path), "", self.contents(), scheduler) is None:
             raise ParameterError(f"There is no checkpoint at {path}.")
 
     def save_model(self, path: str | Path) -> None:
         """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
-        _saving.save_model(Path(path), self._contents())
+        _saving.save_model(Path(path), self.contents())
 
     def load_model(self, path: str | Path) -> None:
         """Replace weights and persistent buffers by those of a safetensors file."""
-        _saving.load_model(Path(path), self._contents())
+        _saving.load_model(Path(path), self.contents())
 
     def save_optimizer(self, path: str | Path) -> None:
         """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
-        checkpoint.save_optimizer(Path(path), self._contents())
+        checkpoint.save_optimizer(Path(path), self.contents())
 
     def load_optimizer(self, path: str | Path) -> None:
         """Replace the optimizer's groups and states by those of a file."""
-        checkpoint.load_optimizer(Path(path), self._contents())
+        checkpoint.load_optimizer(Path(path), self.contents())
 
     def save_pretrained(self, folder: str | Path) -> None:
         """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
-        _saving.save_pretrained(Path(folder), self._contents())
+        _saving.save_pretrained(Path(folder), self.contents())
 
     def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss.
@@ -329,10 +376,21 @@ def make_step(
             below=lower.below if lower else None,
         )
 
+    def make_forward_plan(recorded: RecordedForward, resting: Resting) -> Planned:
+        return plan_forward(
+            model,
+            recorded,
+            resting,
+            home=home / "quick" if quick else home,
+            effort=QUICK if quick else Effort(),
+            below=lower.below if lower else None,
+        )
+
     return TrainingStep(
         model,
         optimizer,
         make_plan,
+        make_forward_plan,
         loss=loss,
         objective=objective,
         accumulate=accumulate,

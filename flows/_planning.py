@@ -271,25 +271,32 @@ def plan_step(
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
     source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
     manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
-    folder = home / "plans" / solved.summary.plan_hash
-    trace.save(folder / "trace")
-    write_rows(folder / "nodes.parquet", ComputeNode, nodes)
-    write_rows(folder / "blocks.parquet", Block, blocks)
-    write_rows(folder / "plan.parquet", PlanRow, solved.rows)
-    write_rows(folder / "slots.parquet", Slot, solved.slots)
-    write_record(folder / "summary.json", solved.summary)
-    write_atomically(folder / "step.py", source.encode())
-    write_record(folder / "manifest.json", manifest)
-    return Planned(
-        trace=trace,
-        nodes=nodes,
-        blocks=blocks,
-        options=options,
-        rows=solved.rows,
-        slots=solved.slots,
-        summary=solved.summary,
-        source=source,
-        manifest=manifest,
-        folder=folder,
-        eager_peak_bytes=eager,
+    return write_plan(
+        Planned(
+            trace=trace,
+            nodes=nodes,
+            blocks=blocks,
+            options=options,
+            rows=solved.rows,
+            slots=solved.slots,
+            summary=solved.summary,
+            source=source,
+            manifest=manifest,
+            folder=home / "plans" / solved.summary.plan_hash,
+            eager_peak_bytes=eager,
+        )
     )
+
+
+def write_plan(planned: Planned) -> Planned:
+    """Write a plan with its tables and its `step.py` into its folder."""
+    folder = planned.folder
+    planned.trace.save(folder / "trace")
+    write_rows(folder / "nodes.parquet", ComputeNode, planned.nodes)
+    write_rows(folder / "blocks.parquet", Block, planned.blocks)
+    write_rows(folder / "plan.parquet", PlanRow, planned.rows)
+    write_rows(folder / "slots.parquet", Slot, planned.slots)
+    write_record(folder / "summary.json", planned.summary)
+    write_atomically(folder / "step.py", planned.source.encode())
+    write_record(folder / "manifest.json", planned.manifest)
+    return planned

@@ -11,6 +11,7 @@ from torch import nn
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.tensor_file import TensorFile, write_tensors
+from stowage.stages.runtime.torch_file import write_torch
 
 _HINT = "save it again, or give another file"
 
@@ -86,3 +87,10 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
     if getattr(model, "can_generate", bool)() and model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     save_model(folder / "model.safetensors", contents)
+
+
+def save_optimizer_for_torch(path: Path, contents: Contents) -> None:
+    """The optimizer's `state_dict` as `torch.save` writes it."""
+    assert contents.optimizer is not None
+    contents.settle()
+    write_torch(path, contents.optimizer.state_dict(), contents.like, contents.lend)

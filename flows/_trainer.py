@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 
 from stowage.flows._fit import Say, TrainingStep, make_step, print_notice
-from stowage.stages.ir.errors import ParameterError
+from stowage.flows._trainer_files import TrainerFiles, replaced
+from stowage.stages.ir.errors import ParameterError, TraceError
 
 AnyTrainer = TypeVar("AnyTrainer")
 
@@ -37,7 +37,9 @@ def stow(
 
     Forward, backward, clipping and updates happen inside the training step; when the Trainer then calls
     `clip_grad_norm_`, `optimizer.step()` and `zero_grad()`, no gradients are left to work on. So callbacks see none
-    either. Evaluation is not planned: it runs as the Trainer runs it.
+    either. Evaluation runs under a forward-only plan within the same budget, once training has begun; what the Trainer
+    gathers of it, such as the logits of a whole data set, comes besides. Saving and loading go tensor by tensor. While
+    weights are below the device, `with trainer.on_device() as model:` gives the model with all of them.
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
@@ -51,7 +53,7 @@ def stow(
     """
     if not callable(getattr(trainer, "training_step", None)) or not hasattr(trainer, "accelerator"):
         raise ParameterError(f"stow takes a transformers.Trainer, but this is a {type(trainer).__name__}.")
-    _refuse(trainer)
+    _refuse(trainer, offloads=offload_dir is not None or host_budget is not None)
     options = {
         "device_budget": device_budget,
         "method": method,
@@ -66,17 +68,13 @@ def stow(
         raise ParameterError("This Trainer already runs under plans: call stow once.")
     stowed = _Stowed(trainer, options)
     trainer.training_step = stowed  # type: ignore[attr-defined]
-    for name in _NEED_WEIGHTS:
-        if callable(getattr(trainer, name, None)):
-            setattr(trainer, name, stowed.with_weights(getattr(trainer, name)))
+    trainer.prediction_step = stowed.predict  # type: ignore[attr-defined]
+    trainer.on_device = stowed.on_device  # type: ignore[attr-defined]
+    TrainerFiles(trainer, lambda: stowed.step)
     return trainer
 
 
-_NEED_WEIGHTS = ("evaluation_loop", "save_model", "_save_checkpoint", "_load_best_model", "_load_from_checkpoint")
-"""What a Trainer does with weights or optimizer states outside of training steps."""
-
-
-def _refuse(trainer: Any) -> None:
+def _refuse(trainer: Any, *, offloads: bool) -> None:
     """What spreads the step over several devices or scales its loss is not planned."""
     arguments = trainer.args
     reasons = {
@@ -84,6 +82,8 @@ def _refuse(trainer: Any) -> None:
         "it runs DeepSpeed": getattr(trainer, "is_deepspeed_enabled", False),
         "it trains on several devices": getattr(arguments, "world_size", 1) > 1 or getattr(arguments, "n_gpu", 1) > 1,
         "fp16 scales the loss by what earlier steps gave (use bf16)": trainer.accelerator.scaler is not None,
+        "bf16_full_eval and fp16_full_eval cast the weights, which may be below the device": offloads
+        and (getattr(arguments, "bf16_full_eval", False) or getattr(arguments, "fp16_full_eval", False)),
         "torch_compile hides the model's operations": getattr(arguments, "torch_compile", False),
     }
     for reason, holds in reasons.items():
@@ -101,7 +101,9 @@ class _Stowed:
     def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
         self._trainer = trainer
         self._original = trainer.training_step
+        self._original_prediction = trainer.prediction_step
         self._options = options
+        self._evaluates = True
         self._belongs_to: tuple[Any, ...] = ()
         self._norm: torch.Tensor | None = None
         self.step: TrainingStep | None = None
@@ -125,15 +127,43 @@ class _Stowed:
         self._norm = step.grad_norm if update else None
         return loss.detach()
 
-    def with_weights(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """`work`, with every parameter and optimizer state on the device while it runs."""
+    def predict(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        """Takes the place of `trainer.prediction_step`: loss, logits and labels."""
+        step = self.step
+        if step is None or model is not step.model:
+            return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
+        batch = {
+            "inputs": _plain(self._trainer._prepare_inputs(inputs)),
+            "loss_only": bool(prediction_loss_only),
+            "ignore_keys": ignore_keys,
+        }
+        if self._evaluates:
+            try:
+                return step.evaluate(batch, self._prediction)
+            except TraceError as error:
+                self._evaluates = False
+                where = ", with all weights in memory" if step.offloads else ""
+                self._options["say"](f"Evaluation runs as the Trainer runs it{where}: {error}")
+        with step.on_device():
+            return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
 
-        @functools.wraps(work)
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            with self.step.on_device() if self.step is not None else nullcontext():
-                return work(*arguments, **keywords)
+    def _prediction(self, model: nn.Module, batch: Any) -> Any:
+        return self._original_prediction(model, dict(batch["inputs"]), batch["loss_only"], batch["ignore_keys"])
 
-        return run
+    @contextmanager
+    def on_device(self) -> Iterator[nn.Module]:
+        """The model with all parameters and optimizer states in device memory, whatever the budget."""
+        if self.step is None:
+            yield self._trainer.model
+            return
+        with self.step.on_device() as model:
+            yield model
 
     def _step_of(self, model: nn.Module, batch: Any) -> TrainingStep:
         """The training step for the Trainer's present model, optimizer and arguments."""
@@ -146,9 +176,8 @@ class _Stowed:
         accumulate = trainer.args.gradient_accumulation_steps
         belongs_to = (model, optimizer, norm, accumulate)
         if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
-            self._belongs_to = belongs_to
-            _refuse(trainer)
-            self.step = make_step(
+            _refuse(trainer, offloads=any(self._options[name] is not None for name in ("offload_dir", "host_budget")))
+            step = make_step(
                 model,
                 optimizer,
                 objective=self._objective,
@@ -156,8 +185,11 @@ class _Stowed:
                 max_grad_norm=norm,
                 **self._options,
             )
+            if self.step is not None and self.step.model is model:
+                step.take_over(self.step)
             if batch["micro_batches"] in (None, accumulate):
-                self.step.prepare_cycle(batch)  # so that a budget that is too small is known before training starts
+                step.prepare_cycle(batch)  # so that a budget that is too small is known before training starts
+            self.step, self._belongs_to = step, belongs_to
         return self.step
 
     def _objective(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -167,7 +199,7 @@ class _Stowed:
         def backward(loss: torch.Tensor, **_: Any) -> None:
             losses.append(loss)
 
-        with _replaced(self._trainer.accelerator, "backward", backward):
+        with replaced(self._trainer.accelerator, "backward", backward):
             self._original(model, dict(batch["inputs"]), batch["num_items_in_batch"])
         if len(losses) != 1:
             raise ParameterError(
@@ -196,18 +228,3 @@ def _plain(item: Any) -> Any:
     if isinstance(item, Mapping):
         return {key: _plain(value) for key, value in item.items()}
     return item
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of one object, exchanged for a while."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)

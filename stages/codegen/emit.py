@@ -36,6 +36,12 @@ def step(run: Iteration) -> Tensor:
 '''
 
 
+_FORWARD = (
+    ("One training iteration of", "One forward of"),
+    ("-> Tensor:", "-> list[Tensor]:"),
+)
+
+
 class _Emitter:
     def __init__(
         self, trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], slots: Sequence[Slot]
@@ -107,7 +113,9 @@ class _Emitter:
             return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
         line = self._assignment(call, arguments) + note
-        self.lines += ["with run.as_in_forward():", f"    {line}"] if call.target in OPAQUE else [line]
+        alone = bool(self.trace.meta.outputs)  # without gradients, as the kernel is called
+        opaque = call.target in OPAQUE and not alone
+        self.lines += ["with run.as_in_forward():", f"    {line}"] if opaque else [line]
         for value in call.returns:
             if value >= 0 and value not in self.defined:
                 self._define(value)
@@ -211,6 +219,16 @@ class _Emitter:
             why = "its memory would be changed or freed while it is copied"
         self.lines.append(f"{text}  # without: {why}")
 
+    def outputs(self) -> None:
+        """What a forward alone returns. Constants are the program's own, so that copies of them are returned."""
+        found = []
+        for value in self.trace.meta.outputs:
+            self._ensure(value)
+            own = self.trace.values[value].source.startswith("constant:")
+            found.append(f"{self.name(value)}.clone()" if own else self.name(value))
+        lines = textwrap.wrap(", ".join(found) + ",", 100, break_long_words=False)
+        self.lines += ["", "return [", *(f"    {line}" for line in lines), "]"]
+
     def _next_reader(self, row: PlanRow) -> str:
         for later in self.rows[row.row + 1 :]:
             if later.node >= 0:
@@ -251,9 +269,15 @@ def emit_step(
         for gradient in left:
             emitter._ensure(gradient.gradient_value)
             emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)}{scale})')
-    emitter._ensure(trace.meta.loss_value)
-    emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
-    header = _HEADER.format(
+    template = _HEADER
+    if trace.meta.outputs:
+        emitter.outputs()
+        for training, alone in _FORWARD:
+            template = template.replace(training, alone)
+    else:
+        emitter._ensure(trace.meta.loss_value)
+        emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
+    header = template.format(
         model=trace.meta.model,
         device=summary.device,
         plan=summary.plan_hash,

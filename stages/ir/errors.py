@@ -31,6 +31,10 @@ class IllegalPlanError(StowageError):
     """The referee rejected a plan: a solver's bug, never the user's fault."""
 
 
+class AwayError(StowageError):
+    """A model was called whose weights are below the device."""
+
+
 def mib(nbytes: int) -> str:
     """Bytes as MiB with one decimal, for messages."""
     return f"{nbytes / MIB:,.1f} MiB"

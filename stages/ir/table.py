@@ -63,7 +63,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "w+b") as file:
             yield file
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
@@ -134,7 +134,7 @@ def read_record(path: Path, row_type: type[Row]) -> Row:
         content = json.loads(path.read_text())
         if content.pop("table") != row_type.__name__ or content.pop("format") != FORMAT_VERSION:
             raise ValueError("another record")
-        return row_type(**content)
+        return row_type(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(
             f"{path} is damaged or not a {row_type.__name__} of format {FORMAT_VERSION}: delete it and run `dvc repro`."

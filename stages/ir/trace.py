@@ -1,5 +1,5 @@
-"""What `trace` writes: the whole training step as ATen calls over values that live in storages. Complete: nothing
-downstream needs the model."""
+"""What `trace` writes: the whole training step, or a forward alone, as ATen calls over values that live in storages.
+Complete: nothing downstream needs the model."""
 
 from __future__ import annotations
 
@@ -134,9 +134,10 @@ class TraceMeta:
         model: a label for people.
         device: `cpu` or `cuda`.
         torch_version: the trace's operators are that version's.
-        loss_value: the value that is the loss.
+        loss_value: the value that is the loss; -1 in a forward alone.
         optimizer: label of the optimizer, "" when gradients are left in `.grad`.
         parameters: number of scalar parameters.
+        outputs: of a forward alone, the values that it returns.
     """
 
     configuration_hash: str
@@ -146,6 +147,7 @@ class TraceMeta:
     loss_value: int
     optimizer: str
     parameters: int
+    outputs: tuple[int, ...] = ()
 
 
 def base_values(trace: TraceTables) -> dict[int, int]:
@@ -203,7 +205,7 @@ class TraceTables:
             and [c.call for c in self.calls] == list(range(len(self.calls)))
         )
         made = [(v, call.call) for call in self.calls for v in call.returns if v >= 0]
-        named = [self.meta.loss_value, *(c.value for c in self.constants)]
+        named = [*(self.meta.outputs or [self.meta.loss_value]), *(c.value for c in self.constants)]
         named += [v for g in self.gradients for v in (g.parameter_value, max(g.gradient_value, 0))]
         if (
             not positions

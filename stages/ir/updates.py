@@ -56,7 +56,10 @@ def clip_arguments(norm_values: Sequence[int], max_norm: float) -> str:
 
 
 def left_behind(trace: TraceTables) -> frozenset[int]:
-    """Values that are in memory after the step: the loss, gradients that stay, and the scale that clips the latter."""
+    """Values that are in memory after the step: the loss, gradients that stay, and the scale that clips the latter; of
+    a forward alone its outputs."""
+    if trace.meta.outputs:
+        return frozenset(trace.meta.outputs)
     taken = taken_gradients(trace.calls)
     stays = {g.gradient_value for g in trace.gradients if g.gradient_value >= 0} - taken
     scales = {v for c in trace.calls if c.target == CLIP for v in c.returns} if stays else set()

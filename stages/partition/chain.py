@@ -107,9 +107,12 @@ def find_chain(
             if storage not in seen:
                 seen.add(storage)
                 borders.append((position, storage))
-    cuts = _match_backward(
-        borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes
-    )
+    if any(n.phase == "backward" for n in nodes):
+        cuts = _match_backward(
+            borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes
+        )
+    else:  # a forward alone
+        cuts = [Cut(position, -1, storage, ()) for position, storage in borders]
     return Chain(
         cuts=_merge_small(cuts, effective, smallest_block),
         forward=forward,

@@ -40,6 +40,13 @@ class Contents:
         self._offloading.make_room(tensor.numel() * tensor.element_size())
         use(self._offloading.peek(name))
 
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Shape, strides and dtype of the content, on the meta device."""
+        name = self._offloading.away().get(id(tensor)) if self._offloading is not None else None
+        if self._offloading is None or name is None:
+            return tensor.detach().to("meta")
+        return self._offloading.like(name)
+
     def entries(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Entry]:
         """Entries of a file."""
 

@@ -21,6 +21,7 @@ from stowage.stages.device.tiers import HostMemory, Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.run import TraceSpan
+from stowage.stages.runtime.absence import Absent
 from stowage.stages.runtime.below import Tensors, UpdatesBelow
 from stowage.stages.runtime.weights import absent
 
@@ -63,6 +64,9 @@ class Offloading:
         self._parameters = dict(model.named_parameters())
         self._optimizer = optimizer
         self._slots: dict[str, Slot] = {}
+        self._room: dict[str, int] = {}
+        self._at: dict[str, str] = {}
+        self._absent = Absent()
         self._family: dict[str, list[str]] = {}
         self._layouts: dict[str, _Layout] = {}
         self._below: set[str] = set()
@@ -95,12 +99,18 @@ class Offloading:
         return {n: self._layouts[n].meta() for n in self._below if n in self._parameters}
 
     def _reserve(self, slots: Sequence[Slot]) -> None:
-        fresh = {s.name: s.nbytes for s in slots if s.name not in self._slots}
+        """Room for each. Activations of another batch's program have the same names, and other sizes."""
+        for slot in slots:
+            known = self._room.get(slot.name, slot.nbytes) >= slot.nbytes
+            self._at[slot.name] = slot.name if known else f"{slot.name} of {slot.nbytes} bytes"
+            if slot.name not in self._slots:
+                self._family.setdefault(slot.name.partition("::")[0], []).append(slot.name)
+        fresh = {self._at[s.name]: s.nbytes for s in slots if self._at[s.name] not in self._room}
         if fresh:
-            self.tier.reserve(fresh, [s.name for s in slots if s.home == "disk" and s.name in fresh])
-            self._slots.update({s.name: s for s in slots})
-            for name in fresh:
-                self._family.setdefault(name.partition("::")[0], []).append(name)
+            on_disk = [self._at[s.name] for s in slots if s.home == "disk" and self._at[s.name] in fresh]
+            self.tier.reserve(fresh, on_disk)
+            self._room.update(fresh)
+        self._slots.update({s.name: s for s in slots})
 
     def enter(self, slots: Sequence[Slot]) -> None:
         """Before an iteration: put every parameter and state where its plan expects it.
@@ -110,6 +120,9 @@ class Offloading:
         self._reserve(slots)
         persistent = [s for s in slots if s.role != "temporary"]
         planned = {s.name for s in persistent}
+        for slot in persistent:
+            if slot.start in ("below", "updating"):  # what leaves makes room for what comes
+                self._place(slot)
         for name in sorted((self._below | set(self._under_way)) - planned):
             self.fetch(name)
         for slot in persistent:
@@ -117,6 +130,8 @@ class Offloading:
 
     def _place(self, slot: Slot) -> None:
         name, start = slot.name, slot.start
+        if self.where(name) == "device" and (start == "reloading" or (start == "offloading" and name in self._copied)):
+            start = "device"  # what the plan has under way is done
         if self._tensor(name) is None or (self.where(name) == start and (not slot.copied or name in self._copied)):
             return
         self._settle(name)
@@ -153,11 +168,19 @@ class Offloading:
             self.reload(name)
             self.wait(name)
 
-    def fetch_all(self) -> None:
-        """Bring every parameter and state to the device, whatever the budget."""
+    def fetch_all(self, names: Iterable[str] | None = None) -> list[str]:
+        """Bring parameters and states to the device, whatever the budget: by default all, whose names are returned."""
         self.settle_all()
-        for name in sorted(self._below):
+        wanted = sorted(self._slots) if names is None else list(names)
+        for name in wanted:
             self.fetch(name)
+        return wanted
+
+    def serve(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """From now on for another optimizer of the same parameters."""
+        self.forget_states()
+        self._optimizer = optimizer
+        self._updates = None
 
     def update(self, parameter: str, gradient: str) -> None:
         """Start the update of a parameter by the CPU; see `UpdatesBelow`."""
@@ -195,7 +218,7 @@ class Offloading:
     def _content(self, name: str) -> torch.Tensor:
         """The tensor that lives in a slot."""
         memory = cast(HostMemory, self.tier)
-        return memory.content(name, self._layouts[name].meta())
+        return memory.content(self._at[name], self._layouts[name].meta())
 
     def _updated(self, parameter: str) -> None:
         """Take over what the update made: new states find their place below."""
@@ -221,14 +244,16 @@ class Offloading:
     def peek(self, name: str) -> torch.Tensor:
         """What is below, in new device memory; where it lives does not change."""
         tensor = self._layouts[name].empty()
-        self.tier.reload(name, tensor).wait()
+        self.tier.reload(self._at[name], tensor).wait()
         return tensor
 
-    def like(self, parameter: str) -> torch.Tensor:
-        """A parameter's shape, strides and dtype as a tensor on the meta device, wherever its content is."""
-        if parameter in self._below:
-            return self._layouts[parameter].meta()
-        return _Layout.of(self._parameters[parameter]).meta()
+    def like(self, name: str) -> torch.Tensor:
+        """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
+        if name in self._below:
+            return self._layouts[name].meta()
+        held = self._tensor(name)
+        assert held is not None
+        return _Layout.of(held).meta()
 
     def make_room(self, nbytes: int) -> None:
         """Send down what has a slot, until `nbytes` more are not above what the plan has here between iterations.
@@ -264,7 +289,7 @@ class Offloading:
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """New content for a parameter or a state, at once where the plan has it between iterations."""
         self._settle(name)
-        self._below.discard(name)
+        self._found(name)
         self._copied.discard(name)
         parameter, double_colon, state = name.partition("::")
         if double_colon:
@@ -278,13 +303,14 @@ class Offloading:
     def forget_states(self) -> None:
         """The optimizer's states are about to be replaced."""
         self.settle_all()
-        for name in [n for n in (*self._below, *self._copied) if "::" in n]:
+        for name in [n for n in self._layouts if "::" in n]:
             self._below.discard(name)
             self._copied.discard(name)
+            del self._layouts[name]
 
-    def forget_copies(self) -> None:
-        """Someone may have changed what is on the device: no copy below counts any more."""
-        self._copied.clear()
+    def forget_copies(self, names: Iterable[str]) -> None:
+        """Someone may have changed these on the device: their copies below do not count any more."""
+        self._copied.difference_update(names)
 
     def settle_all(self) -> None:
         """Wait for everything that is under way."""
@@ -297,14 +323,14 @@ class Offloading:
         if tensor is None:
             return
         self._layouts[name] = _Layout.of(tensor)
-        self._under_way[name] = _UnderWay("offloading", self.tier.offload(name, tensor.detach()), tensor)
+        self._under_way[name] = _UnderWay("offloading", self.tier.offload(self._at[name], tensor.detach()), tensor)
 
     def reload(self, name: str) -> None:
         """Start copying up, into memory that is taken now."""
         if name not in self._layouts:
             return
         tensor = self._layouts[name].empty()
-        self._under_way[name] = _UnderWay("reloading", self.tier.reload(name, tensor), tensor)
+        self._under_way[name] = _UnderWay("reloading", self.tier.reload(self._at[name], tensor), tensor)
 
     def wait(self, name: str) -> torch.Tensor | None:
         """End with the copy of `name`. What was reloaded is returned; parameters and states are in their place then."""
@@ -318,7 +344,7 @@ class Offloading:
         if under_way.direction == "offloading":
             self._copied.add(name)
             return None
-        self._below.discard(name)
+        self._found(name)
         if self._slots[name].role != "temporary":
             held = self._tensor(name)
             assert held is not None
@@ -340,6 +366,14 @@ class Offloading:
         with noted_release(tensor):
             tensor.data = nothing
         self._below.add(name)
+        if name in self._parameters:
+            self._absent.add(tensor, name)
+
+    def _found(self, name: str) -> None:
+        """Its content is on the device, or about to be."""
+        self._below.discard(name)
+        if name in self._parameters:
+            self._absent.discard(self._parameters[name])
 
     def record(self, on: bool) -> None:
         """Keep the times of copies and of updates below, from now on or no more."""

@@ -26,7 +26,7 @@ def source_hash(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Iteration], torch.Tensor]:
+def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Iteration], Any]:
     """Compile generated code, if it is what codegen wrote.
 
     Raises:
@@ -39,7 +39,7 @@ def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Itera
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": f"stowage_step_{expected_hash[:12]}"}
     exec(compile(source, filename, "exec"), namespace)
-    step: Callable[[Iteration], torch.Tensor] = namespace["step"]
+    step: Callable[[Iteration], Any] = namespace["step"]
     return step
 
 
@@ -73,7 +73,7 @@ class Program:
 
     def __init__(
         self,
-        step: Callable[[Iteration], torch.Tensor],
+        step: Callable[[Iteration], Any],
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
         constants: dict[str, torch.Tensor],
@@ -119,6 +119,15 @@ class Program:
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
+        loss: torch.Tensor = self._run(batch)
+        return loss
+
+    def forward(self, batch: Any) -> list[torch.Tensor]:
+        """Of a forward alone: what it returns."""
+        outputs: list[torch.Tensor] = self._run(batch)
+        return outputs
+
+    def _run(self, batch: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         run = Iteration(
             parameter=dict(self._model.named_parameters()),
@@ -132,10 +141,10 @@ class Program:
         )
         self.enter()
         try:
-            loss = self._step(run)
+            result = self._step(run)
             if self.recorder is not None:
                 self.recorder.end()
             self.grad_norm = run.grad_norm
-            return loss
+            return result
         finally:
             self._random.clear()

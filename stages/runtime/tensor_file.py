@@ -92,7 +92,7 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
     text += b" " * (-len(text) % 8)
     with atomic_file(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        sink = _Sink(file)
+        sink = Sink(file)
         for entry in ordered:
             before = file.tell()
             entry.visit(sink.write)
@@ -101,7 +101,7 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
         sink.sync()
 
 
-class _Sink:
+class Sink:
     """Writes tensors piece by piece, and gives pages back that are on the disk."""
 
     def __init__(self, file: Any) -> None:

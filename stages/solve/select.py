@@ -233,7 +233,7 @@ def solve_plan(
         outcome.rows,
         replace(
             summary,
-            plan_hash=_plan_hash(outcome.rows, trace.meta.configuration_hash, device_budget_bytes),
+            plan_hash=plan_hash(outcome.rows, trace.meta.configuration_hash, device_budget_bytes),
             device_budget_bytes=device_budget_bytes,
             device=device,
             device_fingerprint=device_fingerprint,
@@ -299,7 +299,8 @@ def _shared_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
     return sum(trace.storages[s].nbytes for s in made & read)
 
 
-def _plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
+def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
+    """The name of a plan."""
     content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
     return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Record the whole training step, forward + loss + backward + updates, as tables of ATen calls."""
+"""Record the whole training step, forward + loss + backward + updates, or a forward alone, as tables of ATen calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ from torch import nn
 
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.trace.capture import capture
+from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
 from stowage.stages.trace.lower import Lowering, compact, content_hash
 from stowage.stages.trace.updates import MicroBatch, append_updates
-from stowage.stages.workload.calls import Loss, Objective
+from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
-__all__ = ["MicroBatch", "Recorded", "record_step", "trace_step", "with_updates"]
+__all__ = [
+    "MicroBatch",
+    "Recorded",
+    "RecordedForward",
+    "forward_tables",
+    "record_forward",
+    "record_step",
+    "trace_step",
+    "with_updates",
+]
 
 
 @dataclass(frozen=True)
@@ -40,10 +50,17 @@ def record_step(
     layouts: Mapping[str, torch.Tensor] | None = None,
 ) -> Recorded:
     """Trace forward, loss and backward; see `trace_step`."""
-    captured = capture(model, batch, loss, objective, layouts)
+
+    def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+        if objective is not None:
+            return [loss_of(objective(model, batch), batch, lambda value, _: value)]
+        return [loss_of(call_model(model, batch), batch, loss)]
+
+    captured = capture(model, batch, compute, layouts)
     lowering = Lowering(captured)
     lowering.run()
-    return Recorded(*compact(lowering), captured.notices)
+    storages, values, calls, gradients, constants, (loss_value,) = compact(lowering)
+    return Recorded(storages, values, calls, gradients, constants, loss_value, captured.notices)
 
 
 def trace_step(

@@ -1,11 +1,12 @@
-"""One training step as a `torch.fx` graph: forward, loss and backward through `make_fx` on fake tensors."""
+"""One training step as a `torch.fx` graph: forward, loss and backward through `make_fx` on fake tensors; or a forward
+alone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.checks import SelfChange, check_module, without_gradient_checkpointing
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
 PATH, PHASE = "stowage_path", "stowage_phase"
+
+Compute = Callable[[nn.Module, Any], list[torch.Tensor]]
+"""From the model and the batch to what the program returns: the loss alone, in a training step."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,12 @@ class Captured:
 
     Attributes:
         module: the graph module; placeholders are parameters, buffers, then tensors of the batch, in that order; its
-            outputs are the loss, then one gradient (or None) per trainable parameter.
+            outputs are what it returns (the loss), then one gradient (or None) per trainable parameter.
         parameters, buffers: names in placeholder order.
-        trainable: names of parameters that have a gradient output, in output order.
+        trainable: names of parameters that have a gradient output, in output order; none in a forward alone.
         inputs: labels of the batch's tensors.
         notices: what the user should know, one sentence each.
+        gradients: False in a forward alone.
     """
 
     module: fx.GraphModule
@@ -48,23 +52,20 @@ class Captured:
     trainable: list[str]
     inputs: list[str]
     notices: list[str]
+    gradients: bool = True
 
 
 class _Program(nn.Module):
-    """Calls the model and computes the loss; notices buffers that forward replaces instead of changing in place."""
+    """Computes what the program returns; notices buffers that forward replaces instead of changing in place."""
 
-    def __init__(self, model: nn.Module, loss: Loss | None, objective: Objective | None) -> None:
+    def __init__(self, model: nn.Module, compute: Compute) -> None:
         super().__init__()
         self.model = model
-        self.loss = loss
-        self.objective = objective
+        self.compute = compute
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: Any) -> list[torch.Tensor]:
         given = dict(self.model.named_buffers())
-        if self.objective is not None:
-            result = loss_of(self.objective(self.model, batch), batch, lambda value, _: value)
-        else:
-            result = loss_of(call_model(self.model, batch), batch, self.loss)
+        result = self.compute(self.model, batch)
         for name, buffer in self.model.named_buffers():
             if given.get(name) is not buffer:
                 raise TraceError(
@@ -133,6 +134,26 @@ def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[
     return copy
 
 
+def _owned(result: torch.Tensor, held: set[int]) -> torch.Tensor:
+    """What a forward returns, in memory of its own: a weight that is returned may leave the device."""
+    plain = not isinstance(result, FakeTensor)  # a tensor that the model keeps beside its parameters and buffers
+    return result.clone() if plain or result.untyped_storage()._cdata in held else result
+
+
+@contextlib.contextmanager
+def _fused_attention() -> Iterator[None]:
+    """PyTorch's own attention and encoder layers take fused kernels without gradients, unless they see a trace."""
+    attention: Any = nn.modules.activation
+    overrides: Any = torch.overrides
+    before = attention._is_make_fx_tracing, overrides.has_torch_function
+    attention._is_make_fx_tracing = lambda: False
+    overrides.has_torch_function = lambda arguments: False
+    try:
+        yield
+    finally:
+        attention._is_make_fx_tracing, overrides.has_torch_function = before
+
+
 def _user_line(error: BaseException) -> str:
     """`file:line` of the innermost frame that is neither PyTorch's nor ours."""
     skip = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
@@ -165,11 +186,13 @@ def _explain(error: BaseException, marker: _Marker) -> TraceError:
 def capture(
     model: nn.Module,
     batch: Any,
-    loss: Loss | None = None,
-    objective: Objective | None = None,
+    compute: Compute,
     layouts: Mapping[str, torch.Tensor] | None = None,
+    *,
+    gradients: bool = True,
 ) -> Captured:
-    """Trace one training step of `model` on `batch`; neither weights nor random state are touched.
+    """Trace one training step of `model` on `batch`, or without `gradients` a forward alone, as under
+    `torch.no_grad()`; neither weights nor random state are touched.
 
     Parameters and batch may be fake tensors (a model without weights in memory) or real. A parameter in `layouts` is
     traced with the layout that it has there, on the meta device; its own memory is not looked at. Under
@@ -183,19 +206,20 @@ def capture(
     notices: list[str] = []
     parameters = dict(model.named_parameters())
     buffers = dict(model.named_buffers())
-    trainable = [name for name, p in parameters.items() if p.requires_grad]
+    require = [name for name, p in parameters.items() if p.requires_grad]
+    trainable = require if gradients else []
     leaves, structure = pytree.tree_flatten(batch)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     labels = _labels(batch)
     marker = _Marker(model)
-    program = _Program(model, loss, objective)
+    program = _Program(model, compute)
     cast_once = torch.is_autocast_cache_enabled()
 
     def step(
         parameter_list: list[torch.Tensor], buffer_list: list[torch.Tensor], tensors: list[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         given = dict(zip(parameters, parameter_list, strict=True))
-        for name in trainable:
+        for name in require:
             given[name].requires_grad_(True)
         filled = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
@@ -206,21 +230,27 @@ def capture(
         torch.set_autocast_cache_enabled(cast_once)
         torch.clear_autocast_cache()
         with _marking(model, marker):
-            result = torch.func.functional_call(
+            results: list[torch.Tensor] = torch.func.functional_call(
                 program, {f"model.{name}": tensor for name, tensor in state.items()}, (structure.unflatten(filled),)
             )
         marker.sweep()
+        if not gradients:
+            torch.clear_autocast_cache()
+            held = {tensor.untyped_storage()._cdata for tensor in [*parameter_list, *buffer_list]}
+            owned_results = [_owned(result, held) for result in results]
+            marker.sweep()
+            return [*owned_results]
         marker.phase = "backward"
         with without_autocast():
-            gradients = torch.autograd.grad(result, [given[name] for name in trainable], allow_unused=True)
+            grads = torch.autograd.grad(results[0], [given[name] for name in trainable], allow_unused=True)
         torch.clear_autocast_cache()
-        taken = {tensor.untyped_storage()._cdata for tensor in [*parameter_list, *buffer_list, *tensors, result]}
+        taken = {tensor.untyped_storage()._cdata for tensor in [*parameter_list, *buffer_list, *tensors, *results]}
         owned = [
             None if g is None else _as_accumulated(g, given[name], taken)
-            for name, g in zip(trainable, gradients, strict=True)
+            for name, g in zip(trainable, grads, strict=True)
         ]
         marker.sweep()
-        return [result, *owned]
+        return [*results, *owned]
 
     given_layouts = layouts or {}
     traced_as = [given_layouts.get(name, p) for name, p in parameters.items()]
@@ -234,7 +264,9 @@ def capture(
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_gradient_checkpointing(model, notices))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        if not gradients:
+            stack.enter_context(_fused_attention())
         # A mode of our own, not make_fx's: that one has symbols for unknown numbers, which would hide data dependence.
         mode = everything[0].fake_mode if any(is_fake) else FakeTensorMode(allow_non_fake_inputs=True)
         fakes = pytree.tree_map(lambda t: _fake(t, mode, device), values)
@@ -253,6 +285,7 @@ def capture(
         trainable=trainable,
         inputs=[labels[i] for i in places],
         notices=notices,
+        gradients=gradients,
     )
 
 

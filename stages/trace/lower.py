@@ -42,7 +42,7 @@ class Lowering:
         self.calls: list[Call] = []
         self.constants: list[Constant] = []
         self.gradients: list[Gradient] = []
-        self.loss_value = -1
+        self.outputs: list[int] = []
         self._value_of: dict[fx.Node, Any] = {}
         self._storage_of: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
@@ -145,7 +145,8 @@ class Lowering:
         flat = [item for w in written for item in (w if isinstance(w, (list, tuple)) else [w]) if item is not None]
         mutated = {self.values[self._value_of[w]].storage for w in flat}
         if str(target) in OPAQUE:
-            true = true_outputs(target, [a.meta["val"] if isinstance(a, fx.Node) else a for a in args])
+            given = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+            true = true_outputs(target, given, gradients=self.captured.gradients)
             result = [
                 fake if real is None or real.untyped_storage().nbytes() == fake.untyped_storage().nbytes() else real
                 for fake, real in zip(result, true)
@@ -237,8 +238,9 @@ class Lowering:
 
     def _outputs(self, node: fx.Node) -> None:
         outputs: Any = node.args[0]
-        loss, *gradients = outputs
-        self.loss_value = self._value_of[loss]
+        count = len(outputs) - len(self.captured.trainable)
+        gradients = outputs[count:]
+        self.outputs = [self._value_of[output] for output in outputs[:count]]
         parameter_value = {name: i for i, name in enumerate(self.captured.parameters)}
         for name, gradient in zip(self.captured.trainable, gradients, strict=True):
             value = -1 if gradient is None else self._value_of[gradient]
@@ -303,17 +305,19 @@ def _renumber(text: str, numbers: dict[int, int]) -> str:
     return re.sub(r'\{"value":(\d+)\}', lambda m: f'{{"value":{numbers.get(int(m.group(1)), int(m.group(1)))}}}', text)
 
 
-def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], int]:
-    """Drop calls that nothing needs and renumber everything densely.
+def compact(
+    lowering: Lowering,
+) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], tuple[int, ...]]:
+    """Drop calls that nothing needs and renumber everything densely; what the program returns comes last.
 
-    Kept are the ancestors of the loss and the gradients, and everything that draws random numbers or changes something
-    persistent (eager would do that too).
+    Kept are the ancestors of what it returns and of the gradients, and everything that draws random numbers or changes
+    something persistent (eager would do that too).
     """
     calls, values, storages = lowering.calls, lowering.values, lowering.storages
     same = merge_equal_constants_of_step(calls, values, storages)
     values = _move_views(values, same)
     resolve = {v.value: same.get(v.value, v.value) for v in values}
-    needed = {resolve[lowering.loss_value]} | {
+    needed = {resolve[v] for v in lowering.outputs} | {
         resolve[g.gradient_value] for g in lowering.gradients if g.gradient_value >= 0
     }
     needed_storages = {values[v].storage for v in needed}
@@ -366,7 +370,7 @@ def compact(lowering: Lowering) -> tuple[list[Storage], list[Value], list[Call],
     ]
     constants = [replace(c, value=to_new[c.value]) for c in lowering.constants if c.value in to_new]
     new_storages = [replace(storages[old], storage=new) for old, new in storage_number.items()]
-    return new_storages, new_values, new_calls, gradients, constants, to_new[lowering.loss_value]
+    return new_storages, new_values, new_calls, gradients, constants, tuple(to_new[v] for v in lowering.outputs)
 
 
 def _move_views(values: list[Value], same: dict[int, int]) -> list[Value]:

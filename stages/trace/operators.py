@@ -30,9 +30,9 @@ _LIKE = {
 }
 
 
-def true_outputs(target: OpOverload, arguments: list[Any]) -> list[torch.Tensor]:
+def true_outputs(target: OpOverload, arguments: list[Any], *, gradients: bool = True) -> list[torch.Tensor]:
     """Run an opaque operator on zeros shaped like `arguments`, to learn the sizes of its outputs."""
-    with unset_fake_temporarily(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with unset_fake_temporarily(), torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
         real = [
             torch.zeros(tuple(a.shape), dtype=a.dtype, device=a.device) if isinstance(a, torch.Tensor) else a
             for a in arguments

@@ -4,6 +4,7 @@ parameter that has a gradient; its optimizer states as storages."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,8 @@ class MicroBatch:
             to it, as `loss.backward()` does.
         update: the last micro-batch: gradients go into updates. Otherwise they stay in `.grad`.
         max_grad_norm: before updates, clip by this global norm as `torch.nn.utils.clip_grad_norm_` does: no update then
-            starts before the last gradient is complete. `inf` only computes the norm. None does neither.
+            starts before the last gradient is complete. `inf` only computes the norm, and updates do not wait for it:
+            gradients that are not finite then spoil their own parameters alone. None does neither.
     """
 
     waiting: frozenset[str] = field(default_factory=frozenset)
@@ -239,7 +241,8 @@ def append_updates(
     scale = -1
     if updating and micro_batch.max_grad_norm is not None and final:
         norms = [ending.norm(name, gradient) for name, gradient in final.items()]
-        scale = ending.clip(norms, micro_batch.max_grad_norm)
+        factor = ending.clip(norms, micro_batch.max_grad_norm)
+        scale = factor if math.isfinite(micro_batch.max_grad_norm) else -1
     for name, gradient in final.items() if updating else ():
         rule = rules.get(name)
         if rule is not None:

@@ -5,6 +5,7 @@ samples.py     a synthetic batch with the arguments that a model takes
 data.py        real tokens: a stream on disk, and batches that are a pure function of seed and iteration
 optimizers.py  optimizers and learning-rate schedules by name
 signature.py   what must not change between tracing and training
+outputs.py     what a model returns, taken apart and put together
 configured.py  model, batch and optimizer as params.yaml says
 randomness.py  draws that leave the global generators alone
 """

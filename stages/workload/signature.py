@@ -203,8 +203,9 @@ def _context() -> tuple[tuple[str, str], ...]:
         enabled = torch.is_autocast_enabled(device)
         state.append((f"autocast on {device}", _dtype(torch.get_autocast_dtype(device)) if enabled else "off"))
     hooks = sum(
-        len(getattr(module_globals, f"_global{name}", ()))
+        not getattr(hook, "steers_nothing", False)
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        for hook in getattr(module_globals, f"_global{name}", {}).values()
     )
     state.append(("the number of global module hooks", str(hooks)))
     state.append(("the default dtype", _dtype(torch.get_default_dtype())))

@@ -68,8 +68,10 @@ def assert_equal_below(
     optimizer: MakeOptimizer,
     *,
     iterations: int = 5,
+    moves: set[str] | None = None,
 ) -> None:
-    """Losses and the random state after every iteration; then every parameter, buffer and state, and that they move."""
+    """Losses and the random state after every iteration; then every parameter, buffer and state, and which of them
+    move: those of `moves` and no other, by default all that train and that move in plain PyTorch."""
     (eager, batch, loss), (model, _, _) = build(), build()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     eager_optimizer, planned_optimizer = optimizer(eager), optimizer(model)
@@ -92,6 +94,8 @@ def assert_equal_below(
     still = [n for n, p in model.named_parameters() if p.requires_grad and torch.equal(p, before[n])]
     moved_in_eager = [n for n in still if not torch.equal(dict(eager.named_parameters())[n], before[n])]
     assert moved_in_eager == []
+    if moves is not None:
+        assert {n for n, p in model.named_parameters() if not torch.equal(p, before[n])} == moves
 
 
 def actions(solved: Solved) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""Evaluation within the budget: forward-only plans of a model, made when a batch of a new form first appears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows._planning import Effort, Planned, target_device, write_plan
+from stowage.stages.codegen import emit_step, manifest_of
+from stowage.stages.ir.trace import Storage
+from stowage.stages.partition.forward import forward_nodes
+from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.solve import Below
+from stowage.stages.solve.forward import solve_forward
+from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
+from stowage.stages.workload import batch_signature, model_signature
+from stowage.stages.workload.autocast import without_autocast
+from stowage.stages.workload.outputs import OutputForm
+
+_AWAY = ("below", "updating")
+
+
+@dataclass(frozen=True)
+class Resting:
+    """What of a model is where between training iterations.
+
+    Attributes:
+        budget_bytes: the device budget.
+        away: names of parameters and states (`parameter::state`) that are below the device.
+        beside: storages that a forward does not use: optimizer states, and gradients that wait.
+        tier_in_use: the training plan uses a tier below.
+    """
+
+    budget_bytes: int
+    away: frozenset[str]
+    beside: tuple[Storage, ...]
+    tier_in_use: bool
+
+    @staticmethod
+    def of(planned: Planned, model: nn.Module) -> Resting:
+        """As the latest training plan has it."""
+        waiting = [
+            Storage(0, p.grad.untyped_storage().nbytes(), "gradient", name)
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        ]
+        return Resting(
+            planned.summary.device_budget_bytes,
+            frozenset(s.name for s in planned.slots if s.role != "temporary" and s.start in _AWAY),
+            (*(s for s in planned.trace.storages if s.role == "state"), *waiting),
+            bool(planned.slots),
+        )
+
+
+def plan_forward(
+    model: nn.Module,
+    recorded: RecordedForward,
+    resting: Resting,
+    *,
+    home: Path,
+    effort: Effort,
+    below: Below | None,
+) -> Planned:
+    """Profile → partition → solve → codegen of a forward alone.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
+    trace = forward_tables(recorded, model, resting.beside)
+    target = target_device(trace.meta.device, home)
+    costs = profile_trace(
+        trace,
+        target,
+        CostStore(home / "costs"),
+        seconds_per_call=effort.seconds_per_call,
+        min_samples=effort.min_samples,
+    )
+    nodes = forward_nodes(trace, {c.signature: c for c in costs})
+    solved = solve_forward(
+        trace,
+        nodes,
+        device_budget_bytes=resting.budget_bytes,
+        below=below,
+        away=frozenset(
+            s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state")
+        ),
+        tier_in_use=resting.tier_in_use,
+        device=target.name,
+        device_fingerprint=target.fingerprint,
+    )
+    source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
+    manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
+    return write_plan(
+        Planned(
+            trace=trace,
+            nodes=nodes,
+            blocks=[],
+            options=[],
+            rows=solved.rows,
+            slots=solved.slots,
+            summary=solved.summary,
+            source=source,
+            manifest=manifest,
+            folder=home / "plans" / solved.summary.plan_hash,
+            eager_peak_bytes=solved.summary.keep_all_peak_bytes,
+        )
+    )
+
+
+MakeForwardPlan = Callable[[RecordedForward, Resting], Planned]
+
+
+@dataclass(frozen=True)
+class _Known:
+    key: tuple[Any, ...]
+    planned: Planned
+    program: Program
+    form: OutputForm
+
+
+class Evaluations:
+    """Evaluates one model under plans.
+
+    Attributes:
+        planned: the plan of the latest call; None before the first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_plan: MakeForwardPlan,
+        layouts: Callable[[], Mapping[str, torch.Tensor]],
+        offloading: Callable[[Planned], Offloading | None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan."""
+        self._model = model
+        self._make_plan = make_plan
+        self._layouts = layouts
+        self._offloading = offloading
+        self._say = say
+        self._known: list[_Known] = []
+
+    @property
+    def planned(self) -> Planned | None:
+        """See above."""
+        return self._known[0].planned if self._known else None
+
+    def __call__(self, batch: Any, forward: Forward, resting: Resting) -> Any:
+        """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
+        with evaluation_mode(self._model):
+            known = self._find(batch, forward, resting)
+            with without_autocast():  # the casts are in the program
+                return known.form.fill(known.program.forward(batch))
+
+    def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
+        key = (forward, batch_signature(batch), model_signature(self._model), resting)
+        for position, known in enumerate(self._known):
+            if known.key == key:
+                self._known.insert(0, self._known.pop(position))
+                return known
+        with torch.random.fork_rng():
+            recorded = record_forward(self._model, batch, forward, self._layouts())
+            for notice in recorded.notices:
+                self._say(notice)
+            with without_autocast():
+                planned = self._make_plan(recorded, resting)
+        program = bind(
+            planned.source,
+            planned.manifest.source_hash,
+            str(planned.folder / "step.py"),
+            planned.trace,
+            self._model,
+            None,
+            planned.slots,
+            self._offloading(planned),
+        )
+        self._known.insert(0, _Known(key, planned, program, recorded.form))
+        return self._known[0]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """As `model.eval()`; afterwards every module is in the mode in which it was."""
+    modes = {module: module.training for module in model.modules()}
+    if not any(modes.values()):
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        if modes[model]:
+            model.train()
+        for module, training in modes.items():
+            module.training = training

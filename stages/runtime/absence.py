@@ -1,0 +1,71 @@
+"""Parameters whose content is below the device: a module that would read them says so instead of giving NaN.
+
+A hook on all modules, not on the model's own: modules with hooks take other kernels (`nn.TransformerEncoderLayer`), are
+pickled with them, and count as changed. Traces run on stand-ins for the parameters, so it does not see them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from stowage.stages.ir.errors import AwayError
+
+
+class Absent:
+    """Those of one model. Whoever holds this holds the parameters too."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        _known.add(self)
+        weakref.finalize(self, _unhook)
+        _hook()
+
+    def add(self, parameter: torch.Tensor, name: str) -> None:
+        """Its content is gone from the device."""
+        self._names[id(parameter)] = name
+
+    def discard(self, parameter: torch.Tensor) -> None:
+        """Its content is back."""
+        self._names.pop(id(parameter), None)
+
+    def within(self, module: nn.Module) -> str | None:
+        """The name of a parameter in `module` that is not there."""
+        if not self._names:
+            return None
+        return next((self._names[id(p)] for p in module.parameters() if id(p) in self._names), None)
+
+
+_known: weakref.WeakSet[Absent] = weakref.WeakSet()
+_handles: list[RemovableHandle] = []
+
+
+def _refuse(module: nn.Module, _arguments: Any) -> None:
+    for absent in tuple(_known):
+        name = absent.within(module)
+        if name is not None:
+            raise AwayError(
+                f"{type(module).__name__} was called while its parameter '{name}' is below the device: call "
+                "step.evaluate(batch), which brings what it needs within the budget, or call the model inside of "
+                "`with step.on_device() as model:`, which brings everything."
+            )
+
+
+_refuse.steers_nothing = True  # type: ignore[attr-defined]  # no part of what a trace depends on
+
+
+def _hook() -> None:
+    if not _handles:
+        _handles.append(register_module_forward_pre_hook(_refuse))
+
+
+def _unhook() -> None:
+    """After the last one, modules are called as if nothing had been."""
+    if not tuple(_known):
+        while _handles:
+            _handles.pop().remove()
