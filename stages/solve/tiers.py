@@ -70,7 +70,8 @@ def tier_below(
             "measure the device again (`python -m stowage.stages.device cuda`)."
         )
     link = Link(target.offload_bytes_per_s, target.reload_bytes_per_s, target.duplex_bytes_per_s)
-    return Below(link, parse_bytes(host_budget, key("host_budget")))
+    room = parse_bytes(host_budget, key("host_budget"))
+    return Below(link, room, cpu_update_bytes_per_s=target.cpu_update_bytes_per_s)
 
 
 def room_in(folder: Path, key: str = "offload_dir") -> int:

@@ -12,7 +12,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.table import read_record
 from stowage.stages.settings import load_settings
 from stowage.stages.trace import trace_step
-from stowage.stages.workload import configured_optimizer, configured_workload
+from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.models import resolve
 
 

@@ -5,11 +5,10 @@ samples.py     a synthetic batch with the arguments that a model takes
 data.py        real tokens: a stream on disk, and batches that are a pure function of seed and iteration
 optimizers.py  optimizers and learning-rate schedules by name
 signature.py   what must not change between tracing and training
-configured.py  model, batch and optimizer as params.yaml says
+configured.py  model, batch and optimizer as params.yaml says; not imported here, since it needs more than torch does
 randomness.py  draws that leave the global generators alone
 """
 
-from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batches, token_stream
 from stowage.stages.workload.models import Workload, build_model, build_workload
 from stowage.stages.workload.optimizers import optimizer_factory, scheduler_factory
@@ -24,8 +23,6 @@ __all__ = [
     "batches",
     "build_model",
     "build_workload",
-    "configured_optimizer",
-    "configured_workload",
     "model_signature",
     "optimizer_factory",
     "sample_batch",
