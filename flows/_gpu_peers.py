@@ -130,10 +130,10 @@ class FullySharded:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """The modules of the longest list in the model: its layers."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise UnavailableError(f"{type(model).__name__} has no list of layers to shard")
-    return list(max(lists, key=lambda found: len(found)))
+    return max(lists, key=len)
 
 
 class DeepSpeed:

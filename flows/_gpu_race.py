@@ -19,6 +19,9 @@ from stowage.stages.ir.errors import ParameterError, TableError
 from stowage.stages.ir.table import read_record, write_record, write_rows
 
 RESULTS, TABLE, CHROME_TRACE = "results", "table.parquet", "trace.json"
+CONTESTANT = (sys.executable, "-m", "stowage.flows._gpu_contestant")
+"""What a contestant's process runs."""
+
 FEW = (2, 4)
 """Layers of the two models that plain PyTorch is extrapolated from."""
 
@@ -100,7 +103,7 @@ def _run(request: Request, scratch: Path, timeout_s: float, allocator: str) -> R
     log = scratch / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stowage.flows._gpu_contestant", str(asked), str(answer)],
+            [*CONTESTANT, str(asked), str(answer)],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTORCH_ALLOC_CONF": allocator},
