@@ -5,7 +5,7 @@ layout.py     which bytes of a tensor move
 slots.py      what lies in which slot
 lanes.py      worker threads: chunks of transfers in order, two streams at once
 disk.py       one preallocated file, direct I/O through staging buffers
-host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events
+host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events; grouping.py: shared buffers
 null.py       moves nothing in the background and checks the order of verbs
 delayed.py    starts the transfers of one stream late, so that a missing wait shows
 opening.py    the tier below a kind of device
