@@ -28,7 +28,7 @@ from stowage.stages.ir.table import read_record, read_rows
 ROOT = Path(__file__).parents[2]
 ALONE = str(Path(__file__).with_name("alone.py"))
 MODEL = {
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 4,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_attention_heads": 4,
