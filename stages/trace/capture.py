@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.checks import SelfChange, check_module, without_gradient_checkpointing
+from stowage.stages.trace.packing import packing_as_in_eager
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
@@ -235,6 +236,7 @@ def capture(
         stack.enter_context(without_gradient_checkpointing(model, notices))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(packing_as_in_eager())
         # A mode of our own, not make_fx's: that one has symbols for unknown numbers, which would hide data dependence.
         mode = everything[0].fake_mode if any(is_fake) else FakeTensorMode(allow_non_fake_inputs=True)
         fakes = pytree.tree_map(lambda t: _fake(t, mode, device), values)
