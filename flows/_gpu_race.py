@@ -81,6 +81,9 @@ def race(
         chosen = [n for n in everyone if not only or any(part.lower() in n.lower() for part in only)]
         if not chosen:
             raise ParameterError(f"There is no contestant like {', '.join(only)}: there are {', '.join(everyone)}.")
+        if job.device == "cuda" and not _allocates(allocator):
+            say(f"The allocator does not work here with '{allocator}': left as it is.")
+            allocator = ""
         for name in chosen:
             say(f"{name} …")
             result = _run(everyone[name], Path(temporary), timeout_s, allocator)
@@ -96,6 +99,18 @@ def _file(out: Path, name: str) -> Path:
     return out / RESULTS / ("".join(c if c.isalnum() else "-" for c in name) + ".json")
 
 
+def _allocates(allocator: str) -> bool:
+    """Whether the device gives memory under this setting; drivers differ."""
+    code = "import torch; torch.ones(1, device='cuda')"
+    return (
+        subprocess.run([sys.executable, "-c", code], env=_environment(allocator), capture_output=True).returncode == 0
+    )
+
+
+def _environment(allocator: str) -> dict[str, str]:
+    return os.environ | ({"PYTORCH_ALLOC_CONF": allocator} if allocator else {})
+
+
 def _run(request: Request, scratch: Path, timeout_s: float, allocator: str) -> Result:
     asked, answer = scratch / "request.json", scratch / "answer.json"
     answer.unlink(missing_ok=True)
@@ -106,7 +121,7 @@ def _run(request: Request, scratch: Path, timeout_s: float, allocator: str) -> R
             [*CONTESTANT, str(asked), str(answer)],
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTORCH_ALLOC_CONF": allocator},
+            env=_environment(allocator),
         )
         try:
             code = process.wait(timeout_s)
