@@ -7,18 +7,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from stowage.flows._gpu_carried import PLANNED, unpack
 from stowage.flows._gpu_contestant import Request, Result, request_text
 from stowage.flows._gpu_job import Job, build_shell
 from stowage.flows._gpu_measure import Say
 from stowage.flows._gpu_table import EXTRAPOLATED, REFERENCE, GpuRow, extrapolate, rows_of
-from stowage.stages.ir.errors import ParameterError, TableError
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.table import read_record, write_record, write_rows
 
-RESULTS, TABLE, CHROME_TRACE = "results", "table.parquet", "trace.json"
+RESULTS, TABLE, CHROME_TRACE = "results.json", "table.parquet", "trace.json"
 CONTESTANT = (sys.executable, "-m", "stowage.flows._gpu_contestant")
 """What a contestant's process runs."""
 
@@ -87,7 +88,7 @@ def race(
         for name in chosen:
             say(f"{name} …")
             result = _run(everyone[name], Path(temporary), timeout_s, allocator)
-            write_record(_file(out, name), result)
+            write_record(out / RESULTS, Results(_known(out) | {name: vars(result)}))
             peak = f", peak {result.peak_bytes / 1e9:.2f} GB" if result.peak_bytes >= 0 else ""
             say(f"{name}: {result.note or f'{result.time_s:.3f} s a step{peak}, ready after {result.prepare_s:.0f} s'}")
     rows = _table(out, job, list(everyone))
@@ -95,8 +96,15 @@ def race(
     return rows
 
 
-def _file(out: Path, name: str) -> Path:
-    return out / RESULTS / ("".join(c if c.isalnum() else "-" for c in name) + ".json")
+@dataclass(frozen=True)
+class Results:
+    """Of all contestants so far: name -> `Result` as a dictionary."""
+
+    by_name: dict[str, dict[str, Any]]
+
+
+def _known(out: Path) -> dict[str, dict[str, Any]]:
+    return read_record(out / RESULTS, Results).by_name if (out / RESULTS).exists() else {}
 
 
 def _allocates(allocator: str) -> bool:
@@ -130,23 +138,18 @@ def _run(request: Request, scratch: Path, timeout_s: float, allocator: str) -> R
             process.wait()
             return Result(note=f"stopped after {timeout_s:.0f} s")
     if code == 0:
-        return _read(answer)
+        return _result(vars(read_record(answer, Result)))
     last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
     return Result(note=f"died with exit status {code}, 9 being the kernel's answer to too little memory: {last[:160]}")
 
 
-def _read(path: Path) -> Result:
-    found = read_record(path, Result)
-    return Result(**{**vars(found), "losses": tuple(found.losses), "times_s": tuple(found.times_s)})
+def _result(content: Mapping[str, Any]) -> Result:
+    return Result(**{**content, "losses": tuple(content["losses"]), "times_s": tuple(content["times_s"])})
 
 
 def _table(out: Path, job: Job, names: Sequence[str]) -> list[GpuRow]:
-    results: dict[str, Result] = {}
-    for name in names:
-        try:
-            results[name] = _read(_file(out, name))
-        except TableError:
-            continue
+    known = _known(out)
+    results = {name: _result(known[name]) for name in names if name in known}
     few, more = (results.get(f"plain PyTorch, {layers} layers") for layers in FEW)
     if few is not None and more is not None:
         model, _ = build_shell(job)
