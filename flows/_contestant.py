@@ -20,8 +20,9 @@ from stowage.flows._fit import fit
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.runtime.measure import Measurement, measure_iteration
 from stowage.stages.settings import parse_settings
-from stowage.stages.workload import configured_optimizer, configured_workload, token_stream
+from stowage.stages.workload import token_stream
 from stowage.stages.workload.calls import call_model, loss_of
+from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import vocabulary_size
 

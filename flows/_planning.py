@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from stowage.flows._plan_store import PlanStore
 from stowage.stages.codegen import Manifest, emit_step, manifest_of
 from stowage.stages.device import device_of
 from stowage.stages.ir.block import BlockGraph
-from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
@@ -164,9 +164,24 @@ def cost_step(
         min_samples=effort.min_samples,
     )
     progress("partition")
+    return cost_traces(traces, known, whole, target)
+
+
+def cost_traces(
+    traces: Mapping[str, TraceTables], known: Sequence[Cost], whole: TraceTables, target: DeviceDescription
+) -> Costed:
+    """From tables alone: no model, and no device that could run it.
+
+    Args:
+        traces: the variants of one trace, `plain` first; see `rewrite`.
+        known: the cost of every distinct call.
+        whole: the trace whose plain PyTorch peak a budget in percent is of.
+        target: the device that the costs are from.
+    """
     by_signature = {c.signature: c for c in known}
     variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
-    eager = eager_peak_bytes(whole, variants[0].nodes if whole is trace else make_blocks(whole, by_signature)[0])
+    again = whole is traces[variants[0].name]
+    eager = eager_peak_bytes(whole, variants[0].nodes if again else make_blocks(whole, by_signature)[0])
     return Costed(target, variants, eager)
 
 
@@ -242,6 +257,36 @@ def plan_step(
         layouts=layouts,
         progress=progress,
     )
+    return plan_costed(
+        costed,
+        device_budget=device_budget,
+        method=method,
+        home=home,
+        effort=effort,
+        below=below,
+        progress=progress,
+    )
+
+
+def plan_costed(
+    costed: Costed,
+    *,
+    device_budget: str | int,
+    method: str,
+    home: Path,
+    effort: Effort,
+    below: Below | None = None,
+    progress: Progress = lambda stage: None,
+) -> Planned:
+    """Plan from tables alone: no model, and no device that could run it.
+
+    Args:
+        costed: the step; `cost_traces` makes it from tables.
+        device_budget, method, home, effort, below, progress: see `plan_step`.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
     target, variants, eager = costed.target, costed.variants, costed.eager_peak_bytes
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")

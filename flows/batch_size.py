@@ -50,7 +50,7 @@ def _planner(root: Path, settings: Settings) -> Any:
     from stowage.stages.options.tasks import GridSize
     from stowage.stages.solve import tier_below
     from stowage.stages.solver.outcome import SolverSettings
-    from stowage.stages.workload import configured_optimizer, configured_workload
+    from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
     from stowage.stages.workload.resize import samples_of
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured
+from stowage.stages.device.host_rates import measure_host_rates
 from stowage.stages.ir.costs import DeviceDescription
-
-
-@dataclass(frozen=True)
-class _HostRates:
-    """Bytes per second, see `DeviceDescription`."""
-
-    offload: float
-    reload: float
-    duplex: float
-    update: float
 
 
 class CudaDevice:
@@ -67,7 +57,11 @@ class CudaDevice:
         return sorted(self.time_s(work) for _ in range(repeat))[repeat // 2]
 
     def describe(self, offload_folder: str) -> DeviceDescription:
-        """Measure rates."""
+        """Measure rates. The global generators are left as they were."""
+        with torch.random.fork_rng(devices=[self._device]):
+            return self._describe(offload_folder)
+
+    def _describe(self, offload_folder: str) -> DeviceDescription:
         size = 4096
         a, b = torch.randn(2, size, size, device=self._device)
         big = torch.randn(1 << 26, device=self._device)
@@ -77,7 +71,7 @@ class CudaDevice:
         optimizer = torch.optim.AdamW([parameter])
         tiny = torch.zeros(1, device=self._device)
         disk = measure_disk(offload_folder)
-        host = self._host_rates()
+        host = measure_host_rates(self._device)
         return DeviceDescription(
             fingerprint=self.fingerprint(),
             name=self.name(),
@@ -94,52 +88,4 @@ class CudaDevice:
             reload_bytes_per_s=host.reload,
             duplex_bytes_per_s=host.duplex,
             cpu_update_bytes_per_s=host.update,
-        )
-
-    def _host_rates(self) -> _HostRates:
-        """Copies to and from pinned memory alone and at once, and AdamW on the CPU while both go on."""
-        down_stream, up_stream = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        one, two = (torch.empty(1 << 26, device=self._device) for _ in range(2))
-        lower_one, lower_two = (torch.empty(1 << 26, pin_memory=True) for _ in range(2))
-
-        def down() -> None:
-            with torch.cuda.stream(down_stream):
-                lower_one.copy_(one, non_blocking=True)
-
-        def up() -> None:
-            with torch.cuda.stream(up_stream):
-                two.copy_(lower_two, non_blocking=True)
-
-        def seconds(*copies: Callable[[], None]) -> float:
-            def once() -> float:
-                torch.cuda.synchronize(self._device)
-                start = time.perf_counter()
-                for copy in copies:
-                    copy()
-                torch.cuda.synchronize(self._device)
-                return time.perf_counter() - start
-
-            once()
-            return sorted(once() for _ in range(5))[2]
-
-        parameter = torch.nn.Parameter(torch.randn(1 << 24))
-        parameter.grad = torch.randn(1 << 24)
-        optimizer = torch.optim.AdamW([parameter])
-
-        def update() -> float:
-            for _ in range(4):
-                down()
-                up()
-            start = time.perf_counter()
-            optimizer.step()
-            elapsed = time.perf_counter() - start
-            torch.cuda.synchronize(self._device)
-            return elapsed
-
-        update()
-        return _HostRates(
-            offload=one.nbytes / seconds(down),
-            reload=one.nbytes / seconds(up),
-            duplex=2 * one.nbytes / seconds(down, up),
-            update=28 * parameter.numel() / sorted(update() for _ in range(5))[2],
         )

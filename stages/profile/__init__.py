@@ -69,7 +69,8 @@ def profile_trace(
             "run the profile stage there, or make this machine the target (`python -m stowage.stages.device`)."
         )
     fresh: list[Cost] = []
-    with torch.random.fork_rng(devices=[]):
+    generators = ["cuda"] if target.type == "cuda" and costs == "measured" and missing else []
+    with torch.random.fork_rng(devices=generators):
         for done, call in enumerate(missing):
             progress(done, len(missing))
             update = call.target == UPDATE

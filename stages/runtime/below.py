@@ -49,8 +49,8 @@ class UpdatesBelow:
         twin.grad = gradient
         kind: Any = type(self._optimizer)
         alone: torch.optim.Optimizer = kind([{"params": [twin], **settings}])
-        if state:
-            alone.state[twin] = state
+        if state:  # what is not below, such as the number of steps, may have been loaded to the device
+            alone.state[twin] = {k: v.to(weight.device) if torch.is_tensor(v) else v for k, v in state.items()}
         with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
             kind.step(alone)
         return keep(twin.detach(), alone.state[twin])

@@ -5,14 +5,36 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from stowage.stages.ir.errors import ParameterError
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built inside have their parameters on the meta device; buffers get their values as always.
+
+    Under `torch.device("meta")` buffers that no file holds, such as rotary frequencies, would have none.
+    """
+
+    def without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    hook: Any = without_memory
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def absent(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:

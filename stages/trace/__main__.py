@@ -12,8 +12,8 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.table import read_record
 from stowage.stages.settings import load_settings
 from stowage.stages.trace import trace_step
-from stowage.stages.workload import configured_optimizer, configured_workload
-from stowage.stages.workload.models import resolve
+from stowage.stages.workload.configured import configured_optimizer, configured_workload
+from stowage.stages.workload.models import move, resolve
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     source = settings.model
     workload = configured_workload(settings, fake=source.callable is None)
     if settings.device != "cpu":
-        workload.model.to(settings.device)
+        move(workload.model, settings.device)
         workload.batch.update(
             {k: v.to(settings.device) for k, v in workload.batch.items() if isinstance(v, torch.Tensor)}
         )

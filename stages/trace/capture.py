@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.checks import SelfChange, check_module, without_gradient_checkpointing
+from stowage.stages.trace.packing import packing_as_in_eager
 from stowage.stages.workload.autocast import without_autocast
 
 PATH, PHASE = "stowage_path", "stowage_phase"
@@ -267,6 +268,7 @@ def capture(
         stack.enter_context(torch.set_grad_enabled(gradients))
         if not gradients:
             stack.enter_context(_fused_attention())
+        stack.enter_context(packing_as_in_eager())
         # A mode of our own, not make_fx's: that one has symbols for unknown numbers, which would hide data dependence.
         mode = everything[0].fake_mode if any(is_fake) else FakeTensorMode(allow_non_fake_inputs=True)
         fakes = pytree.tree_map(lambda t: _fake(t, mode, device), values)

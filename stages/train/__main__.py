@@ -36,14 +36,9 @@ from stowage.stages.runtime.tensor_file import write_tensors
 from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import model_tensors
 from stowage.stages.train.loop import Batches, Run, train_eager, train_planned
-from stowage.stages.workload import (
-    configured_optimizer,
-    configured_workload,
-    sample_batch,
-    scheduler_factory,
-    token_stream,
-)
+from stowage.stages.workload import sample_batch, scheduler_factory, token_stream
 from stowage.stages.workload.calls import call_model, loss_of
+from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import resolve, vocabulary_size
 

@@ -6,11 +6,10 @@ data.py        real tokens: a stream on disk, and batches that are a pure functi
 optimizers.py  optimizers and learning-rate schedules by name
 signature.py   what must not change between tracing and training
 outputs.py     what a model returns, taken apart and put together
-configured.py  model, batch and optimizer as params.yaml says
+configured.py  model, batch and optimizer as params.yaml says; not imported here, since it needs more than torch does
 randomness.py  draws that leave the global generators alone
 """
 
-from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batches, token_stream
 from stowage.stages.workload.models import Workload, build_model, build_workload
 from stowage.stages.workload.optimizers import optimizer_factory, scheduler_factory
@@ -25,8 +24,6 @@ __all__ = [
     "batches",
     "build_model",
     "build_workload",
-    "configured_optimizer",
-    "configured_workload",
     "model_signature",
     "optimizer_factory",
     "sample_batch",

@@ -309,6 +309,24 @@ def parameter_bytes(model: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
+def move(model: nn.Module, device: torch.device | str) -> None:
+    """Move parameters and buffers; `Module.to` refuses fake ones, whose tensors it cannot swap."""
+    if not is_fake(model):
+        model.to(device)
+        return
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    there = tensor.detach().to(device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    moved[id(tensor)] = nn.Parameter(there, tensor.requires_grad) if is_parameter else there
+                held[name] = moved[id(tensor)]  # type: ignore[assignment]
+
+
 def is_fake(model: nn.Module) -> bool:
     """Whether the model has shapes but no memory."""
     return any(isinstance(t, torch._subclasses.FakeTensor) for t in model.parameters())

@@ -6,7 +6,7 @@ slots.py      what lies in which slot
 lanes.py      worker threads: chunks of transfers in order, two streams at once
 disk.py       one preallocated file, direct I/O through staging buffers
               (disk_file.py opens it, disk_mover.py moves chunks)
-host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events
+host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events; grouping.py: shared buffers
 staged.py     host memory and the disk behind it, behind one GPU
 null.py       moves nothing in the background and checks the order of verbs
 delayed.py    starts the transfers of one stream late, so that a missing wait shows

@@ -26,6 +26,7 @@ import torch
 
 from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream
 from stowage.stages.device.tiers.cuda_lanes import CudaLanes, DeviceLanes
+from stowage.stages.device.tiers.grouping import group_allocations
 from stowage.stages.device.tiers.layout import check_movable, flat_bytes, is_dense, packed
 from stowage.stages.device.tiers.slots import Slots
 from stowage.stages.ir.errors import PlanMismatchError
@@ -90,8 +91,8 @@ class PinnedTier:
         groups: Sequence[Sequence[str]] = (),
         lanes: DeviceLanes | None = None,
     ) -> None:
-        """`groups`: names that share one buffer, in order. Buffers take the next power of two, so groups of almost that
-        size waste little; a name in no group has a buffer of its own."""
+        """`groups`: names that share one buffer, in order. Buffers take the next power of two; names in no group are
+        grouped so that little is wasted (see `grouping`)."""
         self.record = False
         self.lanes: DeviceLanes = lanes or CudaLanes(torch.device(device))
         self._groups = {name: index for index, group in enumerate(groups) for name in group}
@@ -132,10 +133,13 @@ class PinnedTier:
                 "folder, or plan again."
             )
         new = self._slots.new(slots)
-        shared: dict[Any, list[str]] = {}
+        shared: dict[int, list[str]] = {}
         for name in new:
-            shared.setdefault(self._groups.get(name, name), []).append(name)
-        for names in shared.values():
+            if name in self._groups:
+                shared.setdefault(self._groups[name], []).append(name)
+        rest = {name: -(-new[name] // ALIGNMENT) * ALIGNMENT for name in new if name not in self._groups}
+        together = [list(allocation.names) for allocation in group_allocations(rest)]
+        for names in [*shared.values(), *together]:
             names.sort(key=lambda name: self._order.get(name, 0))
             starts, end = [], 0
             for name in names:

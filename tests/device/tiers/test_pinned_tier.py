@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -184,6 +185,25 @@ def test_groups_share_buffers() -> None:
     assert len(tier._buffers) == 4
     assert tier.staging_bytes == 0
     assert [pinned_bytes(n) for n in (0, 1, 2, 3, 1 << 20, (1 << 20) + 1)] == [0, 1, 2, 4, 1 << 20, 1 << 21]
+
+
+class _Counted(ModelLanes):
+    """Hands out memory that nobody touches."""
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def test_the_weights_of_a_transformer_waste_little() -> None:
+    """Alone, each of the larger matrices (11,008 × 4,096, as Llama2-7B's) would waste half of itself."""
+    tier = PinnedTier(lanes=_Counted(preferring(COMPUTE_FIRST)))
+    layer = {"q": 4096 * 64, "k": 4096 * 64, "v": 4096 * 64, "o": 4096 * 64} | dict.fromkeys("gud", 11008 * 64)
+    slots = {f"{number}.{name}": 4 * size for number in range(32) for name, size in layer.items()}
+    tier.reserve(slots)
+    assert sum(slots.values()) <= tier.host_bytes <= 1.02 * sum(slots.values())
+    spans = sorted((slot.content.data_ptr(), slot.content.numel()) for slot in tier._held.values())
+    assert all(start + length <= other for (start, length), (other, _) in pairwise(spans)), "slots overlap"
+    assert {name: slot.content.numel() for name, slot in tier._held.items()} == slots
 
 
 def test_spans() -> None:

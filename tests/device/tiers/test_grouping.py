@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stowage.stages.formulations.host_grouping import ALIGNMENT, group_allocations, power_of_two, wasted_bytes
+from stowage.stages.device.tiers.grouping import ALIGNMENT, group_allocations, power_of_two, wasted_bytes
 from tests.formulations.offload_problems import GIB, LLAMA2_7B, LLAMA3_70B, llama, rtx3060
 
 MIB = 1 << 20

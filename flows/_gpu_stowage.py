@@ -1,0 +1,83 @@
+"""The contestant that trains under a carried plan: everything from tables, nothing is planned here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows._gpu_job import Job, build_shell, first_weights
+from stowage.stages.codegen import Manifest
+from stowage.stages.device.tiers import open_tier
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.spans import chrome_trace, predicted_spans
+from stowage.stages.ir.table import read_record, read_rows, write_atomically
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.measure import measure_program
+from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.tracing import trace_iteration
+
+
+class Planned:
+    """A model trained under the plan in `folder`.
+
+    Attributes:
+        summary: what the plan states about itself.
+    """
+
+    def __init__(self, job: Job, folder: Path, offload_dir: Path) -> None:
+        self.summary = read_record(folder / "summary.json", PlanSummary)
+        self._nodes = read_rows(folder / "nodes.parquet", ComputeNode)
+        self._rows = read_rows(folder / "plan.parquet", PlanRow)
+        self._slots = read_rows(folder / "slots.parquet", Slot)
+        self.model, layouts = build_shell(job)
+        self.optimizer = job.make_optimizer(self.model.parameters())
+        weights = first_weights(job, layouts)
+        self._offloading: Offloading | None = None
+        if self._slots:
+            self._offloading = Offloading(open_tier(job.device, offload_dir), self.model, self.optimizer)
+            self._offloading.populate(weights, self._slots)
+        else:
+            parameters = dict(self.model.named_parameters())
+            for name, tensor in weights:
+                parameters[name].data = tensor
+        manifest = read_record(folder / "manifest.json", Manifest)
+        self._program = bind(
+            (folder / "step.py").read_text(),
+            manifest.source_hash,
+            str(folder / "step.py"),
+            TraceTables.load(folder / "trace"),
+            self.model,
+            self.optimizer,
+            self._slots,
+            self._offloading,
+        )
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One iteration."""
+        return self._program(batch)
+
+    def measured_peak(self, batch: Any) -> int:
+        """One more iteration; its highest device bytes, from the allocator's events."""
+        return measure_program(self._program, self.model, self.optimizer, batch).peak_bytes
+
+    def write_trace(self, batch: Any, path: Path) -> None:
+        """One more iteration; where its time goes, beside the prediction."""
+        _, measured = trace_iteration(self._program, lambda: self._program(batch))
+        spans = [*predicted_spans(self._rows, self._nodes, self._slots), *measured]
+        labels = {"plan": self.summary.plan_hash, "method": self.summary.method, "device": self.summary.device}
+        write_atomically(path, chrome_trace(spans, labels).encode())
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By name; what is below reads as NaN."""
+        return dict(self.model.named_parameters())
+
+    def close(self) -> None:
+        """Let what is under way end, and give back what the tier holds."""
+        if self._offloading is not None:
+            self._offloading.settle_all()
+            self._offloading.tier.close()

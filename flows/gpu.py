@@ -1,0 +1,163 @@
+"""Measure, plan, train and compare on a machine with a GPU.
+
+python -m stowage.flows.gpu                       all of it, where everything is installed on that machine
+python -m stowage.flows.gpu measure --out FOLDER  there: tests, rates, trace and costs -> FOLDER/measured.tar.gz
+python -m stowage.flows.gpu plan --out FOLDER     anywhere: plans -> FOLDER/planned.tar.gz
+python -m stowage.flows.gpu train --out FOLDER    there: trains under the plans, beside peers -> FOLDER/table.parquet
+
+Two machines carry one small file each way. `measure` and `train` need torch, transformers, pyarrow and safetensors
+alone; nothing needs to be installed there: `PYTHONPATH=build/typing`, see `make build/typing/stowage`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stowage.flows._gpu_job import Job, build_shell
+from stowage.flows._gpu_measure import fitting_dtype, free_host_bytes, measure_job
+from stowage.flows._gpu_race import ALLOCATOR, race
+from stowage.flows._gpu_table import text_of
+from stowage.stages.ir.errors import ParameterError, StowageError
+
+HOST_SHARE = 0.85
+"""Of the free host memory, what a plan may take by default."""
+
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+
+
+def say(text: str) -> None:
+    """Tell at once."""
+    print(text, flush=True)
+
+
+def arguments_of(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stowage.flows.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("step", nargs="?", default="all", choices=("all", "measure", "plan", "train"))
+    parser.add_argument("--out", type=Path, default=Path("artifacts/benchmark/gpu"), help="folder of all files")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same path without a GPU")
+    parser.add_argument("--architecture", default="llama", help="of transformers; llama is Llama2-7B's shape")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=NUMBER", help="of its configuration")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: as host RAM has room"
+    )
+    parser.add_argument("--limit-gb", type=float, default=12.0, help="of a process on the device, 1e9 bytes")
+    parser.add_argument(
+        "--host-gb", type=float, default=None, help=f"below it; by default {HOST_SHARE:.0%} of what is free"
+    )
+    parser.add_argument(
+        "--fraction", type=float, action="append", help="of the limit to plan for; default 0.95 and 0.85"
+    )
+    parser.add_argument("--method", default="auto", help="of planning: auto, offmate, rockmate")
+    parser.add_argument("--home", type=Path, default=Path(".stowage/gpu"), help="stores of the planning machine")
+    parser.add_argument("--quick", action="store_true", help="plan and measure in seconds, less well")
+    parser.add_argument("--steps", type=int, default=5, help="timed iterations of each contestant")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PART", help="contestants with this in their name"
+    )
+    parser.add_argument("--timeout", type=float, default=540.0, help="seconds of one contestant")
+    parser.add_argument("--allocator", default=ALLOCATOR, help="PYTORCH_ALLOC_CONF of the contestants")
+    parser.add_argument("--no-tests", action="store_true", help="leave out tests/gpu")
+    return parser.parse_args(words)
+
+
+def job_of(given: argparse.Namespace) -> Job:
+    """The configuration that the command line asks for.
+
+    Raises:
+        ParameterError: a setting is no `key=number`, or there is no GPU.
+    """
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise ParameterError("There is no CUDA device here: run this on the machine that has it, or give --device cpu.")
+    overrides: dict[str, Any] = {}
+    for setting in given.set:
+        key, equals, value = setting.partition("=")
+        if not equals or not value.lstrip("-").isdigit():
+            raise ParameterError(f"--set {setting} is not key=number: write, for example, num_hidden_layers=8.")
+        overrides[key] = int(value)
+    free = free_host_bytes()
+    job = Job(
+        architecture=given.architecture,
+        overrides=overrides,
+        batch_size=given.batch,
+        sequence_length=given.length,
+        dtype="float32" if given.dtype == "auto" else given.dtype,
+        device=given.device,
+        limit_bytes=int(given.limit_gb * 1e9),
+        host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * free),
+    )
+    if given.dtype == "auto":
+        parameters = sum(p.numel() for p in build_shell(job)[0].parameters())
+        job = Job(**{**vars(job), "dtype": fitting_dtype(parameters, free)})
+    return job
+
+
+def run_tests(out: Path) -> None:
+    """`tests/gpu`, with a log; failures are told, and measuring goes on."""
+    if not TESTS.is_dir():
+        say("tests/gpu is not here: left out")
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pytest", str(TESTS), "-q", "-rs", "--tb=short", "--maxfail=50"]
+    done = subprocess.run(command, cwd=TESTS.parents[1], capture_output=True, text=True)
+    (out / "tests.txt").write_text(done.stdout + done.stderr)
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
+    say(f"tests/gpu: {lines[-1]} ({out / 'tests.txt'})")
+
+
+def plan(given: argparse.Namespace) -> None:
+    """The step that needs solvers."""
+    from stowage.flows._gpu_plan import plan_job
+    from stowage.flows._planning import QUICK, Effort
+
+    plan_job(
+        given.out,
+        say,
+        fractions=given.fraction or (0.95, 0.85),
+        method=given.method,
+        home=given.home,
+        effort=QUICK if given.quick else Effort(),
+    )
+
+
+def main(words: list[str]) -> int:
+    """Run one step, or all."""
+    given = arguments_of(words)
+    try:
+        if given.step in ("all", "measure"):
+            job = job_of(given)
+            if not given.no_tests:
+                run_tests(given.out)
+            say(job.name())
+            seconds, samples = (0.005, 2) if given.quick else (0.05, 5)
+            measure_job(job, given.out, say, seconds_per_call=seconds, min_samples=samples)
+        if given.step in ("all", "plan"):
+            plan(given)
+        if given.step in ("all", "train"):
+            rows = race(
+                given.out,
+                say,
+                steps=given.steps,
+                only=given.only,
+                timeout_s=given.timeout,
+                allocator=given.allocator,
+            )
+            say(text_of(rows))
+    except StowageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
