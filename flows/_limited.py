@@ -89,6 +89,7 @@ def main() -> None:
             "device_peak_bytes": plan.device_peak_bytes,
             "step_time_s": plan.step_time_s,
             "lower_bound_s": plan.lower_bound_s,
+            "rates_bound_s": plan.rates_bound_s,
             "wait_s": plan.wait_s,
             "offload_bytes": plan.offload_bytes,
             "reload_bytes": plan.reload_bytes,

@@ -131,7 +131,7 @@ class PlanSummary:
         device_peak_bytes: predicted highest device bytes of the iteration, everything included.
         baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
         step_time_s: predicted.
-        lower_bound_s: every operation once.
+        lower_bound_s: every operation once, without the updates that the CPU may take over.
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
@@ -145,6 +145,7 @@ class PlanSummary:
         wait_s: predicted time that computing waits for copies.
         fractional_time_s: what O-ILP counts while tensors are fractions; 0 for plans that do not offload. The loss of
             rounding is `step_time_s` over this.
+        rates_bound_s: what computing and the rates of the tiers allow within the budget, whatever the plan; likewise.
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -175,4 +176,5 @@ class PlanSummary:
     reload_bytes: int = 0
     wait_s: float = 0.0
     fractional_time_s: float = 0.0
+    rates_bound_s: float = 0.0
     disk_bytes: int = 0

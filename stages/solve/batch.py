@@ -45,7 +45,8 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.chain import Chain
 from stowage.stages.solve.offload import Below, Offloader
-from stowage.stages.solve.offmate import REACH, OffMate
+from stowage.stages.solve.offmate import OffMate
+from stowage.stages.solve.search import REACH
 from stowage.stages.solve.select import OFFMATE_GAP, OFFMATE_SECONDS, program_of
 from stowage.stages.solver.outcome import SolverSettings
 

@@ -72,6 +72,7 @@ class OffloadPlan:
         outcome: what the referee says.
         hidden: its copies are hidden as well as the budget allows.
         fractional_s: the time that O-ILP counts for its fractions; 0 for fixed policies.
+        rates_bound_s: see `formulations/offload_bounds.py`; likewise.
     """
 
     method: str
@@ -80,6 +81,7 @@ class OffloadPlan:
     outcome: Outcome
     hidden: bool = False
     fractional_s: float = 0.0
+    rates_bound_s: float = 0.0
 
 
 class Offloader:

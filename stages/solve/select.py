@@ -14,7 +14,7 @@ from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import ADD, left_behind, taken_gradients
 from stowage.stages.simulate.plan import Outcome
-from stowage.stages.solve import offmate
+from stowage.stages.solve import search
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan, slots_of
@@ -200,7 +200,7 @@ def solve_plan(
         offloader = Offloader(program, chain, below)
         settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
         preprint = method == "offmate_preprint"
-        offloading = list(offmate.plans(offloader, device_budget_bytes, settings, preprint=preprint))
+        offloading = list(search.plans(offloader, device_budget_bytes, settings, preprint=preprint))
         fastest = min((p.time_s for p in fitting), default=math.inf)
         moving = list(_shifted(offloader, offloading, device_budget_bytes, fastest))
         if not preprint and not any(p.outcome.time_s <= p.fractional_s * POOR for p in moving):
@@ -221,11 +221,13 @@ def solve_plan(
     moved = min(moving, key=lambda p: (p.outcome.time_s, p.outcome.peak_bytes), default=None)
     tiered: list[Slot] = []
     if moved is not None and (best is None or moved.outcome.time_s < best.time_s):
-        found, outcome, fractional_s = moved.method, moved.outcome, moved.fractional_s
+        found, outcome = moved.method, moved.outcome
+        fractional_s, rates_bound_s = moved.fractional_s, moved.rates_bound_s
         tiered = slots_of(trace, moved.steps, moved.state)
     else:
         assert best is not None
-        found, outcome, fractional_s = best.method, program.replay(best.executions), 0.0
+        found, outcome = best.method, program.replay(best.executions)
+        fractional_s = rates_bound_s = 0.0
     if outcome.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {found}")
     summary = _summary(trace, nodes, options, outcome, found, everything, least.peak_bytes)
@@ -240,6 +242,7 @@ def solve_plan(
             time_limit_s=time_limit_s,
             seed=seed,
             fractional_time_s=fractional_s,
+            rates_bound_s=rates_bound_s,
         ),
         tiered,
     )
@@ -283,6 +286,12 @@ def _shifted(
         found = offloader.shifted(plan, budget_bytes)
         fastest_s = min(fastest_s, found.outcome.time_s)
         yield found
+
+
+def lower_bound_s(nodes: Iterable[ComputeNode], below: Below | None) -> float:
+    """Every node once; updates only where the CPU cannot take them over."""
+    beside = below is not None and below.cpu_update_bytes_per_s > 0
+    return sum(n.time_s for n in nodes if not (beside and n.phase == "update"))
 
 
 def _once(chain: Chain) -> list[ChainStep]:

@@ -10,7 +10,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.offload import Below
-from stowage.stages.solve.select import Solved, solve_plan
+from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def solve_variants(
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    once_s = sum(n.time_s for n in variants[0].nodes)
+    once_s = lower_bound_s(variants[0].nodes, below)
     best = min(found, key=lambda s: s.summary.step_time_s)
     summary = replace(
         best.summary,
