@@ -98,6 +98,17 @@ def test_without_smoothing_no_step_takes_more_than_the_fractions() -> None:
         assert plan.memory_bytes[t] <= allowed + still + 3e-6 * moving
 
 
+def test_barred_tensors_are_not_updated_on_the_cpu() -> None:
+    problem = llama(rtx3060(), (4096, 11008, 8, 32000, 4096), alpha_c=1.1 * GB)
+    solution = solved(problem)
+    free = round_o_ilp(problem, solution, EXACT, reach=8)
+    assert len(free.on_cpu) >= 3
+    barred = frozenset(sorted(free.on_cpu)[::2])
+    plan = round_o_ilp(problem, solution, EXACT, reach=8, barred=barred)
+    assert plan.on_cpu
+    assert not plan.on_cpu & barred
+
+
 def test_room_in_the_host_is_respected() -> None:
     shape = (4096, 11008, 8, 32000, 4096)
     problem = llama(rtx3060(), shape)

@@ -119,4 +119,6 @@ def test_updates_on_the_cpu(name: str, optimizer: str) -> None:
     below = replace(BELOW, cpu_update_bytes_per_s=1e10)
     solved = solve_below(prepared, int(1.1 * smallest_below(prepared, below)), below=below)
     assert actions(solved)["update"] >= 3
+    summary = solved.summary
+    assert 0 < summary.rates_bound_s <= summary.step_time_s <= 1.05 * summary.fractional_time_s, "rounding loses < 5%"
     assert_equal_below(ZOO[name], prepared, solved, NullTier(), OPTIMIZERS[optimizer], iterations=4)
