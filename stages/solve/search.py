@@ -22,8 +22,14 @@ ATTEMPTS = 4
 CLOSE = 1.02
 """A plan within this factor of O-ILP's own is good enough."""
 
+POOR = 1.05
+"""A plan worse than this is rounded in the other way too."""
+
 NOTICEABLE = 1e-3
 """Share of an iteration that computing may wait for one update by the CPU."""
+
+BARRINGS = 4
+"""Roundings of one answer; each but the first without updates that were too slow before."""
 
 REACH = 8
 """In long chains a transfer happens at most this many steps from the use that it follows or serves: ten times faster to
@@ -39,10 +45,19 @@ def plans(
     """
     search = _Search(offloader, device_budget_bytes, settings, preprint)
     yield from search.run()
-    if offloader.below.cpu_update_bytes_per_s and search.best_s > search.bound_s * CLOSE:
+    others: list[_Search] = []
+    if offloader.below.cpu_update_bytes_per_s:
         # A plan without updates on the CPU may be better once tensors are whole.
         without = Offloader(offloader.program, offloader.chain, replace(offloader.below, cpu_update_bytes_per_s=0.0))
-        yield from _Search(without, device_budget_bytes, settings, preprint).run()
+        others.append(_Search(without, device_budget_bytes, settings, preprint))
+    if not preprint:
+        # So may one from fewer options: fractions of updates fall otherwise.
+        others.append(_Search(offloader, device_budget_bytes, settings, preprint=True))
+    best_s = search.best_s
+    for other in others:
+        if best_s > search.bound_s * CLOSE:
+            yield from other.run()
+            best_s = min(best_s, other.best_s)
 
 
 class _Search:
@@ -85,8 +100,8 @@ class _Search:
             if not self.fractional_s:
                 self.bound_s, self.fractional_s = answer.bound_s, answer.solution.objective_s
             found: list[OffloadPlan] = []
-            for smoothed in (False, True):
-                if self.best_s > answer.solution.objective_s * CLOSE:
+            for smoothed, close in ((False, CLOSE), (True, POOR)):
+                if self.best_s > answer.solution.objective_s * close:
                     found += self._rounded(problem, answer.solution, limits.reach, smoothed=smoothed)
                     self.best_s = min([self.best_s, *(p.outcome.time_s for p in found if self._fits(p))])
             for plan in found:
@@ -105,13 +120,17 @@ class _Search:
     def _rounded(
         self, problem: OffloadProblem, solution: OIlpSolution, reach: int | None, *, smoothed: bool
     ) -> list[OffloadPlan]:
-        """Plans of whole tensors; again without updates by the CPU that computing waits for, if there are such."""
-        rounded = round_o_ilp(problem, solution, self._settings, reach=reach, smoothed=smoothed)
-        found = list(self._placed(rounded))
-        barred = frozenset(str(s) for p in found for s in self._slow_updates(p))
-        if barred:
+        """Plans of whole tensors; again without updates by the CPU that computing waits for, while there are such."""
+        found: list[OffloadPlan] = []
+        barred: frozenset[str] = frozenset()
+        for _ in range(BARRINGS):
             rounded = round_o_ilp(problem, solution, self._settings, reach=reach, smoothed=smoothed, barred=barred)
-            found += self._placed(rounded)
+            placed = list(self._placed(rounded))
+            found += placed
+            slow = barred.union(str(s) for p in placed for s in self._slow_updates(p))
+            if slow == barred:
+                break
+            barred = slow
         return found
 
     def _placed(self, rounded: RoundedPlan) -> Iterator[OffloadPlan]:
