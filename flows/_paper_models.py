@@ -196,7 +196,6 @@ OTHERS = (
             "intermediate_size": 10240,
             "num_attention_heads": 32,
             "vocab_size": 51200,
-            "partial_rotary_factor": 0.4,
             "embd_pdrop": 0.0,
             "resid_pdrop": 0.1,
         },
