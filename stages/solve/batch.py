@@ -275,11 +275,13 @@ def problem_of_one(
         whole, part = chain.chain_blocks[b].options, lean[b].options
         costs = [(whole[c.option], part[c.option]) for c in offmate.choices[b]]
         fixed = min(w.backward_peak_bytes - p.backward_peak_bytes for w, p in costs)
+        # `problem` counts the updates of small tensors in backward; here a group of their own has them.
+        small_s = sum(chain.nodes[n].time_s for n in _apart(problem, chain) if chain.nodes[n].block == b)
 
-        def one(option: OffloadOption, fixed: int = fixed) -> OffloadOption:
+        def one(option: OffloadOption, fixed: int = fixed, small_s: float = small_s) -> OffloadOption:
             return OffloadOption(
                 forward_time_s=option.forward_time_s / sample,
-                backward_time_s=option.backward_time_s / sample,
+                backward_time_s=max(0.0, option.backward_time_s - small_s) / sample,
                 save_bytes=math.ceil(option.save_bytes / sample),
                 forward_peak_bytes=math.ceil(option.forward_peak_bytes / sample) + each,
                 backward_peak_bytes=math.ceil((option.backward_peak_bytes - fixed) / sample) + fixed + each,
@@ -302,13 +304,18 @@ def problem_of_one(
     )
 
 
+def _apart(problem: OffloadProblem, chain: Chain) -> list[int]:
+    """Update nodes of what no group has."""
+    moved = {int(t.name) for group in problem.groups for t in group.tensors}
+    return [n.node for n in chain.nodes if n.phase == "update" and moved.isdisjoint(n.mutates)]
+
+
 def _other_updates(problem: OffloadProblem, chain: Chain) -> list[ParameterGroup]:
     """Time of updates that no group has, those of small tensors and clipping: every batch pays it once."""
-    moved = {int(t.name) for group in problem.groups for t in group.tensors}
     left = [0.0] * problem.L
-    for node in chain.nodes:
-        if node.phase == "update" and moved.isdisjoint(node.mutates):
-            left[max(node.block, 0)] += node.time_s
+    for number in _apart(problem, chain):
+        node = chain.nodes[number]
+        left[max(node.block, 0)] += node.time_s
     return [
         ParameterGroup(f"updates {b}", (b,), (), (ParameterTensor(f"updates {b}", 0, device_update_s=seconds),))
         for b, seconds in enumerate(left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -109,7 +108,6 @@ def test_o_ilp_for_one_sample_is_o_ilp_for_the_batch_divided_by_it() -> None:
     budget = sum(s.nbytes for s in tables.trace.storages if s.role != "temporary")
     ordinary = offmate.problem(budget)
     one = problem_of_one(ordinary, offmate, chain, lean, batch_bytes, SAMPLE)
-    ordinary = replace(ordinary, groups=one.groups)  # with the updates that no group has
     held = o_ilp(one, SETTINGS, limits=OIlpLimits(batch=(SAMPLE, SAMPLE))).solution
     whole = o_ilp(ordinary, SETTINGS).solution
     assert held is not None
