@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows._planning import Effort, Planned, target_device, write_plan
-from stowage.stages.codegen import emit_step, manifest_of
+from stowage.flows._planning import Effort, Planned, finish, target_device
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, profile_trace
@@ -97,23 +96,7 @@ def plan_forward(
         device=target.name,
         device_fingerprint=target.fingerprint,
     )
-    source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
-    manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
-    return write_plan(
-        Planned(
-            trace=trace,
-            nodes=nodes,
-            blocks=[],
-            options=[],
-            rows=solved.rows,
-            slots=solved.slots,
-            summary=solved.summary,
-            source=source,
-            manifest=manifest,
-            folder=home / "plans" / solved.summary.plan_hash,
-            eager_peak_bytes=solved.summary.keep_all_peak_bytes,
-        )
-    )
+    return finish(trace, nodes, [], [], solved, home, solved.summary.keep_all_peak_bytes)
 
 
 MakeForwardPlan = Callable[[RecordedForward, Resting], Planned]

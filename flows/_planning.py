@@ -29,7 +29,7 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, Variant, eager_peak_bytes, solve_variants
+from stowage.stages.solve import Below, Solved, Variant, eager_peak_bytes, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
@@ -314,8 +314,20 @@ def plan_costed(
     progress("codegen")
     chosen = next(v for v in variants if v.name == solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
+    return finish(trace, nodes, blocks, options, solved, home, eager)
+
+
+def finish(
+    trace: TraceTables,
+    nodes: list[ComputeNode],
+    blocks: list[Block],
+    options: list[Option],
+    solved: Solved,
+    home: Path,
+    eager_peak_bytes: int,
+) -> Planned:
+    """Generate `step.py` for a solved plan, and write it with its tables below `home`."""
     source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
-    manifest = manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash)
     return write_plan(
         Planned(
             trace=trace,
@@ -326,9 +338,9 @@ def plan_costed(
             slots=solved.slots,
             summary=solved.summary,
             source=source,
-            manifest=manifest,
+            manifest=manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash),
             folder=home / "plans" / solved.summary.plan_hash,
-            eager_peak_bytes=eager,
+            eager_peak_bytes=eager_peak_bytes,
         )
     )
 
