@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from stowage.stages.workload.calls import Loss, Objective, call_model
 
 _Key = tuple[BatchSignature, ModelSignature]
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
-MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None], Planned]
+MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None, frozenset[str]], Planned]
 Say = Callable[[str], None]
 
 
@@ -164,7 +165,8 @@ class TrainingStep:
             everything = frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
             largest = self._micro_batch(everything, True)
         with torch.random.fork_rng(), without_autocast():  # planning must not change what the user's generators give
-            planned = self._make_plan(batch, recorded, micro_batch, None if largest == micro_batch else largest)
+            other = None if largest == micro_batch else largest
+            planned = self._make_plan(batch, recorded, micro_batch, other, self._away(key, micro_batch))
         offloading = self._offloading_for(planned)
         if self._late is not None:
             self._late.load(offloading, planned.slots)
@@ -180,6 +182,13 @@ class TrainingStep:
         )
         self._programs.insert(0, (key, micro_batch, planned, program))
         return program
+
+    def _away(self, key: _Key, micro_batch: MicroBatch) -> frozenset[str]:
+        """What rests below between iterations under the plan of the update that this micro-batch leads to."""
+        for known, kind, planned, _ in self._programs if not micro_batch.update else ():
+            if kind.update and known == key:
+                return frozenset(s.name for s in planned.slots if s.role != "temporary" and s.start == "below")
+        return frozenset()
 
     def _offloading_for(self, planned: Planned) -> Offloading | None:
         """One tier for all programs of the model, opened when the first plan needs it."""
@@ -360,7 +369,15 @@ def make_step(
         method=method,
     )
 
-    def make_plan(sample: Any, recorded: Recorded, micro_batch: MicroBatch, largest: MicroBatch | None) -> Planned:
+    below = replace(lower.below, gradients=optimizer is not None) if lower else None
+
+    def make_plan(
+        sample: Any,
+        recorded: Recorded,
+        micro_batch: MicroBatch,
+        largest: MicroBatch | None,
+        away: frozenset[str],
+    ) -> Planned:
         return plan_step(
             model,
             sample,
@@ -373,7 +390,8 @@ def make_step(
             micro_batch=micro_batch,
             largest=largest,
             effort=QUICK if quick else Effort(),
-            below=lower.below if lower else None,
+            below=below,
+            away=away,
         )
 
     def make_forward_plan(recorded: RecordedForward, resting: Resting) -> Planned:
@@ -383,7 +401,7 @@ def make_step(
             resting,
             home=home / "quick" if quick else home,
             effort=QUICK if quick else Effort(),
-            below=lower.below if lower else None,
+            below=below,
         )
 
     return TrainingStep(

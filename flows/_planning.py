@@ -29,7 +29,7 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, Solved, Variant, eager_peak_bytes, solve_variants
+from stowage.stages.solve import Below, PlanRequest, Solved, Variant, eager_peak_bytes, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
@@ -215,6 +215,7 @@ def plan_step(
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
     below: Below | None = None,
+    away: frozenset[str] = frozenset(),
     layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
 ) -> Planned:
@@ -233,6 +234,7 @@ def plan_step(
         notices: receives what the user should know.
         target: the device; by default this machine's.
         below: the tier below the device, if the plan may use one.
+        away: see `PlanRequest`.
         layouts: of parameters that are not in memory, see `trace_step`.
         progress: called with each stage's name as it starts.
 
@@ -264,6 +266,7 @@ def plan_step(
         home=home,
         effort=effort,
         below=below,
+        away=away,
         progress=progress,
     )
 
@@ -276,13 +279,14 @@ def plan_costed(
     home: Path,
     effort: Effort,
     below: Below | None = None,
+    away: frozenset[str] = frozenset(),
     progress: Progress = lambda stage: None,
 ) -> Planned:
     """Plan from tables alone: no model, and no device that could run it.
 
     Args:
         costed: the step; `cost_traces` makes it from tables.
-        device_budget, method, home, effort, below, progress: see `plan_step`.
+        device_budget, method, home, effort, below, away, progress: see `plan_step`.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -291,7 +295,8 @@ def plan_costed(
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None
-    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target.fingerprint, lasting)
+    rates = target.fingerprint
+    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, rates, lasting, sorted(away))
     solved = store.find(key, disk_room_bytes=below.disk_room_bytes if below else None)
     options: list[Option] = []
     if solved is None:
@@ -301,14 +306,17 @@ def plan_costed(
         solved = solve_variants(
             variants,
             options,
-            device_budget_bytes=budget,
-            method=method,
-            slots=effort.slots,
-            device=target.name,
-            device_fingerprint=target.fingerprint,
-            time_limit_s=effort.solver.time_limit_s,
-            seed=effort.solver.seed,
-            below=below,
+            PlanRequest(
+                device_budget_bytes=budget,
+                method=method,
+                slots=effort.slots,
+                device=target.name,
+                device_fingerprint=target.fingerprint,
+                time_limit_s=effort.solver.time_limit_s,
+                seed=effort.solver.seed,
+                below=below,
+                away=away,
+            ),
         )
         store.add(key, solved)
     progress("codegen")

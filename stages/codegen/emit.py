@@ -59,6 +59,10 @@ class _Emitter:
         self.slots = {s.storage: s for s in slots}
         self.on_disk = {s.storage for s in slots if s.home == "disk"} if len({s.home for s in slots}) > 1 else set()
         self.under_way = {s.storage: s.start for s in slots if s.start in ("reloading", "offloading", "updating")}
+        behind = left_behind(trace)
+        stays = [g for g in trace.gradients if g.gradient_value in behind]
+        self.left = {trace.values[g.gradient_value].storage: g.parameter for g in stays}
+        self.spent: set[int] = set()
         for row in rows:
             if row.node >= 0:
                 self.total[row.node] += 1
@@ -140,6 +144,7 @@ class _Emitter:
         if not node.random or self.total[row.node] == 1:
             for i, call in enumerate(calls):
                 self._call(call, node, again, note if i == len(calls) - 1 else "")
+            self._gradients_changed(node)
             return
         own = set(node.creates)
         for read in (v for call in calls for v in call.reads):
@@ -152,6 +157,19 @@ class _Emitter:
         self.lines[start:] = ["    " + line for line in self.lines[start:]]
         if again and self.runs[row.node] == self.total[row.node]:
             self.lines.append(f"run.random.forget({node.node})")
+
+    def _gradients_changed(self, node: ComputeNode) -> None:
+        """Of gradients that wait and have a place below: an update has used one up, or its copy is out of date."""
+        storages = self.trace.storages
+        updates = {
+            self.trace.values[c.reads[0]].storage
+            for c in map(self.trace.calls.__getitem__, node.calls)
+            if c.target == UPDATE
+        }
+        self.spent |= {s for s in updates if storages[s].role == "gradient"}
+        for storage in node.mutates:
+            if storages[storage].role == "gradient" and storage in self.slots:
+                self.lines.append(f"run.changed({json.dumps(self.slots[storage].name)})")
 
     def _base(self, value: int) -> int:
         """The first value of the storage that `value` lives in."""
@@ -168,7 +186,12 @@ class _Emitter:
         if names:
             self.lines.append(f"del {', '.join(self.name(v) for v in names)}")
         self.defined.difference_update(names)
-        if self.trace.storages[row.storage].role not in ("temporary", "gradient"):
+        role = self.trace.storages[row.storage].role
+        slot = self.slots.get(row.storage)
+        if role == "temporary" and slot is not None and slot.role == "gradient":
+            self.lines.append(f"run.keep_below({json.dumps(self.left[row.storage])})")
+            del self.left[row.storage]
+        elif role != "temporary" and row.storage not in self.spent:
             self.lines.append(f"run.free({self._slot(row)})")
 
     def _slot(self, row: PlanRow) -> str:
@@ -179,7 +202,7 @@ class _Emitter:
         self.under_way[row.storage] = "offloading"
         where = " to disk" if row.storage in self.on_disk else ""
         note = f"  # {slot.nbytes / MIB:.1f} MiB down{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
-        if slot.role != "temporary":
+        if self.trace.storages[row.storage].role != "temporary":
             self.lines.append(f"run.offload({self._slot(row)}){note}")
             return
         base = self.base_of[row.storage]
@@ -202,14 +225,13 @@ class _Emitter:
         self.lines.append(f"run.update_below({self._slot(row)}, {json.dumps(gradient.name)}){note}")
 
     def wait(self, row: PlanRow) -> None:
-        slot = self.slots[row.storage]
         if self.under_way.get(row.storage) == "updating":
             del self.under_way[row.storage]
             self.lines.append(f"run.wait({self._slot(row)})  # without: its old value would be reloaded")
             return
         reloading = self.under_way.pop(row.storage) == "reloading"
         text = f"run.wait({self._slot(row)})"
-        if reloading and slot.role == "temporary":
+        if reloading and self.trace.storages[row.storage].role == "temporary":
             base = self.base_of[row.storage]
             text = f"{self.name(base)} = {text}"
             self._define(base)
@@ -262,7 +284,11 @@ def emit_step(
             emitter.lines += ["", f"run.begin({json.dumps(label)})"]
         act[row.action](row)
     behind = left_behind(trace)
-    left = [g for g in trace.gradients if g.gradient_value in behind]
+    left = [
+        g
+        for g in trace.gradients
+        if g.gradient_value in behind and trace.values[g.gradient_value].storage in emitter.left
+    ]
     scale = "".join(f", {emitter.name(v)}" for c in trace.calls if c.target == CLIP for v in c.returns)
     if left:
         emitter.lines += ["", "# gradients stay"]

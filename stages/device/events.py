@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints two lines each time
@@ -48,24 +49,21 @@ RELEASE = "stowage.release"
 def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
     """Run `work` on the CPU under the profiler and read the allocator's own events.
 
-    The profiler does not see the release of memory that existed before: of `resident` tensors it counts when `work`
-    marks it, see `RELEASE`.
+    The profiler knows the size of no memory that existed before, or an old one: its release counts if it is that of a
+    `resident` tensor, with that tensor's size. It may see no such release; `work` can mark it, see `RELEASE`.
     """
-    before = {t.untyped_storage().data_ptr() for t in resident}
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in resident}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
         began = time.perf_counter()
         result = work()
         elapsed = time.perf_counter() - began
-    kineto: Any = profiler.profiler
     found: list[tuple[int, int]] = []
-    for event in sorted(kineto.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            found.append((event.start_ns(), event.nbytes()))
-        elif event.name().startswith(RELEASE):
-            address, nbytes = map(int, event.name().split()[1:])
-            if address in before:
-                before.discard(address)
-                found.append((event.start_ns(), -nbytes))
+    for start_ns, address, nbytes in sorted(_seen(profiler), key=lambda seen: seen[0]):
+        if nbytes > 0:
+            sizes[address] = nbytes
+            found.append((start_ns, nbytes))
+        elif address in sizes:
+            found.append((start_ns, -sizes.pop(address)))
     start = found[0][0] if found else 0
     used = peak = 0
     for _, nbytes in found:
@@ -73,6 +71,19 @@ def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor
         peak = max(peak, used)
     events = [AllocatorEvent((ns - start) * 1e-9, nbytes) for ns, nbytes in found]
     return Measured(result, events, peak, used, elapsed)
+
+
+def _seen(profiler: Any) -> Iterator[tuple[int, int, int]]:
+    """Time in ns, address, and bytes taken, or -1 for a release."""
+    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            memory = event.extra_fields
+            yield event.start_time_ns, memory.ptr, memory.alloc_size if memory.alloc_size > 0 else -1
+        elif event.name.startswith(RELEASE):
+            yield event.start_time_ns, int(event.name.split()[1]), -1
 
 
 def unique_bytes(tensors: list[torch.Tensor]) -> int:

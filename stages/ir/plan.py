@@ -83,10 +83,12 @@ class Slot:
 
     Attributes:
         storage: which.
-        name: its parameter's name, `parameter::state`, or the identifier that generated code gives an activation.
+        name: its parameter's name, `parameter::state`, `gradient_slot` of a gradient that waits in `.grad`, or the
+            identifier that generated code gives an activation.
         nbytes: of the storage.
-        role: parameter, state or temporary.
-        start: where a parameter or state is between iterations: on the device, below alone, or on its way up or down.
+        role: parameter, state, gradient (also of one that is made in the iteration and waits below) or temporary.
+        start: where a parameter, state or gradient that waits is between iterations: on the device, below alone, or on
+            its way up or down.
         copied: between iterations the copy below is up to date.
         home: where that place is.
     """

@@ -24,6 +24,19 @@ NORM = "aten._foreach_norm.Scalar"
 SCALE = "aten.mul_.Tensor"
 
 
+_GRADIENT = "::.grad"
+
+
+def gradient_slot(parameter: str) -> str:
+    """The name of the place below of a gradient that waits; no optimizer state is called so."""
+    return parameter + _GRADIENT
+
+
+def is_gradient_slot(name: str) -> bool:
+    """Whether `gradient_slot` gave that name."""
+    return name.endswith(_GRADIENT)
+
+
 @dataclass(frozen=True)
 class UpdateRule:
     """An optimizer's class as `module:name`, and the settings of a parameter group as JSON, without learning rates."""

@@ -9,6 +9,7 @@ import torch
 
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.run import SpanStream
+from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.offloading import Offloading, noted_release
 from stowage.stages.runtime.randomness import RandomStates
@@ -18,15 +19,21 @@ _UNRECORDED = nullcontext()
 
 
 class _Waiting(Mapping[str, torch.Tensor]):
-    """Gradients in `.grad`, looked up when asked for: a mapping that held them would keep them in memory."""
+    """Gradients in `.grad`, looked up when asked for: a mapping that held them would keep them in memory.
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    One that another plan left below, and that this one does not move, comes when it is asked for.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], offloading: Offloading | None) -> None:
         self._parameters = parameters
+        self._offloading = offloading
 
     def __getitem__(self, name: str) -> torch.Tensor:
         gradient = self._parameters[name].grad
         if gradient is None:
             raise PlanMismatchError(f"The plan adds to the gradient of '{name}', but its `.grad` is None.")
+        if self._offloading is not None:
+            self._offloading.fetch(gradient_slot(name))
         return gradient
 
     def __iter__(self) -> Iterator[str]:
@@ -59,7 +66,7 @@ class Iteration:
         recorder: Recorder | None = None,
     ) -> None:
         self.parameter = parameter
-        self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter)
+        self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter, offloading)
         self.grad_norm: torch.Tensor | None = None
         self.buffer = buffer
         self.input = input
@@ -125,6 +132,14 @@ class Iteration:
     def update_below(self, name: str, gradient: str) -> None:
         """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below."""
         self._tier.update(name, gradient)
+
+    def changed(self, name: str) -> None:
+        """What is on the device has changed: its copy below is out of date."""
+        self._tier.forget_copies([name])
+
+    def keep_below(self, name: str) -> None:
+        """Leave in `.grad` what stands for a gradient that has just gone below."""
+        self._tier.keep_gradient(name)
 
     def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does. A scale clips it first."""

@@ -21,6 +21,7 @@ from stowage.stages.device.tiers import HostMemory, Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.run import TraceSpan
+from stowage.stages.ir.updates import gradient_slot, is_gradient_slot
 from stowage.stages.runtime.absence import Absent
 from stowage.stages.runtime.below import Tensors, UpdatesBelow
 from stowage.stages.runtime.weights import absent
@@ -77,10 +78,12 @@ class Offloading:
         self._update_times: list[tuple[str, float, float]] = []
 
     def _tensor(self, name: str) -> torch.Tensor | None:
-        """A parameter, or a state if it exists."""
+        """A parameter; a state, or a gradient that waits, if it exists."""
         parameter, double_colon, state = name.partition("::")
         if not double_colon:
             return self._parameters[parameter]
+        if is_gradient_slot(name):
+            return self._parameters[parameter].grad
         assert self._optimizer is not None
         found: Any = self._optimizer.state.get(self._parameters[parameter], {}).get(state)
         return found if isinstance(found, torch.Tensor) else None
@@ -123,10 +126,25 @@ class Offloading:
         for slot in persistent:
             if slot.start in ("below", "updating"):  # what leaves makes room for what comes
                 self._place(slot)
+        self._forget_gradients()
         for name in sorted((self._below | set(self._under_way)) - planned):
-            self.fetch(name)
+            if not is_gradient_slot(name):  # it comes when it is asked for
+                self.fetch(name)
         for slot in persistent:
             self._place(slot)
+
+    def _forget_gradients(self) -> None:
+        """Those that someone has dropped meanwhile, as `zero_grad` does."""
+        for name in [n for n in self._below | self._copied if is_gradient_slot(n)]:
+            if self._tensor(name) is None:
+                self._below.discard(name)
+                self._copied.discard(name)
+
+    def keep_gradient(self, parameter: str) -> None:
+        """A gradient has gone down for good: something that stands for it waits in `.grad`."""
+        name, held = gradient_slot(parameter), self._parameters[parameter]
+        held.grad = absent(self._layouts[name].meta(), held.device)
+        self._below.add(name)
 
     def _place(self, slot: Slot) -> None:
         name, start = slot.name, slot.start
@@ -303,7 +321,7 @@ class Offloading:
     def forget_states(self) -> None:
         """The optimizer's states are about to be replaced."""
         self.settle_all()
-        for name in [n for n in self._layouts if "::" in n]:
+        for name in [n for n in self._layouts if "::" in n and not is_gradient_slot(n)]:
             self._below.discard(name)
             self._copied.discard(name)
             del self._layouts[name]

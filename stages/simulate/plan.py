@@ -104,8 +104,8 @@ def replay_plan(
     Args:
         storages, nodes: the program.
         steps: the plan.
-        keep: storages that must be in memory at the end and may be freed otherwise: temporary ones (the loss, gradients
-            left in `.grad`), and gradients that were waiting and go on waiting.
+        keep: storages that must exist at the end, in memory or below, and may be freed otherwise: temporary ones (the
+            loss, gradients left in `.grad`), and gradients that were waiting and go on waiting.
         budget_bytes: reject the plan if any row exceeds it.
         link: to the tier below the device; needed by plans that offload.
         disk: between the host and the disk behind it, if there is one; what lives there takes both links.
@@ -345,14 +345,16 @@ class _Replay:
             raise IllegalPlanError(f"{len(never)} nodes never run, such as {never[0]}")
         persistent = {s.storage for s in self.storages if s.role != "temporary"} - self.spent
         may_go = {s.storage for s in self.storages if s.role == "temporary"} | self.spent
-        wrong = (self.live & may_go) ^ (self.keep & may_go)
+        waits_below = self.keep & self.copied - self.live
+        wrong = (self.live & may_go) ^ (self.keep & may_go - waits_below)
         if wrong:
             names = [self.storages[s].name for s in sorted(wrong)]
             raise IllegalPlanError(f"the iteration ends with the wrong storages in memory: {names[:5]}")
         ends = (persistent - self.live, self.reloading, self.offloading)
-        differing = [a ^ b for a, b in zip(ends, (self.start.below, self.start.reloading, self.start.offloading))]
+        starts = (self.start.below - self.spent, self.start.reloading, self.start.offloading)
+        differing = [a ^ b for a, b in zip(ends, starts)]
         differing.append(set(self.updating) ^ self.start.updating)
-        differing.append(set(self.start.copied) - self.copied)
+        differing.append(set(self.start.copied) - self.copied - self.spent)
         for names in ([self.storages[s].name for s in sorted(d)] for d in differing):
             if names:
                 raise IllegalPlanError(f"the iteration does not end as it starts: {names[:5]}")

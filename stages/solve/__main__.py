@@ -12,7 +12,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Variant, eager_peak_bytes, solve_variants, tier_below
+from stowage.stages.solve import PlanRequest, Variant, eager_peak_bytes, solve_variants, tier_below
 
 
 def main() -> None:
@@ -40,14 +40,16 @@ def main() -> None:
     solved = solve_variants(
         variants,
         read_rows(ARTIFACTS / "options" / "options.parquet", Option),
-        device_budget_bytes=resolve_budget(wanted.device_budget, eager),
-        method=wanted.method,
-        slots=wanted.memory_slots,
-        device=target.name,
-        device_fingerprint=target.fingerprint,
-        time_limit_s=settings.options.time_limit_s,
-        seed=settings.options.seed,
-        below=below,
+        PlanRequest(
+            device_budget_bytes=resolve_budget(wanted.device_budget, eager),
+            method=wanted.method,
+            slots=wanted.memory_slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=settings.options.time_limit_s,
+            seed=settings.options.seed,
+            below=below,
+        ),
     )
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)

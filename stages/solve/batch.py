@@ -47,7 +47,8 @@ from stowage.stages.solve.chain import Chain
 from stowage.stages.solve.offload import Below, Offloader
 from stowage.stages.solve.offmate import OffMate
 from stowage.stages.solve.search import REACH
-from stowage.stages.solve.select import OFFMATE_GAP, OFFMATE_SECONDS, program_of
+from stowage.stages.solve.select import program_of
+from stowage.stages.solve.tiered import OFFMATE_GAP, OFFMATE_SECONDS
 from stowage.stages.solver.outcome import SolverSettings
 
 GRID = 12
@@ -270,13 +271,14 @@ def problem_of_one(
         batch_bytes: of `problem`'s fixed bytes what is proportional to the batch: inputs, and shared values.
     """
     each = math.ceil(batch_bytes / sample)
+    apart = _apart(problem, chain)
     blocks = []
     for b, block in enumerate(problem.blocks):
         whole, part = chain.chain_blocks[b].options, lean[b].options
         costs = [(whole[c.option], part[c.option]) for c in offmate.choices[b]]
         fixed = min(w.backward_peak_bytes - p.backward_peak_bytes for w, p in costs)
         # `problem` counts the updates of small tensors in backward; here a group of their own has them.
-        small_s = sum(chain.nodes[n].time_s for n in _apart(problem, chain) if chain.nodes[n].block == b)
+        small_s = sum(chain.nodes[n].time_s for n in apart if chain.nodes[n].block == b)
 
         def one(option: OffloadOption, fixed: int = fixed, small_s: float = small_s) -> OffloadOption:
             return OffloadOption(

@@ -4,8 +4,9 @@ instead of recompute where memory is left."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,8 +17,13 @@ from stowage.stages.solve.chain import Execution
 
 
 class Program:
-    """Storages, nodes, temporary storages that must be in memory at the end of the iteration (`keep`), and waiting
-    gradients that must not (`consumed`)."""
+    """Storages and nodes, and what of them an iteration leaves behind.
+
+    Attributes:
+        keep: temporary storages that must exist at its end.
+        consumed: waiting gradients that must not.
+        gradients: those of `keep` that stay in `.grad` as they are, with the names of their parameters.
+    """
 
     def __init__(
         self,
@@ -25,17 +31,19 @@ class Program:
         nodes: Sequence[ComputeNode],
         keep: frozenset[int],
         consumed: frozenset[int] = frozenset(),
+        gradients: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.storages = storages
         self.nodes = nodes
         self.keep = keep
         self.consumed = consumed
+        self.gradients = gradients
         self.kept = keep | {s.storage for s in storages if s.role == "gradient"} - consumed
         self.temporary = frozenset(s.storage for s in storages if s.role == "temporary")
         self.reads = [tuple(s for s in n.reads if s in self.temporary) for n in nodes]
         self.nbytes = [s.nbytes for s in storages]
         self._sizes = np.array(self.nbytes, dtype=np.int64)
-        self._base = sum(s.nbytes for s in storages if s.role != "temporary")
+        self.base_bytes = sum(s.nbytes for s in storages if s.role != "temporary")
         self._workspace = np.array([n.workspace_bytes for n in nodes], dtype=np.int64)
         self._random = any(n.random for n in nodes)
 
@@ -105,7 +113,7 @@ class Program:
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Highest device bytes; the same number as the referee's, without its checks."""
-        return self._base + int(self.profile(executions).max(initial=0))
+        return self.base_bytes + int(self.profile(executions).max(initial=0))
 
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Bytes above the baseline during each execution, workspace included."""
@@ -137,7 +145,7 @@ class Program:
         """
         current = executions
         while True:
-            room = budget_bytes - self._base - self.profile(current)
+            room = budget_bytes - self.base_bytes - self.profile(current)
             removed = self._one_pass(current, room)
             if not removed:
                 return current

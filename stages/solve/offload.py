@@ -12,6 +12,7 @@ from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.machine import BehindHost, Home, Link, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.trace import TraceTables, base_values
+from stowage.stages.ir.updates import gradient_slot, left_behind
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.homes import Moving, storages_on_disk
@@ -35,6 +36,7 @@ class Below:
             where the CPU is the device itself.
         management_s: what each step of the cycle costs the CPU before it can update anything (H).
         activations: whether they may be offloaded too.
+        gradients: whether those that wait for a later micro-batch may be below between the two.
         smallest_bytes: smaller parameters and states stay on the device: each copy costs something besides its bytes.
     """
 
@@ -45,6 +47,7 @@ class Below:
     cpu_update_bytes_per_s: float = 0.0
     management_s: float = 0.0
     activations: bool = True
+    gradients: bool = False
     home: Home = "host"
     disk: BehindHost | None = None
 
@@ -85,7 +88,13 @@ class OffloadPlan:
 
 
 class Offloader:
-    """Turns executions and decisions into plans that the referee accepts."""
+    """Turns executions and decisions into plans that the referee accepts.
+
+    Attributes:
+        program, chain, below: what is planned.
+        movable: parameters and states that may be below.
+        gradients: those that wait, before or after the iteration, and may be below; with the names of their slots.
+    """
 
     def __init__(self, program: Program, chain: Chain, below: Below) -> None:
         self.program = program
@@ -94,6 +103,12 @@ class Offloader:
         self.movable = frozenset(
             s.storage for s in program.storages if s.role in ("parameter", "state") and s.nbytes >= below.smallest_bytes
         )
+        waiting = {s.storage: s.name for s in program.storages if s.role == "gradient"} | dict(program.gradients)
+        self.gradients = {
+            s: gradient_slot(name)
+            for s, name in waiting.items()
+            if below.gradients and program.nbytes[s] >= below.smallest_bytes
+        }
 
     def needs(self, executions: Sequence[Execution]) -> list[frozenset[int]]:
         """Movable storages that each step of the cycle uses."""
@@ -125,13 +140,28 @@ class Offloader:
         moved: Moved = insert_moves(
             program.steps(executions), program.cycle_steps(executions), moves, program.nodes, below
         )
-        state = replace(moved.state, on_disk=self._on_disk(moved, on_disk))
-        return OffloadPlan(method, moved.steps, state, self._judge(moved.steps, state))
+        return self.judged(method, moved.steps, moved.state, on_disk)
 
-    def _on_disk(self, moved: Moved, wanted: frozenset[int]) -> frozenset[int]:
+    def judged(
+        self, method: str, steps: list[Step], start: TierState, on_disk: frozenset[int] = frozenset()
+    ) -> OffloadPlan:
+        """Find everything that moves a place below, and let the referee judge.
+
+        Args:
+            method, steps: the plan.
+            start: the state of the tiers in which every iteration starts and ends.
+            on_disk: see `plan`.
+
+        Raises:
+            IllegalPlanError: the referee refuses.
+        """
+        state = replace(start, on_disk=self._on_disk(steps, start, on_disk))
+        return OffloadPlan(method, steps, state, self._judge(steps, state))
+
+    def _on_disk(self, steps: Sequence[Step], start: TierState, wanted: frozenset[int]) -> frozenset[int]:
         if self.below.home == "host" and self.below.disk is None:
             return frozenset()
-        moving = Moving.of(moved.steps, moved.state, self.program.nodes, self.program.nbytes)
+        moving = Moving.of(steps, start, self.program.nodes, self.program.nbytes)
         if self.below.home == "disk":
             return frozenset(moving.copies)
         return storages_on_disk(moving, self.program.nbytes, wanted, self.below.capacity_bytes)
@@ -209,12 +239,21 @@ def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> lis
     """A slot for every storage that the plan moves, in the order of their first move."""
     base = base_values(trace)
     moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")] + sorted(state.below))
+    behind = left_behind(trace)
+    stays = {trace.values[g.gradient_value].storage: g.parameter for g in trace.gradients if g.gradient_value in behind}
+    last = {s.storage: s.kind for s in steps if s.storage in stays}
     found: list[Slot] = []
     for storage in moved:
         s = trace.storages[storage]
-        name = trace.values[base[storage]].name if s.role == "temporary" else s.name
+        name, role = s.name, s.role
+        if role == "gradient":
+            name = gradient_slot(s.name)
+        elif role == "temporary":
+            name = trace.values[base[storage]].name
+            if last.get(storage) == "free":  # it waits below, in `.grad`
+                name, role = gradient_slot(stays[storage]), "gradient"
         home: Home = "disk" if storage in state.on_disk else "host"
-        found.append(Slot(storage, name, s.nbytes, s.role, _start(storage, state), storage in state.copied, home))
+        found.append(Slot(storage, name, s.nbytes, role, _start(storage, state), storage in state.copied, home))
     return found
 
 

@@ -1,43 +1,27 @@
-"""Race RK-Rotor against the fixed policies in the referee, and keep the fastest plan within the budget."""
+"""Race all plans in the referee, and keep the fastest within the budget."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
 from stowage.stages.ir.errors import Infeasible
-from stowage.stages.ir.graph import SHARED, Block, ComputeNode
+from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.updates import ADD, left_behind, taken_gradients
+from stowage.stages.ir.updates import ADD, CLIP, left_behind, taken_gradients
 from stowage.stages.simulate.plan import Outcome
-from stowage.stages.solve import search
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan, slots_of
-from stowage.stages.solve.policies import fixed_policies
-from stowage.stages.solver.outcome import SolverSettings
+from stowage.stages.solve.race import Candidate, Race, in_memory, keep_everything, orders
+from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.tiered import tiered_plans
 
-CANDIDATES = 12
-"""How many of RK-Rotor's plans that fit are polished and compared."""
-
-HEADROOM = 1.5
-"""RK-Rotor's table reaches this much beyond the budget: it rounds every size up and frees late, so plans for a larger
-nominal memory may truly fit."""
-
-
-_SAME = 1e-9
-"""Sums of the same times in another order."""
-
-OFFMATE_SECONDS = 20.0
-OFFMATE_GAP = 0.01
-"""Limit and relative gap of one solve of O-ILP."""
-
-POOR = 1.05
-"""Plans of whole tensors that take this much longer than O-ILP's fractions are raced against the fixed policies."""
+SAME_SPEED = 1.001
+"""Predictions do not tell plans apart that differ by less."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +33,6 @@ class Solved:
     slots: list[Slot] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    method: str
-    executions: list[Execution]
-    time_s: float
-    peak_bytes: int
-
-
 def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
     taken = taken_gradients(trace.calls)
     storage_of = [v.storage for v in trace.values]
@@ -66,7 +42,17 @@ def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
         nodes,
         keep=frozenset(storage_of[v] for v in left_behind(trace)),
         consumed=waiting.intersection(storage_of[v] for v in taken),
+        gradients=_gradients_that_stay(trace),
     )
+
+
+def _gradients_that_stay(trace: TraceTables) -> dict[int, str]:
+    """Storages of gradients that this micro-batch leaves in `.grad` as they were made, and their parameters."""
+    behind = left_behind(trace)
+    if any(v in behind for c in trace.calls if c.target == CLIP for v in c.returns):
+        return {}  # they are scaled at the end
+    stays = [g for g in trace.gradients if g.gradient_value in behind]
+    return {trace.values[g.gradient_value].storage: g.parameter for g in stays}
 
 
 def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
@@ -81,166 +67,74 @@ def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
     return program.peak_bytes([Execution(n.node, "eager") for n in order])
 
 
-class _Race:
-    """Makes candidates and keeps what the budget admits."""
-
-    def __init__(self, program: Program, chain: Chain, budget_bytes: int) -> None:
-        self.program = program
-        self.chain = chain
-        self.budget_bytes = budget_bytes
-
-    def candidate(self, method: str, executions: list[Execution], *, polish: bool) -> _Candidate:
-        plan = self.program.without_dead(executions)
-        if polish and self.program.peak_bytes(plan) <= self.budget_bytes:
-            plan = self.program.retain_where_possible(plan, self.budget_bytes)
-        time_s = sum(self.program.nodes[e.node].time_s for e in plan)
-        return _Candidate(method, plan, time_s, self.program.peak_bytes(plan))
-
-    def table(self, nominal_bytes: int, slots: int) -> RkRotor:
-        return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
-
-    def rockmate(self, available_bytes: int, slots: int, *, polish: bool = True) -> Iterator[_Candidate]:
-        """RK-Rotor's plans from the largest nominal memory down, one per distinct time, that truly fit."""
-        table = self.table(int(available_bytes * HEADROOM), slots)
-        smallest = table.smallest_slots()
-        if smallest is None:
-            return
-        previous, found = math.nan, 0
-        for m in range(slots, smallest - 1, -1):
-            if table.time_s(m) == previous:
-                continue
-            previous = table.time_s(m)
-            plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=polish)
-            if plan.peak_bytes <= self.budget_bytes:
-                yield plan
-                found += 1
-                if found == CANDIDATES:
-                    return
-
-    def smallest(self, nominal_bytes: int, slots: int) -> _Candidate | None:
-        """The plan with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
-        best: _Candidate | None = None
-        for _ in range(3):
-            table = self.table(nominal_bytes, slots)
-            least = table.smallest_slots()
-            if least is None:
-                break
-            for m in range(least, min(least + 4, slots) + 1):
-                plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=False)
-                if best is None or (plan.peak_bytes, plan.time_s) < (best.peak_bytes, best.time_s):
-                    best = plan
-            nominal_bytes = (least + 1) * table.slot_bytes
-        return best
-
-    def below(self, smallest: _Candidate, overhead_bytes: int, slots: int) -> _Candidate:
-        """The plan from which the race, asked for one byte less than its peak, finds nothing any more.
-
-        Args:
-            smallest: where to start.
-            overhead_bytes: in memory besides what RK-Rotor counts.
-        """
-        while True:
-            race = _Race(self.program, self.chain, smallest.peak_bytes - 1)
-            found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
-            if not found:
-                return smallest
-            smallest = min(found, key=lambda p: (p.peak_bytes, p.time_s))
-
-
 def solve_plan(
     trace: TraceTables,
     nodes: Sequence[ComputeNode],
     blocks: Sequence[Block],
     options: Sequence[Option],
-    *,
-    device_budget_bytes: int,
-    method: str = "auto",
-    slots: int = 500,
-    device: str = "",
-    device_fingerprint: str = "",
-    time_limit_s: float = 0.0,
-    seed: int = 0,
-    below: Below | None = None,
+    request: PlanRequest,
 ) -> Solved:
     """Plan the iteration.
 
     Args:
         trace, nodes, blocks, options: what the earlier stages wrote.
-        device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,
-            gradients, activations, workspace.
-        method: `auto` keeps everything if that fits and else the fastest of RK-Rotor and the fixed policies; `rockmate`
-            takes RK-Rotor's best; `offmate` the best of the plans that offload; `offmate_preprint` the same with three
-            options per block and whole-block offload, to compare with.
-        slots: memory slots of RK-Rotor.
-        device, device_fingerprint, time_limit_s, seed: stated in the summary.
-        below: the tier below the device, if the plan may use one.
+        request: what is asked for.
 
     Raises:
         Infeasible: with the smallest budget for which a plan was found.
         TableError: options are missing.
     """
+    budget_bytes = request.device_budget_bytes
     program = program_of(trace, nodes)
     chain = Chain(blocks, nodes, options)
-    race = _Race(program, chain, device_budget_bytes)
-    everything = race.candidate("keep_all", [Execution(n.node, "keep") for n in nodes], polish=False)
-    base = sum(s.nbytes for s in trace.storages if s.role != "temporary")
-    shared = _shared_bytes(trace, nodes)
-    labelled = race.candidate("keep_all", chain.executions(_once(chain)), polish=True)
-    if labelled.time_s <= everything.time_s:
-        everything = labelled
-    plans: list[_Candidate] = []
-    offloading: list[OffloadPlan] = []
-    moving: list[OffloadPlan] = []
+    race = Race(program, chain, budget_bytes)
+    everything = keep_everything(race)
+    plans: list[Candidate] = []
     smallest: list[Outcome] = []
-    if not method.startswith("offmate"):
-        plans, leanest = _in_memory(race, everything, base + shared, base, slots, method)
+    if not request.offloads_only:
+        plans, leanest = in_memory(race, everything, request.slots, request.method)
         smallest.append(program.replay(leanest.executions))
-    fitting = [p for p in plans if p.peak_bytes <= device_budget_bytes]
-    if below is not None and method != "rockmate":
-        offloader = Offloader(program, chain, below)
-        settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
-        preprint = method == "offmate_preprint"
-        offloading = list(search.plans(offloader, device_budget_bytes, settings, preprint=preprint))
-        fastest = min((p.time_s for p in fitting), default=math.inf)
-        moving = list(_shifted(offloader, offloading, device_budget_bytes, fastest))
-        if not preprint and not any(p.outcome.time_s <= p.fractional_s * POOR for p in moving):
-            policies = list(offloader.fixed())
-            offloading += policies
-            moving += _shifted(offloader, policies, device_budget_bytes, fastest)
-    least = min(smallest + [p.outcome for p in offloading], key=lambda o: o.peak_bytes, default=None)
-    if least is None:
-        least = program.replay(_in_memory(race, everything, base + shared, base, slots, method)[1].executions)
+    fitting = [p for p in plans if p.peak_bytes <= budget_bytes]
+    moving: list[OffloadPlan] = []
+    if request.below is not None and request.method != "rockmate":
+        fastest_s = min((p.time_s for p in fitting), default=math.inf)
+        offloader = Offloader(program, chain, request.below)
+        found, moving = tiered_plans(offloader, orders(race, everything, request.slots), request, fastest_s)
+        smallest += [p.outcome for p in found]
+    if not smallest:
+        smallest.append(program.replay(in_memory(race, everything, request.slots, request.method)[1].executions))
+    least = min(smallest, key=lambda o: o.peak_bytes)
     if not fitting and not moving:
         raise Infeasible(
-            budget_bytes=device_budget_bytes,
+            budget_bytes=budget_bytes,
             smallest_feasible_bytes=least.peak_bytes,
             binding_step=least.rows[least.peak_row].step,
             occupants=least.occupants,
         )
     best = min(fitting, key=lambda p: (p.time_s, p.method != "keep_all", p.peak_bytes), default=None)
-    moved = min(moving, key=lambda p: (p.outcome.time_s, p.outcome.peak_bytes), default=None)
+    moved = _best_moving(moving)
     tiered: list[Slot] = []
+    fractional_s = rates_bound_s = 0.0
     if moved is not None and (best is None or moved.outcome.time_s < best.time_s):
-        found, outcome = moved.method, moved.outcome
+        method, outcome = moved.method, moved.outcome
         fractional_s, rates_bound_s = moved.fractional_s, moved.rates_bound_s
         tiered = slots_of(trace, moved.steps, moved.state)
     else:
         assert best is not None
-        found, outcome = best.method, program.replay(best.executions)
-        fractional_s = rates_bound_s = 0.0
-    if outcome.peak_bytes > device_budget_bytes:
-        raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {found}")
-    summary = _summary(trace, nodes, options, outcome, found, everything, least.peak_bytes)
+        method, outcome = best.method, program.replay(best.executions)
+    if outcome.peak_bytes > budget_bytes:
+        raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {method}")
+    summary = _summary(trace, nodes, options, outcome, method, everything, least.peak_bytes)
     return Solved(
         outcome.rows,
         replace(
             summary,
-            plan_hash=plan_hash(outcome.rows, trace.meta.configuration_hash, device_budget_bytes),
-            device_budget_bytes=device_budget_bytes,
-            device=device,
-            device_fingerprint=device_fingerprint,
-            time_limit_s=time_limit_s,
-            seed=seed,
+            plan_hash=plan_hash(outcome.rows, trace.meta.configuration_hash, budget_bytes),
+            device_budget_bytes=budget_bytes,
+            device=request.device,
+            device_fingerprint=request.device_fingerprint,
+            time_limit_s=request.time_limit_s,
+            seed=request.seed,
             fractional_time_s=fractional_s,
             rates_bound_s=rates_bound_s,
         ),
@@ -248,64 +142,21 @@ def solve_plan(
     )
 
 
-def _in_memory(
-    race: _Race, everything: _Candidate, overhead_bytes: int, base_bytes: int, slots: int, method: str
-) -> tuple[list[_Candidate], _Candidate]:
-    """Plans without the tier below, and the one that takes least memory.
-
-    Args:
-        race: with the budget.
-        everything: the plan that keeps everything.
-        overhead_bytes: in memory besides what RK-Rotor counts; `base_bytes` of it all the time.
-        slots, method: see `solve_plan`.
-    """
-    chain, budget_bytes = race.chain, race.budget_bytes
-    smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
-    fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
-    policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
-    smallest = min([smallest, everything, *policies], key=lambda p: (p.peak_bytes, p.time_s))
-    smallest = race.below(smallest, overhead_bytes, slots)
-    plans: list[_Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
-    if method == "auto":
-        plans.append(everything)
-    if method != "auto" or everything.peak_bytes > budget_bytes:
-        plans += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
-        if method == "auto":
-            plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
-    return plans, smallest
-
-
-def _shifted(
-    offloader: Offloader, plans: Iterable[OffloadPlan], budget_bytes: int, fastest_s: float
-) -> Iterator[OffloadPlan]:
-    """The plans that fit with their copies hidden, but for those that computing alone makes slower than another."""
-    fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
-    for plan in sorted(fitting, key=lambda p: p.outcome.time_s - p.outcome.wait_s):
-        if plan.outcome.time_s - plan.outcome.wait_s >= fastest_s * (1 + _SAME):
-            return
-        found = offloader.shifted(plan, budget_bytes)
-        fastest_s = min(fastest_s, found.outcome.time_s)
-        yield found
+def _best_moving(plans: Sequence[OffloadPlan]) -> OffloadPlan | None:
+    """The fastest; of those that are as fast as can be told, the one that moves least."""
+    if not plans:
+        return None
+    limit_s = min(p.outcome.time_s for p in plans) * SAME_SPEED
+    close = [p.outcome for p in plans if p.outcome.time_s <= limit_s]
+    least = min(o.offload_bytes + o.reload_bytes for o in close)
+    few = [p for p in plans if p.outcome in close and p.outcome.offload_bytes + p.outcome.reload_bytes == least]
+    return min(few, key=lambda p: (p.outcome.time_s, p.outcome.peak_bytes))
 
 
 def lower_bound_s(nodes: Iterable[ComputeNode], below: Below | None) -> float:
     """Every node once; updates only where the CPU cannot take them over."""
     beside = below is not None and below.cpu_update_bytes_per_s > 0
     return sum(n.time_s for n in nodes if not (beside and n.phase == "update"))
-
-
-def _once(chain: Chain) -> list[ChainStep]:
-    """Every block once, with its fastest option."""
-    blocks = chain.chain_blocks
-    fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, b.options[o].save_bytes)) for b in blocks]
-    forward = [ChainStep("forward", b, o) for b, o in enumerate(fastest)]
-    return forward + [ChainStep("backward", b, fastest[b]) for b in reversed(range(len(blocks)))]
-
-
-def _shared_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
-    made = {s for n in nodes if n.block == SHARED for s in n.creates}
-    read = {s for n in nodes if n.block != SHARED for s in n.reads}
-    return sum(trace.storages[s].nbytes for s in made & read)
 
 
 def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
@@ -320,7 +171,7 @@ def _summary(
     options: Sequence[Option],
     outcome: Outcome,
     method: str,
-    everything: _Candidate,
+    everything: Candidate,
     smallest_feasible_bytes: int,
 ) -> PlanSummary:
     """What the plan states about itself, what the caller knows left blank."""

@@ -9,7 +9,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.solve.offload import Below
+from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
 
 
@@ -23,22 +23,8 @@ class Variant:
     blocks: Sequence[Block]
 
 
-def solve_variants(
-    variants: Sequence[Variant],
-    options: Sequence[Option],
-    *,
-    device_budget_bytes: int,
-    method: str = "auto",
-    slots: int = 500,
-    device: str = "",
-    device_fingerprint: str = "",
-    time_limit_s: float = 0.0,
-    seed: int = 0,
-    below: Below | None = None,
-) -> Solved:
+def solve_variants(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest) -> Solved:
     """The fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the bounds.
-
-    See `solve_plan` for the other arguments.
 
     Raises:
         Infeasible: no variant fits; the one that needs least is reported.
@@ -49,20 +35,8 @@ def solve_variants(
     for variant in variants:
         hashes = {b.block_hash for b in variant.blocks}
         try:
-            solved = solve_plan(
-                variant.trace,
-                variant.nodes,
-                variant.blocks,
-                [o for o in options if o.block_hash in hashes],
-                device_budget_bytes=device_budget_bytes,
-                method=method,
-                slots=slots,
-                device=device,
-                device_fingerprint=device_fingerprint,
-                time_limit_s=time_limit_s,
-                seed=seed,
-                below=below,
-            )
+            own = [o for o in options if o.block_hash in hashes]
+            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request)
         except Infeasible as failure:
             failures.append(failure)
             continue
@@ -72,7 +46,7 @@ def solve_variants(
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    once_s = lower_bound_s(variants[0].nodes, below)
+    once_s = lower_bound_s(variants[0].nodes, request.below)
     best = min(found, key=lambda s: s.summary.step_time_s)
     summary = replace(
         best.summary,

@@ -22,8 +22,8 @@ transformers = pytest.importorskip("transformers")
 DATA = [*rows(8, 32, 1), *rows(2, 20, 2)]
 """Two whole batches of four, and a partial one with another length."""
 
-TIGHT = "30MiB"
-"""Less than parameters, states and the disk tier's staging take."""
+TIGHT = "24MiB"
+"""Little more than the disk tier's staging and the parameters take: some of these leave, whatever the costs."""
 
 BEST: dict[str, Any] = {
     "max_grad_norm": 0.0,
@@ -137,13 +137,12 @@ def test_resumed_across_plain_and_planned(tmp_path: Path, fit_home: Path) -> Non
 
 
 def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
-    """With the default `max_grad_norm` all gradients wait for the last: everything is in memory at the end of an
-    iteration, and not before."""
+    """With the Trainer's default `max_grad_norm` all gradients wait for the last, below the device if need be."""
     case = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "eval_strategy": "epoch"}
     data = [*rows(24, 64, 3), *rows(2, 40, 4)]
     plain = trainer_of(tmp_path / "plain", model(), data, **case)
     plain.train()
-    trainer = from_disk(trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "52MiB")
+    trainer = from_disk(trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "32MiB")
     trainer.train()
     assert trainer.args.max_grad_norm == 1.0
     plans = [planned.summary for _, _, planned, _ in step_of(trainer)._programs]

@@ -84,3 +84,26 @@ def test_a_device_is_known_by_its_name_threads_and_torch_release() -> None:
 
 def test_time_is_that_of_the_work() -> None:
     assert device_of("cpu").time_s(lambda: time.sleep(0.02)) >= 0.02
+
+
+def test_releases_of_older_memory_have_its_size() -> None:
+    """Whatever an earlier profile noted at the address: only resident tensors count, with their own sizes."""
+    stale = measure_allocations(lambda: [torch.empty(4000) for _ in range(8)]).result
+    stale.clear()
+    held = {k: torch.empty(1000) for k in range(8)}
+    foreign = [torch.empty(1000) for _ in range(8)]
+
+    def work() -> torch.Tensor:
+        foreign.clear()
+        held.pop(0)
+        return torch.empty(500)
+
+    measured = measure_allocations(work, iter(held.values()))
+    assert measured.end_bytes in (500 * FLOAT, (500 - 1000) * FLOAT), "the profiler may not see an old release at all"
+    assert measured.peak_bytes <= 500 * FLOAT
+
+
+def test_memory_of_one_profile_released_in_the_next() -> None:
+    made = [measure_allocations(lambda: torch.empty(1000)).result]
+    measured = measure_allocations(made.clear, iter(made))
+    assert measured.end_bytes == -1000 * FLOAT

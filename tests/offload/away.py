@@ -15,7 +15,7 @@ from stowage.stages.ir.machine import Link
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.solve import Below, solve_plan
+from stowage.stages.solve import Below, PlanRequest, solve_plan
 from stowage.stages.solve.select import Solved
 from tests.runtime.beside_eager import MakeOptimizer, differences, eager_step, same
 from tests.solve.prepared import Prepared
@@ -32,11 +32,7 @@ def solve_below(prepared: Prepared, budget: int, method: str = "offmate", below:
         prepared.nodes,
         prepared.blocks,
         prepared.options,
-        device_budget_bytes=budget,
-        method=method,
-        slots=100,
-        device="made up",
-        below=below,
+        PlanRequest(budget, method=method, slots=100, device="made up", below=below),
     )
 
 

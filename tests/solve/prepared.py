@@ -19,7 +19,7 @@ from stowage.stages.options.tasks import Found
 from stowage.stages.partition import make_blocks
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.simulate.plan import Step, replay_plan
-from stowage.stages.solve import solve_plan
+from stowage.stages.solve import PlanRequest, solve_plan
 from stowage.stages.solve.select import Solved
 from tests.solve.synthetic_steps import costs_for
 
@@ -42,10 +42,7 @@ class Prepared:
             self.nodes,
             self.blocks,
             self.options,
-            device_budget_bytes=budget,
-            method=method,
-            slots=slots,
-            device="made up",
+            PlanRequest(budget, method=method, slots=slots, device="made up"),
         )
 
     def smallest(self) -> Solved:

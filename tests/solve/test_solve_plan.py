@@ -11,6 +11,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import baseline_bytes
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.policies import fixed_policies
+from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import eager_peak_bytes, program_of, solve_plan
 from tests.solve.prepared import PLENTY, Prepared, prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
@@ -112,7 +113,7 @@ def test_missing_options_are_named() -> None:
     prepared = prepared_zoo("resnet")
     lacking = [o for o in prepared.options if o.block_hash != prepared.blocks[1].block_hash]
     with pytest.raises(TableError, match=f"{prepared.blocks[1].block_hash}.*run the options stage"):
-        solve_plan(prepared.trace, prepared.nodes, prepared.blocks, lacking, device_budget_bytes=PLENTY)
+        solve_plan(prepared.trace, prepared.nodes, prepared.blocks, lacking, PlanRequest(PLENTY))
 
 
 def test_eager_keeps_all_gradients_until_the_updates() -> None:

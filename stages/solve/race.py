@@ -1,0 +1,167 @@
+"""Plans without the tier below: RK-Rotor, looked at through finer and finer slots, against the fixed policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
+from stowage.stages.ir.graph import SHARED
+from stowage.stages.solve.chain import Chain, Execution
+from stowage.stages.solve.liveness import Program
+from stowage.stages.solve.policies import fixed_policies
+
+CANDIDATES = 12
+"""How many of RK-Rotor's plans that fit are polished and compared."""
+
+HEADROOM = 1.5
+"""RK-Rotor's table reaches this much beyond the budget: it rounds every size up and frees late, so plans for a larger
+nominal memory may truly fit."""
+
+ORDERS = 6
+"""Orders of executions, from much memory to little, that a sweep offloads from."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan without the tier below.
+
+    Attributes:
+        method: how it was found.
+        executions: in order.
+        time_s, peak_bytes: of it.
+    """
+
+    method: str
+    executions: list[Execution]
+    time_s: float
+    peak_bytes: int
+
+
+class Race:
+    """Makes candidates and keeps what the budget admits."""
+
+    def __init__(self, program: Program, chain: Chain, budget_bytes: int) -> None:
+        self.program = program
+        self.chain = chain
+        self.budget_bytes = budget_bytes
+
+    def candidate(self, method: str, executions: list[Execution], *, polish: bool) -> Candidate:
+        plan = self.program.without_dead(executions)
+        if polish and self.program.peak_bytes(plan) <= self.budget_bytes:
+            plan = self.program.retain_where_possible(plan, self.budget_bytes)
+        time_s = sum(self.program.nodes[e.node].time_s for e in plan)
+        return Candidate(method, plan, time_s, self.program.peak_bytes(plan))
+
+    def table(self, nominal_bytes: int, slots: int) -> RkRotor:
+        return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
+
+    def rockmate(self, available_bytes: int, slots: int, *, polish: bool = True) -> Iterator[Candidate]:
+        """RK-Rotor's plans from the largest nominal memory down, one per distinct time, that truly fit."""
+        table = self.table(int(available_bytes * HEADROOM), slots)
+        smallest = table.smallest_slots()
+        if smallest is None:
+            return
+        previous, found = math.nan, 0
+        for m in range(slots, smallest - 1, -1):
+            if table.time_s(m) == previous:
+                continue
+            previous = table.time_s(m)
+            plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=polish)
+            if plan.peak_bytes <= self.budget_bytes:
+                yield plan
+                found += 1
+                if found == CANDIDATES:
+                    return
+
+    def smallest(self, nominal_bytes: int, slots: int) -> Candidate | None:
+        """The plan with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
+        best: Candidate | None = None
+        for _ in range(3):
+            table = self.table(nominal_bytes, slots)
+            least = table.smallest_slots()
+            if least is None:
+                break
+            for m in range(least, min(least + 4, slots) + 1):
+                plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=False)
+                if best is None or (plan.peak_bytes, plan.time_s) < (best.peak_bytes, best.time_s):
+                    best = plan
+            nominal_bytes = (least + 1) * table.slot_bytes
+        return best
+
+    def below(self, smallest: Candidate, overhead_bytes: int, slots: int) -> Candidate:
+        """The plan from which the race, asked for one byte less than its peak, finds nothing any more.
+
+        Args:
+            smallest: where to start.
+            overhead_bytes: in memory besides what RK-Rotor counts.
+        """
+        while True:
+            race = Race(self.program, self.chain, smallest.peak_bytes - 1)
+            found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
+            if not found:
+                return smallest
+            smallest = min(found, key=lambda p: (p.peak_bytes, p.time_s))
+
+
+def keep_everything(race: Race) -> Candidate:
+    """The plan that computes nothing again: in eager's order, or block by block if that is no slower."""
+    everything = race.candidate("keep_all", [Execution(n.node, "keep") for n in race.program.nodes], polish=False)
+    labelled = race.candidate("keep_all", race.chain.executions(_once(race.chain)), polish=True)
+    return labelled if labelled.time_s <= everything.time_s else everything
+
+
+def in_memory(race: Race, everything: Candidate, slots: int, method: str) -> tuple[list[Candidate], Candidate]:
+    """Plans without the tier below, and the one that takes least memory.
+
+    Args:
+        race: with the budget.
+        everything: the plan that keeps everything.
+        slots, method: see `PlanRequest`.
+    """
+    chain, budget_bytes = race.chain, race.budget_bytes
+    base_bytes = race.program.base_bytes
+    overhead_bytes = base_bytes + _shared_bytes(race.program)  # in memory besides what RK-Rotor counts
+    smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
+    fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
+    policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
+    smallest = min([smallest, everything, *policies], key=lambda p: (p.peak_bytes, p.time_s))
+    smallest = race.below(smallest, overhead_bytes, slots)
+    plans: list[Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
+    if method == "auto":
+        plans.append(everything)
+    if method != "auto" or everything.peak_bytes > budget_bytes:
+        plans += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
+        if method == "auto":
+            plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
+    return plans, smallest
+
+
+def orders(race: Race, everything: Candidate, slots: int) -> Iterator[list[Execution]]:
+    """Executions that a sweep may offload from: nothing computed again, and RK-Rotor's for less and less memory."""
+    yield everything.executions
+    table = race.table(max(everything.peak_bytes - race.program.base_bytes, 1), slots)
+    least = table.smallest_slots()
+    if least is None:
+        return
+    previous = everything.time_s
+    for k in range(ORDERS):
+        m = slots - (slots - least) * (k + 1) // ORDERS
+        if table.time_s(m) > previous:
+            previous = table.time_s(m)
+            yield race.program.without_dead(race.chain.executions(table.sequence(m)))
+
+
+def _once(chain: Chain) -> list[ChainStep]:
+    """Every block once, with its fastest option."""
+    blocks = chain.chain_blocks
+    fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, b.options[o].save_bytes)) for b in blocks]
+    forward = [ChainStep("forward", b, o) for b, o in enumerate(fastest)]
+    return forward + [ChainStep("backward", b, fastest[b]) for b in reversed(range(len(blocks)))]
+
+
+def _shared_bytes(program: Program) -> int:
+    made = {s for n in program.nodes if n.block == SHARED for s in n.creates}
+    read = {s for n in program.nodes if n.block != SHARED for s in n.reads}
+    return sum(program.nbytes[s] for s in made & read)
