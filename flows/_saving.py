@@ -91,6 +91,5 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
 
 def save_optimizer_for_torch(path: Path, contents: Contents) -> None:
     """The optimizer's `state_dict` as `torch.save` writes it."""
-    assert contents.optimizer is not None
     contents.settle()
-    write_torch(path, contents.optimizer.state_dict(), contents.like, contents.lend)
+    write_torch(path, contents.optimizer_state(), contents.like, contents.lend)

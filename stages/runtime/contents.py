@@ -7,6 +7,8 @@ back is sent down first, so that the budget holds (`Offloading.make_room`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +27,13 @@ class Contents:
         self.optimizer = optimizer
         self._offloading = offloading
         self._names = {id(p): n for n, p in model.named_parameters()}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's `state_dict`, with what stands for states that are below; `lend` has their content."""
+        assert self.optimizer is not None
+        with self._offloading.raw_states() if self._offloading is not None else nullcontext():
+            found: dict[str, Any] = self.optimizer.state_dict()
+        return found
 
     def settle(self) -> None:
         """Wait for what is under way: from then on each state is known by the tensor that stands for it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -24,6 +24,7 @@ from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.updates import gradient_slot, is_gradient_slot
 from stowage.stages.runtime.absence import Absent
 from stowage.stages.runtime.below import Tensors, UpdatesBelow
+from stowage.stages.runtime.state_dicts import guard_module, guard_optimizer
 from stowage.stages.runtime.weights import absent
 
 
@@ -76,6 +77,10 @@ class Offloading:
         self._updating: dict[str, Future[dict[str, Any]]] = {}
         self._updates: UpdatesBelow | None = None
         self._update_times: list[tuple[str, float, float]] = []
+        self._raw = False
+        guard_module(model, self._absent.within)
+        if optimizer is not None:
+            guard_optimizer(optimizer, self._first_state_away)
 
     def _tensor(self, name: str) -> torch.Tensor | None:
         """A parameter; a state, or a gradient that waits, if it exists."""
@@ -197,8 +202,24 @@ class Offloading:
     def serve(self, optimizer: torch.optim.Optimizer | None) -> None:
         """From now on for another optimizer of the same parameters."""
         self.forget_states()
+        if optimizer is not None and optimizer is not self._optimizer:
+            guard_optimizer(optimizer, self._first_state_away)
         self._optimizer = optimizer
         self._updates = None
+
+    def _first_state_away(self, optimizer: torch.optim.Optimizer) -> str | None:
+        if optimizer is not self._optimizer or self._raw:
+            return None
+        return next((n for n in sorted(self._below) if "::" in n and not is_gradient_slot(n)), None)
+
+    @contextlib.contextmanager
+    def raw_states(self) -> Iterator[None]:
+        """The optimizer's `state_dict` gives what stands for its states."""
+        self._raw = True
+        try:
+            yield
+        finally:
+            self._raw = False
 
     def update(self, parameter: str, gradient: str) -> None:
         """Start the update of a parameter by the CPU; see `UpdatesBelow`."""

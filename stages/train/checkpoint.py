@@ -92,9 +92,8 @@ def save_checkpoint(
     """Write everything that continues the run at `iteration`; `run` names what it belongs to."""
     contents.settle()
     tensors = model_tensors(contents.model) | random_states()
-    optimizer = contents.optimizer
     rest = {
-        "optimizer": _pack(optimizer.state_dict(), "optimizer", tensors) if optimizer is not None else None,
+        "optimizer": _pack(contents.optimizer_state(), "optimizer", tensors) if contents.optimizer is not None else None,
         "scheduler": _pack(scheduler.state_dict(), "scheduler", tensors) if scheduler is not None else None,
         "records": [asdict(r) for r in records],
     }
@@ -106,7 +105,8 @@ def save_optimizer(path: Path, contents: Contents) -> None:
     """Write the optimizer's `state_dict`; `load_optimizer` reads it."""
     contents.settle()
     tensors: Tensors = {}
-    packed = _pack(_required(contents).state_dict(), "optimizer", tensors)
+    _required(contents)
+    packed = _pack(contents.optimizer_state(), "optimizer", tensors)
     write_tensors(path, contents.entries(tensors.items()), {"optimizer": json.dumps(packed)})
 
 

@@ -153,6 +153,28 @@ def test_calling_the_model_while_weights_are_below(away: Callable[[nn.Module], T
             assert_same_outputs(found, plain(one, BATCHES[1]))
 
 
+def test_state_dicts_while_tensors_are_below(away: Callable[[nn.Module], TrainingStep]) -> None:
+    """They would hold NaN, or lose what is loaded: an error says so; copies and what is in memory are not concerned."""
+    step = away(gpt2())
+    step(BATCHES[0])
+    assert step.optimizer is not None
+    for owner in (step.model, step.model.get_submodule("transformer"), step.optimizer):
+        with pytest.raises(AwayError, match=r"is below the device: write a file with") as caught:
+            owner.state_dict()
+        assert "\n" not in str(caught.value)
+    with step.on_device() as model:
+        weights, states = copy.deepcopy(model.state_dict()), copy.deepcopy(step.optimizer.state_dict())
+        assert not any(t.isnan().any() for t in weights.values())
+        again = pickle.loads(pickle.dumps(model))
+        other = torch.optim.AdamW(again.parameters())
+        other.load_state_dict(states)
+    step(BATCHES[1])
+    assert again.state_dict().keys() == weights.keys()
+    with pytest.raises(AwayError, match=r"load_state_dict\(\) was called while .*step\.load_optimizer"):
+        step.optimizer.load_state_dict(states)
+    gpt2().state_dict()
+
+
 @pytest.mark.parametrize("name", ["gpt2_mask", "t5", "transformer", "lstm", "batchnorm", "tied", "in_place"])
 def test_from_nothing_to_everything(name: str, fit_home: Path) -> None:
     """Budgets from the smallest, where everything streams, to one where everything stays; `NullTier` checks verbs."""
