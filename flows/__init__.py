@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stowage.flows._batch_plans import BatchChoice
     from stowage.flows._best_batch import best_batch
-    from stowage.flows._fit import TrainingStep, fit
+    from stowage.flows._fit import fit
     from stowage.flows._trainer import stow
+    from stowage.flows._training_step import TrainingStep
     from stowage.stages.runtime.masters import MasterWeights
 
 __all__ = ["BatchChoice", "MasterWeights", "TrainingStep", "best_batch", "fit", "stow"]
@@ -15,7 +16,7 @@ __all__ = ["BatchChoice", "MasterWeights", "TrainingStep", "best_batch", "fit", 
 _HOME = {
     "BatchChoice": "stowage.flows._batch_plans",
     "MasterWeights": "stowage.stages.runtime.masters",
-    "TrainingStep": "stowage.flows._fit",
+    "TrainingStep": "stowage.flows._training_step",
     "best_batch": "stowage.flows._best_batch",
     "fit": "stowage.flows._fit",
     "stow": "stowage.flows._trainer",

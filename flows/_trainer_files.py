@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows import _saving
-from stowage.flows._fit import TrainingStep
+from stowage.flows._training_step import TrainingStep
 
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.pt"
 

@@ -52,7 +52,7 @@ class _BeforeTaking(_Hook):
 def guard_module(module: nn.Module, first_away: FirstAway) -> None:
     """From now on `state_dict` of the module and of its parts refuses where `first_away` names something."""
     for part in module.modules():
-        part.register_state_dict_pre_hook(_BeforeGiving(first_away))
+        part.register_state_dict_pre_hook(_BeforeGiving(first_away))  # type: ignore[no-untyped-call]
 
 
 def guard_optimizer(optimizer: torch.optim.Optimizer, first_away: FirstAway) -> None:

@@ -93,7 +93,9 @@ def save_checkpoint(
     contents.settle()
     tensors = model_tensors(contents.model) | random_states()
     rest = {
-        "optimizer": _pack(contents.optimizer_state(), "optimizer", tensors) if contents.optimizer is not None else None,
+        "optimizer": _pack(contents.optimizer_state(), "optimizer", tensors)
+        if contents.optimizer is not None
+        else None,
         "scheduler": _pack(scheduler.state_dict(), "scheduler", tensors) if scheduler is not None else None,
         "records": [asdict(r) for r in records],
     }

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stowage.flows import _fit, fit
-from stowage.flows._fit import TrainingStep
 from stowage.flows._tiers import LowerTier
+from stowage.flows._training_step import TrainingStep
 from stowage.stages.device.tiers import StagedTier
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.solve import Below

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stowage.flows import fit
-from stowage.flows._fit import TrainingStep
+from stowage.flows._training_step import TrainingStep
 from stowage.stages.device import measure_allocations, unique_bytes
 from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError, TableError
 from stowage.stages.runtime.measure import resident_tensors

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stowage.flows._fit import TrainingStep
+from stowage.flows._training_step import TrainingStep
 from tests.fit.staged_steps import BATCH, adamw, homes, loss_of, network, staged_step
 from tests.runtime.beside_eager import differences, same
 

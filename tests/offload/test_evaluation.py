@@ -15,8 +15,8 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.flows._evaluation import Resting, plan_forward
-from stowage.flows._fit import TrainingStep
 from stowage.flows._planning import QUICK
+from stowage.flows._training_step import TrainingStep
 from stowage.stages.device import measure_allocations, unique_bytes
 from stowage.stages.device.tiers import NullTier
 from stowage.stages.ir.errors import AwayError, Infeasible, TraceError
