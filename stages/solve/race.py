@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 
 from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
 from stowage.stages.ir.graph import SHARED
@@ -18,6 +19,9 @@ CANDIDATES = 12
 HEADROOM = 1.5
 """RK-Rotor's table reaches this much beyond the budget: it rounds every size up and frees late, so plans for a larger
 nominal memory may truly fit."""
+
+STRIDE = 8
+"""Most plans beyond the budget do not fit: so many at a time are passed over until one does."""
 
 ORDERS = 6
 """Orders of executions, from much memory to little, that a sweep offloads from."""
@@ -58,22 +62,24 @@ class Race:
         return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
 
     def rockmate(self, available_bytes: int, slots: int, *, polish: bool = True) -> Iterator[Candidate]:
-        """RK-Rotor's plans from the largest nominal memory down, one per distinct time, that truly fit."""
+        """RK-Rotor's plans that truly fit, one per distinct time, from the largest nominal memory down."""
         table = self.table(int(available_bytes * HEADROOM), slots)
         smallest = table.smallest_slots()
         if smallest is None:
             return
-        previous, found = math.nan, 0
-        for m in range(slots, smallest - 1, -1):
-            if table.time_s(m) == previous:
-                continue
-            previous = table.time_s(m)
-            plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=polish)
-            if plan.peak_bytes <= self.budget_bytes:
-                yield plan
-                found += 1
-                if found == CANDIDATES:
-                    return
+        levels = [m for m in range(slots, smallest - 1, -1) if m == slots or table.time_s(m) != table.time_s(m + 1)]
+
+        @cache
+        def plan(level: int) -> Candidate:
+            return self.candidate("rockmate", self.chain.executions(table.sequence(levels[level])), polish=False)
+
+        def fits(level: int) -> bool:
+            return plan(level).peak_bytes <= self.budget_bytes
+
+        coarse = next((k for k in range(0, len(levels), STRIDE) if fits(k)), 0)
+        fitting = (k for k in range(max(0, coarse - STRIDE + 1), len(levels)) if fits(k))
+        for level in islice(fitting, CANDIDATES):
+            yield self.candidate("rockmate", plan(level).executions, polish=polish) if polish else plan(level)
 
     def smallest(self, nominal_bytes: int, slots: int) -> Candidate | None:
         """The plan with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
