@@ -34,7 +34,7 @@ class Below:
         staging_bytes: device memory that it needs for itself.
         cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
             where the CPU is the device itself.
-        management_s: what each step of the cycle costs the CPU before it can update anything (H).
+        dispatch_s: what starting an operation costs the CPU, which updates nothing meanwhile.
         activations: whether they may be offloaded too.
         gradients: whether those that wait for a later micro-batch may be below between the two.
         smallest_bytes: smaller parameters and states stay on the device: each copy costs something besides its bytes.
@@ -45,7 +45,7 @@ class Below:
     staging_bytes: int = 0
     smallest_bytes: int = 1 << 16
     cpu_update_bytes_per_s: float = 0.0
-    management_s: float = 0.0
+    dispatch_s: float = 0.0
     activations: bool = True
     gradients: bool = False
     home: Home = "host"

@@ -166,7 +166,7 @@ class OffMate:
             fixed_bytes=base - grouped + self._shared_bytes() + self._below.staging_bytes,
             link=self._below.link,
             host_bytes=self._below.capacity_bytes,
-            management_s=self._below.management_s,
+            management_s=self._below.dispatch_s * len(self._program.nodes) / (2 * self._count),
         )
         if self._below.disk is not None:
             # An update of what is on the disk reads it into the host.

@@ -67,7 +67,8 @@ def tier_below(
             f"{mib(DISK_STAGING_BYTES)}."
         )
     link = Link(target.offload_bytes_per_s, target.reload_bytes_per_s, target.duplex_bytes_per_s)
-    return Below(link, room, cpu_update_bytes_per_s=target.cpu_update_bytes_per_s, disk=disk)
+    rate = target.cpu_update_bytes_per_s
+    return Below(link, room, cpu_update_bytes_per_s=rate, dispatch_s=target.dispatch_s, disk=disk)
 
 
 def _disk(

@@ -37,7 +37,7 @@ def test_the_tiers_of_each_machine(tmp_path: Path) -> None:
     disk = tiers(CPU, offload_dir=tmp_path, disk_budget="1GiB")
     assert disk == Below(DISK, 1 << 30, DISK_STAGING_BYTES, home="disk")
     host = tiers(GPU, host_budget="2GiB")
-    assert host == Below(PINNED, 2 << 30, cpu_update_bytes_per_s=5e9)
+    assert host == Below(PINNED, 2 << 30, cpu_update_bytes_per_s=5e9, dispatch_s=1e-6)
     both = tiers(GPU, host_budget="2GiB", offload_dir=tmp_path, disk_budget="1GiB")
     assert both == replace(host, capacity_bytes=(2 << 30) - DISK_STAGING_BYTES, disk=BehindHost(DISK, 1 << 30))
     assert both is not None
