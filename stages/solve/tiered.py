@@ -50,7 +50,7 @@ def tiered_plans(
     fitting = list(_shifted(offloader, found, budget_bytes, fastest_s))
     if not preprint and not any(p.outcome.time_s <= p.fractional_s * POOR for p in fitting):
         others = list(offloader.fixed())
-        if not offloader.below.cpu_update_bytes_per_s:  # a sweep updates on the device
+        if not fitting or not offloader.below.cpu_update_bytes_per_s:  # a sweep updates on the device
             others += swept()
         found += others
         fitting += _shifted(offloader, others, budget_bytes, fastest_s)

@@ -45,8 +45,8 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 def staged_step(
     store: Path, folder: Path, model: nn.Module | None = None, *, cpu_update_bytes_per_s: float = 0.0, **more: Any
 ) -> TrainingStep:
-    """In 60% of the memory of the training state, and with a host that holds less than the weights; with updates by the
-    CPU their gradients too."""
+    """In 40% of the memory of the training state, and with a host that holds less than the weights; with updates by the
+    CPU in 60%, and their gradients are in the host too."""
     below = Below(
         Link(1e9, 1e9),
         int((0.7 if cpu_update_bytes_per_s else 0.2) * STATE_BYTES),
@@ -60,7 +60,7 @@ def staged_step(
             network() if model is None else model,
             BATCH,
             adamw,
-            device_budget=STATE_BYTES * 3 // 5,
+            device_budget=STATE_BYTES * (3 if cpu_update_bytes_per_s else 2) // 5,
             loss=loss_of,
             method="offmate",
             cache_dir=store,
