@@ -22,7 +22,7 @@ from stowage.stages.device.cgroup import LimitedRun, run_limited, smallest_survi
 from stowage.stages.ir.errors import MIB, StowageError, mib
 from stowage.stages.ir.table import write_atomically
 
-PROCESS_BYTES = 720 * MIB
+PROCESS_BYTES = 640 * MIB
 """What a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""
 
 RESOLUTION = 1 / 32

@@ -25,6 +25,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.resident import resident_limit
 from stowage.stages.runtime.tracing import trace_iteration
 from stowage.stages.trace import MicroBatch, Recorded, record_step
 from stowage.stages.trace.forward import Forward
@@ -190,7 +191,9 @@ class TrainingStep:
     def _offloading_for(self, planned: Planned) -> Offloading | None:
         """One tier for all programs of the model, opened when the first plan needs it."""
         if self._offloading is None and planned.slots and self._lower is not None:
-            self._offloading = Offloading(self._lower.open(), self.model, self.optimizer)
+            tier = self._lower.open()
+            limit = resident_limit(self.model, self.optimizer, planned.summary.device_budget_bytes)
+            self._offloading = Offloading(tier, self.model, self.optimizer, limit)
         return self._offloading
 
     @property

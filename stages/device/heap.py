@@ -1,9 +1,11 @@
-"""glibc's heap holds memory that was freed: make it give large blocks back at once.
+"""glibc's heap holds memory that was freed: what a process occupies is up to a multiple of what it has allocated, and a
+budget that is kept to the byte is still exceeded. Two ways out.
 
-`malloc` serves requests above a threshold from the system itself, and returns them when they are freed. But each such
-free *raises* the threshold to the size freed, up to 32 MiB; from then on blocks up to that size live in the heap,
-which shrinks only from its end. What a process occupies is then up to a multiple of what it has allocated, and a budget
-that is kept to the byte is still exceeded. Setting the threshold switches the rise off.
+`malloc` serves requests above a threshold from the system itself, and returns them when they are freed; others live in
+the heap, which shrinks only from its end. With a fixed threshold (glibc would raise it, up to 32 MiB, to what is
+freed) everything larger goes back at once. That is exact, and slow: the kernel zeroes fresh pages each time.
+
+Or the heap keeps what is freed, and gives it back when the process occupies more than it may (`ResidentLimit`).
 """
 
 from __future__ import annotations
@@ -83,6 +85,23 @@ class ResidentLimit:
             self._again_s = ended + PAUSE * (ended - began)
         self._after = min(self._after, now)
         return now
+
+
+RETAINED_BYTES = 128 << 20
+"""Freed memory that the heap may hold besides: with less a step that offloads spends more time on fresh pages."""
+
+
+def limit_for(budget_bytes: int, held_bytes: int) -> ResidentLimit | None:
+    """A limit of what the process occupies now, tensors aside, of a budget for these, and of `RETAINED_BYTES`; None
+    without glibc's heap.
+
+    Args:
+        budget_bytes: of tensors.
+        held_bytes: of those that are there now.
+    """
+    if _glibc() is None:
+        return None
+    return ResidentLimit(max(0, resident_bytes() - held_bytes) + budget_bytes + RETAINED_BYTES)
 
 
 def resident_bytes() -> int:

@@ -16,6 +16,10 @@ DISK_STAGING_BYTES = 2 * DISK_THREADS * DISK_CHUNK_BYTES
 """RAM that a disk tier needs for itself: each thread of each direction has a buffer for one chunk."""
 
 
+DISK_ALIGNMENT_BYTES = 512
+"""Of memory that direct I/O reaches. Each tensor that comes from a disk may take so much more."""
+
+
 @dataclass(frozen=True)
 class Link:
     """Copies between a tier and the one below it (β in the thesis).

@@ -77,7 +77,9 @@ class Iteration:
         self._recorder = recorder
 
     def begin(self, label: str) -> None:
-        """A step of the cycle begins; for traces."""
+        """A step of the cycle begins."""
+        if self._offloading is not None:
+            self._offloading.keep_to_limit()
         if self._recorder is not None:
             self._recorder.begin(label)
 

@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from stowage.stages.device.events import RELEASE
+from stowage.stages.device.heap import ResidentLimit
 from stowage.stages.device.tiers import HostMemory, Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.updates import gradient_slot, is_gradient_slot
@@ -48,8 +50,15 @@ class _Layout:
     def of(tensor: torch.Tensor) -> _Layout:
         return _Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
-    def empty(self) -> torch.Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+    def empty(self, alignment: int = 0) -> torch.Tensor:
+        """Memory for it; on the CPU with an address that `alignment` divides."""
+        if not alignment or self.device.type != "cpu":
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if all(self.shape) else 0
+        memory = torch.empty(span * self.dtype.itemsize + alignment, dtype=torch.uint8).untyped_storage()
+        start = -memory.data_ptr() % alignment
+        part: Any = memory[start : start + span * self.dtype.itemsize]
+        return torch.empty(0, dtype=self.dtype).set_(part, 0, self.shape, self.stride)
 
     def meta(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -61,8 +70,17 @@ class Offloading:
     Optimizer states that do not exist yet (before the first update) need no memory: moving them does nothing.
     """
 
-    def __init__(self, tier: Tier, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        resident: ResidentLimit | None = None,
+    ) -> None:
+        """`resident`: what the process may occupy, where the device is its own memory."""
         self.tier = tier
+        self._resident = resident
+        self._alignment = tier.memory_alignment if tier.memory_alignment <= DISK_ALIGNMENT_BYTES else 0
         self._parameters = dict(model.named_parameters())
         self._optimizer = optimizer
         self._slots: dict[str, Slot] = {}
@@ -368,8 +386,14 @@ class Offloading:
         """Start copying up, into memory that is taken now."""
         if name not in self._layouts:
             return
-        tensor = self._layouts[name].empty()
+        self.keep_to_limit()
+        tensor = self._layouts[name].empty(self._alignment)
         self._under_way[name] = _UnderWay("reloading", self.tier.reload(self._at[name], tensor), tensor)
+
+    def keep_to_limit(self) -> None:
+        """Give freed memory back to the system if the process occupies more than it may."""
+        if self._resident is not None:
+            self._resident.check()
 
     def wait(self, name: str) -> torch.Tensor | None:
         """End with the copy of `name`. What was reloaded is returned; parameters and states are in their place then."""

@@ -159,7 +159,7 @@ class _Planner:
         return found
 
     def _staging(self, gone: frozenset[int]) -> int:
-        return self._below.staging_bytes if self._below is not None and (gone or self._staged) else 0
+        return self._below.staging_for(len(gone)) if self._below is not None and (gone or self._staged) else 0
 
     def who_goes(self, away: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
         """What is below at the start and at the end, and whether that fits.

@@ -32,6 +32,7 @@ class Below:
         home: what it is.
         disk: behind the host.
         staging_bytes: device memory that it needs for itself.
+        padding_bytes: device memory that each tensor takes besides when it has been reloaded.
         cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
             where the CPU is the device itself.
         dispatch_s: what starting an operation costs the CPU, which updates nothing meanwhile.
@@ -43,6 +44,7 @@ class Below:
     link: Link
     capacity_bytes: int
     staging_bytes: int = 0
+    padding_bytes: int = 0
     smallest_bytes: int = 1 << 16
     cpu_update_bytes_per_s: float = 0.0
     dispatch_s: float = 0.0
@@ -57,6 +59,10 @@ class Below:
         if self.disk is not None:
             return self.disk.capacity_bytes
         return self.capacity_bytes if self.home == "disk" else None
+
+    def staging_for(self, reloaded: int) -> int:
+        """Device memory that it needs for itself and for so many different tensors that come from it."""
+        return self.staging_bytes + reloaded * self.padding_bytes
 
     def lasting(self) -> Below:
         """Without the room on a disk, which changes from minute to minute."""
@@ -175,7 +181,7 @@ class Offloader:
             link=self.below.link,
             disk=self.below.disk.link if self.below.disk else None,
             start=state,
-            staging_bytes=self.below.staging_bytes,
+            staging_bytes=self.below.staging_for(len({s.storage for s in steps if s.kind == "reload"})),
             host_room_bytes=self.below.capacity_bytes if self.below.home == "host" else None,
             disk_room_bytes=self.below.disk_room_bytes,
             cpu_update_s={n.node: self.cpu_update_s(n) for n in self.program.nodes if n.phase == "update"},

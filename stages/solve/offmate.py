@@ -163,7 +163,7 @@ class OffMate:
         base = sum(s.nbytes for s in storages if s.role != "temporary")
         machine = OffloadMachine(
             device_bytes=device_budget_bytes,
-            fixed_bytes=base - grouped + self._shared_bytes() + self._below.staging_bytes,
+            fixed_bytes=base - grouped + self._shared_bytes() + self._below.staging_for(len(movable)),
             link=self._below.link,
             host_bytes=self._below.capacity_bytes,
             management_s=self._below.dispatch_s * len(self._program.nodes) / (2 * self._count),

@@ -88,7 +88,7 @@ class _Sweep:
         self._size = program.nbytes
         self._count = len(executions)
         resident = sum(s.nbytes for s in program.storages if s.role != "temporary")
-        self._level: _Bytes = program.profile(executions) + (resident + offloader.below.staging_bytes)
+        self._level: _Bytes = program.profile(executions) + resident
         self._clock = np.concatenate([[0.0], np.cumsum([program.nodes[e.node].time_s for e in executions])])
         self._changed = [frozenset((*n.mutates, *n.creates)) for n in program.nodes]
         # What is there in every iteration, gradients that wait included.
@@ -97,6 +97,7 @@ class _Sweep:
         self._away = {
             n for n, g in enumerate(self.gaps) if g.storage in away and (g.before >= self._count or g.after < 0)
         }
+        self._level += offloader.below.staging_for(len({g.storage for g in self.gaps}))
         relieved = self._level.copy()
         for gap in self.gaps:
             self._shift(relieved, gap, -1)

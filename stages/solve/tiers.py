@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError, mib
-from stowage.stages.ir.machine import DISK_STAGING_BYTES, BehindHost, Link
+from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.settings.sizes import parse_bytes
 from stowage.stages.solve.offload import Below
 
@@ -47,7 +47,9 @@ def tier_below(
         )
     disk = _disk(target, disk_budget, offload_dir, key, here=here)
     if target.type == "cpu":
-        return Below(disk.link, disk.capacity_bytes, DISK_STAGING_BYTES, home="disk") if disk is not None else None
+        if disk is None:
+            return None
+        return Below(disk.link, disk.capacity_bytes, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, home="disk")
     if host_budget is None:
         if disk is not None:
             raise ParameterError(

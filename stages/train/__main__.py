@@ -32,6 +32,7 @@ from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.resident import resident_limit
 from stowage.stages.runtime.tensor_file import write_tensors
 from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import model_tensors
@@ -174,7 +175,10 @@ def main() -> None:
         task = bar.add_task("under the plan", total=steps)
         tier = open_tier(settings.trace.device, settings.solve.offload_dir) if slots else None
         setup = set_up(settings)
-        offloading = Offloading(tier, setup.model, setup.optimizer) if tier is not None else None
+        offloading = None
+        if tier is not None:
+            limit = resident_limit(setup.model, setup.optimizer, summary.device_budget_bytes)
+            offloading = Offloading(tier, setup.model, setup.optimizer, limit)
         program = bind(
             source,
             source_hash,

@@ -10,7 +10,7 @@ import pytest
 
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.machine import DISK_STAGING_BYTES, BehindHost, Link
+from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.solve import Below, tier_below
 
 CPU = DeviceDescription("c", "a processor", "cpu", 1 << 34, 1e10, 1e10, 3e9, 2e9, 4e9, 1e9, 1e-6)
@@ -35,7 +35,7 @@ def test_the_tiers_of_each_machine(tmp_path: Path) -> None:
     assert tiers(CPU) is None
     assert tiers(GPU) is None
     disk = tiers(CPU, offload_dir=tmp_path, disk_budget="1GiB")
-    assert disk == Below(DISK, 1 << 30, DISK_STAGING_BYTES, home="disk")
+    assert disk == Below(DISK, 1 << 30, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, home="disk")
     host = tiers(GPU, host_budget="2GiB")
     assert host == Below(PINNED, 2 << 30, cpu_update_bytes_per_s=5e9, dispatch_s=1e-6)
     both = tiers(GPU, host_budget="2GiB", offload_dir=tmp_path, disk_budget="1GiB")

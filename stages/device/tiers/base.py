@@ -83,6 +83,11 @@ class Tier(Protocol):
     record: bool
 
     @property
+    def memory_alignment(self) -> int:
+        """Tensors at addresses that it divides are reloaded without a copy on the way; 0 where it does not matter."""
+        ...
+
+    @property
     def staging_bytes(self) -> int:
         """Device-tier memory of its own, which the budget must count."""
         ...

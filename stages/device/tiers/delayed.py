@@ -89,6 +89,11 @@ class DelayedTier:
         self.inner.record = value
 
     @property
+    def memory_alignment(self) -> int:
+        """See `Tier`."""
+        return self.inner.memory_alignment
+
+    @property
     def staging_bytes(self) -> int:
         """See `Tier`."""
         return self.inner.staging_bytes

@@ -105,6 +105,11 @@ class PinnedTier:
         self._recorded: list[tuple[Stream, str, int, Any, Any]] = []
 
     @property
+    def memory_alignment(self) -> int:
+        """See `Tier`."""
+        return 0
+
+    @property
     def staging_bytes(self) -> int:
         """None on the device."""
         return 0

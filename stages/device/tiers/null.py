@@ -104,6 +104,11 @@ class NullTier:
         self._pending: list[_NullTransfer] = []
 
     @property
+    def memory_alignment(self) -> int:
+        """See `Tier`."""
+        return 0
+
+    @property
     def staging_bytes(self) -> int:
         """Nothing that a budget counts: this tier is for tests."""
         return 0

@@ -40,6 +40,11 @@ class StagedTier:
         self.host.record = self.disk.record = value
 
     @property
+    def memory_alignment(self) -> int:
+        """See `Tier`."""
+        return 0
+
+    @property
     def staging_bytes(self) -> int:
         """See `Tier`."""
         return self.host.staging_bytes + self.disk.staging_bytes
