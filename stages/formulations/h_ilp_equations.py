@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stowage.stages.formulations.h_ilp_model import HIlp
-from stowage.stages.formulations.h_problem import HProblem, units
+from stowage.stages.formulations.h_problem import HProblem
+from stowage.stages.formulations.staged import units
 from stowage.stages.solver.milp import pulp
 
 Constraints = Iterator[tuple[str, Any]]

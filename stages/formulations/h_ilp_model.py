@@ -34,7 +34,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from stowage.stages.formulations.h_problem import HProblem, Way, units
+from stowage.stages.formulations.h_problem import HProblem, Way
+from stowage.stages.formulations.staged import units
 from stowage.stages.solver.milp import pulp
 
 _LARGEST_MEMORY = 1_000_000

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from stowage.stages.formulations.staged import StagedGraph, units
+from stowage.stages.formulations.staged import StagedGraph
 from stowage.stages.ir.block import BlockGraph
-from stowage.stages.ir.h_graph import HCluster, HGraph, HNode, HRun, HStep, HValue
+from stowage.stages.ir.h_graph import HGraph, HNode, HRun, HStep, HValue
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,3 @@ def flat(block: BlockGraph) -> HGraph:
         clusters=(),
         final=tuple(sorted(block.outgoing)),
     )
-
-
-__all__ = ["HCluster", "HProblem", "Way", "distinct_steps", "flat", "units"]
