@@ -15,7 +15,7 @@ from stowage.stages.formulations.h_answer import HAnswer, answer_of
 from stowage.stages.formulations.h_greedy import polish, relieve
 from stowage.stages.formulations.h_lazy import HCandidate, HChoice, candidate_of, repeatable
 from stowage.stages.formulations.h_problem import HProblem
-from stowage.stages.formulations.h_staged import HRuns, cost_of, timeline
+from stowage.stages.formulations.h_staged import HRuns, cost_of, schedule_of, timeline
 from stowage.stages.ir.h_graph import HGraph, HSchedule
 
 VERSION = "1"
@@ -109,8 +109,6 @@ def best_within(
 
 def policy_schedules(graph: HGraph) -> dict[str, HSchedule]:
     """The fixed policies as schedules, whatever memory they take: "keep_all", "recompute_all", "chen"."""
-    from stowage.stages.formulations.h_staged import schedule_of
-
     graph.check()
     data = HProblem(graph)
     policies = {"keep_all": keep_all(data), "recompute_all": recompute_all(data), "chen": chen(data)}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stowage.stages.formulations.h_answer import Budgets, HAnswer, answer_of, no_answer
 from stowage.stages.formulations.h_policies import best_within, starts
 from stowage.stages.formulations.h_problem import HProblem
+from stowage.stages.formulations.h_retention_lines import add_lines
 from stowage.stages.formulations.h_retention_memory import add_peak, add_save
 from stowage.stages.formulations.h_retention_model import HRetentionModel, total_time
 from stowage.stages.formulations.h_staged import Execution, HRuns, cost_of, timeline
@@ -17,6 +18,8 @@ from stowage.stages.solver.cp import CpAnswer, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
 
 VERSION = "1"
+# Times are sums of floats in different orders.
+_SAME = 1e-9
 
 
 def h_retention(
@@ -38,23 +41,76 @@ def h_retention(
 
     Returns:
         An answer for each pair, in order; bounds and "infeasible" hold under the model's restrictions. Each solve
-        starts from the fastest schedule known that fits. A policy that runs a node more often than C, and is faster than what
-        the model finds, is the answer, with status "heuristic".
+        starts from the fastest schedule known that fits. A policy that runs a node more often than C, and is faster
+        than what the model finds, is the answer, with status "heuristic".
 
     Raises:
         ValueError: this is no H-Graph.
     """
-    graph.check()
-    data = HProblem(graph)
-    candidates, known = starts(data), list[HRuns]()
-    answers: list[HAnswer] = []
-    for peak_bytes, save_bytes in budgets:
-        hint = best_within(data, candidates, peak_bytes, save_bytes, known)
-        answer = _solve(data, (peak_bytes, save_bytes), settings, computations, recompute_backward, hint)
-        if answer.runs is not None:
-            known.append(answer.runs)
-        answers.append(answer)
-    return answers
+    solver = HRetention(graph, settings, computations=computations, recompute_backward=recompute_backward)
+    return [solver.solve(peak_bytes, save_bytes) for peak_bytes, save_bytes in budgets]
+
+
+class HRetention:
+    """`h_retention` one pair of budgets after the other; what is known of earlier ones is used for the next."""
+
+    def __init__(
+        self,
+        graph: HGraph,
+        settings: SolverSettings,
+        *,
+        computations: int = 2,
+        recompute_backward: bool = False,
+    ) -> None:
+        graph.check()
+        self.data = HProblem(graph)
+        self.settings, self.computations, self.recompute_backward = settings, computations, recompute_backward
+        self._candidates = starts(self.data)
+        self._answers: list[HAnswer] = []
+
+    def solve(self, peak_bytes: int, save_bytes: int) -> HAnswer:
+        """The answer for one pair; see `h_retention`."""
+        known = [answer.runs for answer in self._answers if answer.runs is not None]
+        hint = best_within(self.data, self._candidates, peak_bytes, save_bytes, known)
+        answer = self._settled((peak_bytes, save_bytes), hint) or self._solve((peak_bytes, save_bytes), hint)
+        self._answers.append(answer)
+        return answer
+
+    def _settled(self, budgets: Budgets, hint: HRuns | None) -> HAnswer | None:
+        """The hint, if what is known of larger budgets, or the fastest ways alone, shows that nothing is faster."""
+        if hint is None:
+            return None
+        bound_s = self.data.floor_s
+        for answer in self._answers:
+            if answer.report and all(large >= small for large, small in zip(answer.budgets, budgets, strict=True)):
+                bound_s = max(bound_s, answer.report.bound_s)
+        found = answer_of(self.data, budgets, hint, "optimal", bound_s, "h_greedy")
+        return found if found.report and found.report.gap <= max(self.settings.gap, _SAME) else None
+
+    def _solve(self, budgets: Budgets, hint: HRuns | None) -> HAnswer:
+        model = HRetentionModel.of(self.data, budgets, self.computations, recompute_backward=self.recompute_backward)
+        add_peak(model, budgets[0] // model.unit)
+        add_save(model, budgets[1] // model.unit)
+        add_lines(model, budgets[0] // model.unit)
+        model.cp.minimize(total_time(model))
+        if hint is not None and _fits(model, hint):
+            add_hint(model, hint)
+        answer = solve_cp(model.cp, self.settings, linear=True)
+        outcome = answer.outcome
+        bound_s = outcome.bound * model.time_unit
+        known = None if hint is None else answer_of(self.data, budgets, hint, "heuristic", bound_s, "h_greedy")
+        if not outcome.found:
+            feasible = False if outcome.status == "infeasible" else None
+            return known or no_answer(budgets, feasible, bound_s, "h_retention")
+        optimal = outcome.status == "optimal"
+        if optimal and not self.settings.gap:
+            # Times were rounded down.
+            bound_s = float("inf")
+        runs = read_runs(model, answer)
+        found = answer_of(self.data, budgets, runs, "optimal" if optimal else "feasible", bound_s, "h_retention")
+        if known and known.report and found.report and known.report.objective_s < found.report.objective_s:
+            return known
+        return found
 
 
 def smallest_peak(data: HProblem, settings: SolverSettings, *, computations: int = 2) -> tuple[HRuns, int]:
@@ -73,36 +129,6 @@ def smallest_peak(data: HProblem, settings: SolverSettings, *, computations: int
     runs = read_runs(model, answer)
     cost = cost_of(data, timeline(data, runs))
     return (runs, cost.peak_bytes) if cost.peak_bytes < before else (known.runs, before)
-
-
-def _solve(
-    data: HProblem,
-    budgets: Budgets,
-    settings: SolverSettings,
-    computations: int,
-    recompute_backward: bool,
-    hint: HRuns | None,
-) -> HAnswer:
-    model = HRetentionModel.of(data, budgets, computations, recompute_backward=recompute_backward)
-    add_peak(model, budgets[0] // model.unit)
-    add_save(model, budgets[1] // model.unit)
-    model.cp.minimize(total_time(model))
-    if hint is not None and _fits(model, hint):
-        add_hint(model, hint)
-    answer = solve_cp(model.cp, settings)
-    outcome = answer.outcome
-    bound_s = outcome.bound * model.time_unit
-    known = None if hint is None else answer_of(data, budgets, hint, "heuristic", bound_s, "h_greedy")
-    if not outcome.found:
-        if known is not None:
-            return known
-        return no_answer(budgets, False if outcome.status == "infeasible" else None, bound_s, "h_retention")
-    optimal = outcome.status == "optimal"
-    runs = read_runs(model, answer)
-    found = answer_of(data, budgets, runs, "optimal" if optimal else "feasible", bound_s, "h_retention")
-    if known is not None and known.report and found.report and known.report.objective_s < found.report.objective_s:
-        return known
-    return found
 
 
 def read_runs(model: HRetentionModel, answer: CpAnswer) -> HRuns:
@@ -140,11 +166,12 @@ def add_hint(model: HRetentionModel, runs: HRuns) -> None:
         k = model.groups[g].contributors[0]
         cp.add_hint(end, ends.get((g, m), (k + m) * model.slots + model.offset[k] + model.width[k]))
     for (g, m), start in model.starts.items():
-        k, there = model.groups[g].contributors[0], runs[model.groups[g].contributors[0]]
+        k = model.groups[g].contributors[0]
         stage, birth = k + m, 0
-        if m < len(there):
-            way = next(way for way in data.ways[k] if way.option == there[m].option)
-            stage, birth = there[m].stage, way.birth(model.groups[g].value)
+        if m < len(runs[k]):
+            execution = runs[k][m]
+            way = next(way for way in data.ways[k] if way.option == execution.option)
+            stage, birth = execution.stage, way.birth(model.groups[g].value)
         cp.add_hint(start, stage * model.slots + model.offset[k] + birth)
     for (r, j, k, m), y in model.reads.items():
         if r == data.size:

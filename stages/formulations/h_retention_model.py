@@ -33,8 +33,8 @@ from typing import Any
 from stowage.stages.formulations.h_problem import HProblem
 from stowage.stages.solver.cp import cp_model
 
-_TIME_STEPS = 10_000_000
-_LARGEST_MEMORY = 1 << 40
+_TIME_STEPS = 1_000_000
+_LARGEST_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Values of the same contributors that are born, read and gone alike; `value` is one of them."""
+    """Values of the same contributors that are born, read and gone alike."""
 
-    value: int
+    values: tuple[int, ...]
     contributors: tuple[int, ...]
     readers: tuple[int, ...]
     nbytes: int
     final: bool
+
+    @property
+    def value(self) -> int:
+        """One of them."""
+        return self.values[0]
 
 
 @dataclass
@@ -113,7 +118,7 @@ def group_values(data: HProblem) -> list[Group]:
         found.setdefault(key, []).append(d)
     return [
         Group(
-            same[0],
+            tuple(same),
             data.contributors[same[0]],
             data.readers[same[0]],
             sum(data.nbytes[d] for d in same),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 
 from stowage.stages.formulations.h_policies import policy_schedules
@@ -120,3 +122,40 @@ def h_graphs_and_budgets(draw: st.DrawFn, max_clusters: int = 3) -> tuple[HGraph
     peak = draw(st.integers(max(1, low), high))
     saves = [c.save_bytes for c in costs]
     return graph, peak, draw(st.integers(min(saves), max(saves)))
+
+
+def layered(count: int, options: int, *, skips: bool = True, seed: int = 0) -> HGraph:
+    """`count` clusters in a row, like the layers of a network, with `options` schedules each: the more of its phantom
+    an option gives up, the more its backward computes again, cheap operations first. With `skips` the first half feeds
+    the second crosswise, as in a U-Net. Sizes and times vary by `seed`."""
+    rng, b, mib = random.Random(seed), HBuilder(), 1 << 20
+    outs = [b.value(f"x{k}", rng.randint(2, 6) * mib) for k in range(count)]
+    inputs = [outs[k - 1 : k] if k else [] for k in range(count)]
+    for k in range(count // 2 + 1, count) if skips else ():
+        inputs[k] = [*inputs[k], outs[count - 1 - k]]
+    grads = [b.value(f"g{k}", b.values[outs[k]].nbytes) for k in range(count)]
+    shapes = [(rng.uniform(0.01, 0.05), rng.randint(10, 60) * mib, rng.uniform(0.1, 0.3)) for _ in range(count)]
+    for k, (time_s, full, work) in enumerate(shapes):
+        b.node(f"f{k}", inputs[k], [outs[k]], HRun(time_s, (HStep(int(full * work), unborn=(outs[k],)), HStep(0))))
+    b.loss = b.node("loss", outs[-1:], grads[-1:], HRun(0.0), once=True)
+    last = b.value("g", mib)
+    for k in range(count - 1, -1, -1):
+        makes = [grads[i] for i in range(count) if outs[i] in inputs[k]] or [last]
+        backward = b.node(f"b{k}", [grads[k]], makes)
+        b.clusters.append(HCluster(k, backward, _front(options, *shapes[k], inputs[k], outs[k], grads[k])))
+    return b.build([last])
+
+
+def _front(
+    options: int, time_s: float, full: int, work: float, inputs: list[int], out: int, grad: int
+) -> tuple[HOption, ...]:
+    found = []
+    for o in range(options):
+        dropped = o / max(1, options - 1) * 0.95
+        phantom, again = int(full * (1 - dropped)), time_s * dropped**2
+        space = int(full * work)
+        forward = HRun(time_s, (HStep(space + phantom // 2, unborn=(out,)), HStep(phantom)))
+        steps = (HStep(phantom + int(space * (1 + dropped))), HStep(space, gone=(grad,), phantom_gone_bytes=phantom))
+        reads = tuple(sorted(inputs if dropped or o % 2 else [*inputs, out]))
+        found.append(HOption(f"o{o}", phantom, forward, HRun(2 * time_s + again, steps, reads)))
+    return tuple(found)
