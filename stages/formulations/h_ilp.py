@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Literal
 
 from stowage.stages.formulations.h_answer import Budgets, HAnswer, answer_of, no_answer
 from stowage.stages.formulations.h_ilp_equations import build
@@ -37,7 +37,8 @@ def h_ilp(
 
     Returns:
         An answer for each pair, in order. Each solve starts from the fastest schedule known that fits: a policy's
-        (`h_policies`) or an earlier answer's.
+        (`h_policies`) or an earlier answer's; where nothing is found within the limit, that schedule is the answer,
+        with status "heuristic".
 
     Raises:
         ValueError: this is no H-Graph.
@@ -67,12 +68,13 @@ def _solve(
     if hint is not None:
         warm_start(model, hint)
     outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
-    if outcome.status == "infeasible":
-        return no_answer(budgets, False, math.inf, "h_ilp")
-    if not outcome.found:
-        return no_answer(budgets, None, outcome.bound, "h_ilp")
-    optimal = outcome.status == "optimal"
-    return answer_of(data, budgets, read_runs(model), "optimal" if optimal else "feasible", outcome.bound, "h_ilp")
+    if outcome.found:
+        status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
+        return answer_of(data, budgets, read_runs(model), status, max(outcome.bound, data.floor_s), "h_ilp")
+    if hint is not None:
+        # Rounded to memory units, or counted without corrections, the hint may not fit; by the byte it does.
+        return answer_of(data, budgets, hint, "heuristic", data.floor_s, "h_greedy")
+    return no_answer(budgets, False if outcome.status == "infeasible" else None, outcome.bound, "h_ilp")
 
 
 def read_runs(model: HIlp) -> HRuns:

@@ -40,6 +40,8 @@ def select_options(options: Sequence[HOption], count: int) -> tuple[HOption, ...
     and peaks; where there is none it is more than any such time, and grows with the bytes lacking.
     """
     rest = undominated(options)
+    if count >= len(rest):
+        return tuple(rest)
     chosen = rest[:1]
     while len(chosen) < min(count, len(rest)):
         chosen.append(

@@ -97,7 +97,7 @@ class HRetention:
             add_hint(model, hint)
         answer = solve_cp(model.cp, self.settings, linear=True)
         outcome = answer.outcome
-        bound_s = outcome.bound * model.time_unit
+        bound_s = max(self.data.floor_s, outcome.bound * model.time_unit if outcome.status != "infeasible" else 0.0)
         known = None if hint is None else answer_of(self.data, budgets, hint, "heuristic", bound_s, "h_greedy")
         if not outcome.found:
             feasible = False if outcome.status == "infeasible" else None

@@ -57,7 +57,10 @@ class _Held:
         model.cp.add(model.ends[g, 0] <= slot).only_enforce_if(~held)
         for reader in group.readers:
             if reader > r and (reader, 0, k, 0) in model.reads:
-                model.cp.add_implication(model.reads[reader, 0, k, 0], held)
+                for w, way in enumerate(model.data.ways[reader]):
+                    if group.value in way.reads:
+                        served = model.reads[reader, 0, k, 0]
+                        model.cp.add_bool_or(held, ~served, ~model.ways[reader, 0, w])
         return [held]
 
     def phantoms(self, j: int, r: int) -> list[Any]:

@@ -47,7 +47,7 @@ def two_contributors() -> HGraph:
     return b.build([g])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_equals_exhaustive_search(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case
@@ -74,7 +74,7 @@ def test_gradients_with_two_contributors(peak: int, save: int) -> None:
         assert abs(checked_h(graph, answer.schedule, peak, save).time_s - best) < 1e-6
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_a_flat_graph_has_the_optimum_of_rk_checkmate(case: tuple[BlockGraph, int, int]) -> None:
     block, peak, save = case
@@ -86,7 +86,7 @@ def test_a_flat_graph_has_the_optimum_of_rk_checkmate(case: tuple[BlockGraph, in
         checked_h(flat(block), answer.schedule, peak, save)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_without_corrections_nothing_is_faster(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case
@@ -111,8 +111,11 @@ def test_corrections_find_what_fits_only_with_them() -> None:
     assert fits.schedule is not None
     assert checked_h(graph, fits.schedule, 9, 9).peak_bytes == 9
     assert h_ilp(graph, [(8, 9)], LIMITS)[0].feasible is False
-    assert h_ilp(graph, [(16, 9)], LIMITS, corrections=False)[0].feasible is False
-    assert h_ilp(graph, [(17, 9)], LIMITS, corrections=False)[0].feasible
+    # Keeping all fits, by the byte; the model without corrections sees it from 17 bytes on.
+    for peak, status in ((16, "heuristic"), (17, "optimal")):
+        (coarse,) = h_ilp(graph, [(peak, 9)], LIMITS, corrections=False)
+        assert coarse.report is not None
+        assert coarse.report.status == status
 
 
 def test_several_budgets_and_both_solvers_agree() -> None:
@@ -128,12 +131,17 @@ def test_several_budgets_and_both_solvers_agree() -> None:
     assert abs(by_cbc[0].report.objective_s - times[1]) < 1e-6
 
 
-def test_a_limit_without_an_answer_is_reported() -> None:
-    graph = two_contributors()
-    smallest = min(p for p in range(4, 40) if fastest_h(graph, p, 4) is not None)
-    (answer,) = h_ilp(graph, [(smallest - 1, 4)], SolverSettings(time_limit_s=1e-6))
-    assert answer.schedule is None
-    assert answer.feasible is not True
+def test_a_limit_is_reported() -> None:
+    graph, hurry = two_contributors(), SolverSettings(time_limit_s=1e-6)
+    by_rule, nothing = h_ilp(graph, [(12, 6), (10, 4)], hurry)
+    assert by_rule.schedule is not None
+    assert by_rule.report is not None
+    assert by_rule.report.status == "heuristic"
+    assert by_rule.report.bound_s < by_rule.report.objective_s
+    checked_h(graph, by_rule.schedule, 12, 6)
+    assert nothing.feasible is None
+    assert nothing.report is not None
+    assert nothing.report.objective_s == float("inf")
 
 
 def test_every_equation_of_the_thesis_is_in_the_model() -> None:
@@ -158,7 +166,7 @@ def test_every_equation_of_the_thesis_is_in_the_model() -> None:
 
 def test_names_reach_the_solver() -> None:
     text = str(build(HProblem(two_contributors()), 40, 40).problem)
-    for expected in ("eq_3_9_2:", "eq_3_14_5_1_1_0_0:", "eq_3_26_4_4_3:", "eq_3_34_6_6_0_1:", "eq_2_19:", "U_6_6:"):
+    for expected in ("eq_3_9_2:", "eq_3_14_5_5_1_0_0:", "eq_3_26_4_4_3:", "eq_3_34_6_6_0_0:", "eq_2_19:", "U_6_6:"):
         assert expected in text
     assert not re.search(r"^eq_3_33_", text, flags=re.MULTILINE)
 

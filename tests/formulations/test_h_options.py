@@ -30,7 +30,7 @@ def test_what_another_option_is_no_worse_than_is_never_offered() -> None:
 
 
 def test_few_options_stand_for_many() -> None:
-    # 50 nearly equal ones and a spread-out rest: evenly taken, or by distance of peaks alone, most would be among the 50.
+    # 50 nearly equal ones and a spread-out rest: taken evenly, most would be among the 50.
     crowd = [option(1.0 + i / 1000, 1000 - i) for i in range(50)]
     front = [*crowd, option(1.5, 500), option(2.0, 250), option(4.0, 100)]
     chosen = select_options(front, 4)

@@ -1,4 +1,4 @@
-"""Retention intervals over an H-Graph: the optimum of exhaustive search and of H-ILP, in seconds where H-ILP is lost."""
+"""Retention intervals over an H-Graph: the optimum of exhaustive search and of H-ILP, much faster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def most_runs(graph: HGraph, schedule: HSchedule, *, backward: bool) -> int:
     return max(counts.values(), default=0)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_equals_exhaustive_search(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case
@@ -47,7 +47,7 @@ def test_equals_exhaustive_search(case: tuple[HGraph, int, int]) -> None:
     assert abs(checked_h(graph, answer.schedule, peak, save).time_s - best) < 1e-4
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_equals_h_ilp_where_that_stays_within_the_restrictions(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case
@@ -141,8 +141,14 @@ def test_equal_inputs_give_an_equal_answer() -> None:
     assert h_retention(graph, [(peak, peak)], LIMITS) == h_retention(graph, [(peak, peak)], LIMITS)
 
 
-def test_a_limit_without_an_answer_is_reported() -> None:
-    graph = layered(8, 4)
-    (answer,) = h_retention(graph, [(1, 1)], SolverSettings(time_limit_s=1e-6))
-    assert answer.schedule is None
-    assert answer.feasible is not True
+def test_a_limit_is_reported() -> None:
+    graph, hurry = layered(8, 4), SolverSettings(time_limit_s=1e-6)
+    peak = replay_h_graph(graph, policy_schedules(graph)["keep_all"]).peak_bytes // 2
+    by_rule, nothing = h_retention(graph, [(peak, peak), (peak // 4, peak // 4)], hurry)
+    assert by_rule.schedule is not None
+    assert by_rule.report is not None
+    assert by_rule.report.status == "heuristic"
+    assert by_rule.report.bound_s < by_rule.report.objective_s
+    checked_h(graph, by_rule.schedule, peak, peak)
+    assert nothing.feasible is None
+    assert nothing.schedule is None
