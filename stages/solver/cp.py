@@ -46,8 +46,11 @@ class CpAnswer:
         return int(self._solver.value(expression))
 
 
-def solve_cp(model: Any, settings: SolverSettings) -> CpAnswer:
+def solve_cp(model: Any, settings: SolverSettings, *, linear: bool = False) -> CpAnswer:
     """Minimise a `cp_model.CpModel`; hints in the model are its first incumbent.
+
+    With `linear` all that can be is put into the linear relaxation too: for models whose linear constraints bound the
+    objective.
 
     Raises:
         ValueError: the model itself is malformed (a formulation's bug).
@@ -60,6 +63,8 @@ def solve_cp(model: Any, settings: SolverSettings) -> CpAnswer:
     parameters.max_deterministic_time = settings.time_limit_s
     parameters.max_time_in_seconds = settings.time_limit_s * WALL_FACTOR
     parameters.relative_gap_limit = settings.gap
+    if linear:
+        parameters.linearization_level = 2
     started = time.perf_counter()
     code = int(solver.solve(model))
     if code not in _STATUS:
