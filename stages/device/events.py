@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
+
+from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints two lines each time
 
@@ -42,6 +44,9 @@ class Measured:
     elapsed_s: float
 
 
+ALLOCATOR_ALIGNMENT = 64
+"""Of addresses that PyTorch's allocator gives."""
+
 RELEASE = "stowage.release"
 """Name of a mark in the profile: memory at an address (first word after it) of so many bytes (second) goes away."""
 
@@ -62,8 +67,10 @@ def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor
         if nbytes > 0:
             sizes[address] = nbytes
             found.append((start_ns, nbytes))
-        elif address in sizes:
-            found.append((start_ns, -sizes.pop(address)))
+            continue
+        start = _start_of(address, -nbytes, sizes)
+        if start is not None:
+            found.append((start_ns, -sizes.pop(start)))
     start = found[0][0] if found else 0
     used = peak = 0
     for _, nbytes in found:
@@ -73,8 +80,17 @@ def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor
     return Measured(result, events, peak, used, elapsed)
 
 
+def _start_of(address: int, nbytes: int, sizes: Mapping[int, int]) -> int | None:
+    """Where the memory that is released was taken: tensors from a disk begin a little after it, see
+    `DISK_ALIGNMENT_BYTES`."""
+    if address in sizes:
+        return address
+    before = range(address - ALLOCATOR_ALIGNMENT, address - DISK_ALIGNMENT_BYTES - 1, -ALLOCATOR_ALIGNMENT)
+    return next((a for a in before if sizes.get(a) == nbytes + DISK_ALIGNMENT_BYTES), None)
+
+
 def _seen(profiler: Any) -> Iterator[tuple[int, int, int]]:
-    """Time in ns, address, and bytes taken, or -1 for a release."""
+    """Time in ns, address, and bytes taken, or less than 0 for a release: of a mark the bytes given back."""
     waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
     while waiting:
         event = waiting.pop()
@@ -83,7 +99,8 @@ def _seen(profiler: Any) -> Iterator[tuple[int, int, int]]:
             memory = event.extra_fields
             yield event.start_time_ns, memory.ptr, memory.alloc_size if memory.alloc_size > 0 else -1
         elif event.name.startswith(RELEASE):
-            yield event.start_time_ns, int(event.name.split()[1]), -1
+            address, nbytes = map(int, event.name.split()[1:])
+            yield event.start_time_ns, address, -nbytes
 
 
 def unique_bytes(tensors: list[torch.Tensor]) -> int:
