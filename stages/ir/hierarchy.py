@@ -24,12 +24,14 @@ class FlowNode(NamedTuple):
         creates: values that it makes.
         key: what it computes; nodes with equal keys do the same work on inputs of the same sizes.
         after: nodes that must run before it although it reads nothing of theirs (order of random draws).
+        enters: depends on the batch in a way that `reads` does not say, since the batch is in memory anyway.
     """
 
     reads: tuple[int, ...]
     creates: tuple[int, ...]
     key: str
     after: tuple[int, ...] = ()
+    enters: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class FlowGraph:
 
     Attributes:
         nodes: by number.
-        value_bytes: of each value. A value that no node makes enters from outside (the batch).
+        value_bytes: of each value. A value that no node makes enters from outside.
         results: values that are needed after the last node (the loss).
     """
 

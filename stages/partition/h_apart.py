@@ -14,7 +14,7 @@ from itertools import groupby
 from stowage.stages.ir.hierarchy import FlowGraph
 
 LONGEST_SEARCH = 512
-"""Nodes looked at before an edge without a value is taken to matter."""
+"""Groups looked at before an edge without a value is taken to matter."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def _places(graph: FlowGraph) -> list[int]:
     """Node -> the node whose place it shares: its own, or its first reader's."""
     maker = {v: i for i, node in enumerate(graph.nodes) for v in node.creates}
     place = list(range(len(graph.nodes)))
-    if all(v in maker for node in graph.nodes for v in node.reads):
-        return place  # nothing enters: all sources are alike
     apart: list[bool] = []
     for node in graph.nodes:
-        apart.append(all(v in maker and apart[maker[v]] for v in node.reads))
+        apart.append(not node.enters and all(v in maker and apart[maker[v]] for v in node.reads))
+    if all(apart):
+        return place  # nothing enters: all sources are alike
     first = [len(place)] * len(place)
     for number in range(len(place) - 1, -1, -1):
         if apart[number] and first[number] < len(place):
@@ -97,12 +97,10 @@ def _not_implied(graph: FlowGraph, unit_of: Sequence[int]) -> list[tuple[int, in
         seen = {start}
         stack = [start]
         while stack and goal not in seen and len(seen) < LONGEST_SEARCH:
-            for number in members[stack.pop()]:
-                for v in graph.nodes[number].reads:
-                    unit = unit_of[maker[v]] if v in maker else goal + 1
-                    if v in maker and unit not in seen and unit >= goal:
-                        seen.add(unit)
-                        stack.append(unit)
+            read = {v for number in members[stack.pop()] for v in graph.nodes[number].reads}
+            found = {unit_of[maker[v]] for v in read if v in maker} - seen
+            seen |= found
+            stack += found
         if goal not in seen:
             kept.append((a, b))
     return kept

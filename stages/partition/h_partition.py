@@ -82,12 +82,10 @@ def h_partition(graph: FlowGraph, limits: Limits | None = None) -> Hierarchy:
     graph.check()
     power = [float(n**limits.alpha) for n in range(len(graph.nodes) + 1)]
     start = with_first_readers(graph, limits.size)
-    best = _grow(graph, start, limits, power, plain=False)
+    best = _grow(graph, start, limits, power)
     assert best is not None
-    if best.helped or start.units:
-        plain = _grow(graph, as_it_is(graph), limits, power, plain=True)
-        if plain is not None and plain.score < best.score:
-            best = plain
+    if best.helped or start.units or start.order != list(range(len(graph.nodes))):
+        best = _grow(graph, as_it_is(graph), limits, power, below=best.score) or best
     return describe(graph, best.order, best.levels, power)
 
 
@@ -96,8 +94,14 @@ def partition_score(hierarchy: Hierarchy) -> float:
     return sum(c.score for c in hierarchy.clusters[:-1])
 
 
-def _grow(graph: FlowGraph, start: Start, limits: Limits, power: list[float], *, plain: bool) -> _Grown | None:
-    """Add levels until the last has M^t nodes; None if the plain algorithm stops or takes too many."""
+def _grow(
+    graph: FlowGraph, start: Start, limits: Limits, power: list[float], *, below: float | None = None
+) -> _Grown | None:
+    """Add levels until the last has M^t nodes.
+
+    With `below` Algorithm 7 alone, and None if it stops, runs out of patience, or does not get below that score.
+    """
+    plain = below is not None
     level = first_level(graph, start.order, start.after)
     for unit in start.units:
         level.merge(unit)
@@ -116,6 +120,8 @@ def _grow(graph: FlowGraph, start: Start, limits: Limits, power: list[float], *,
         for group in level.groups():
             if len(level.members[group]) > 1:
                 grown.score += level.interface_bytes((group,)) * power[level.weight[group]]
+        if below is not None and grown.score >= below:
+            return None
         level, groups = level.contract()
         grown.levels.append(groups)
     return grown
