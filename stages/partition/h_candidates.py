@@ -13,6 +13,7 @@ node, exact, and independent of how far away a(x) is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from stowage.stages.partition.h_level import OUTSIDE, Level
 
@@ -72,6 +73,6 @@ def neighbours(level: Level, largest: int) -> Iterator[tuple[int, ...]]:
     Stretches of a topological order are convex, and the union of two that overlap is one again.
     """
     order = level.order()
-    for a, b in zip(order, order[1:]):
+    for a, b in pairwise(order):
         if len(level.members[a]) + len(level.members[b]) <= largest:
             yield (a, b) if a < b else (b, a)

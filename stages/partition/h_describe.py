@@ -72,9 +72,7 @@ def describe(graph: FlowGraph, order: Sequence[int], levels: Sequence[Groups], p
     rows = _Rows(graph, power)
     current = list(order)
     for groups in levels:
-        current = [
-            current[group[0]] if len(group) == 1 else rows.add([current[i] for i in group]) for group in groups
-        ]
+        current = [current[group[0]] if len(group) == 1 else rows.add([current[i] for i in group]) for group in groups]
     rows.add(current)
     clusters = [replace(c, parent=parent) for c, parent in zip(rows.clusters, rows.parents)]
     return Hierarchy(graph, clusters)

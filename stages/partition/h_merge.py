@@ -15,8 +15,8 @@ class Candidates:
     """Unions of groups that may become groups.
 
     A candidate is kept as its groups. What a merge costs is bounded by what it touches: each candidate grows or loses
-    groups at most 2 M^l times before it is too large or one group, scores change only when nodes are added, and the heap
-    drops stale entries when they outnumber the others.
+    groups at most 2 M^l times before it is too large or one group, scores change only when nodes are added, and the
+    heap drops stale entries when they outnumber the others.
     """
 
     def __init__(self, level: Level, found: Iterable[tuple[int, ...]], largest: int, power: list[float]) -> None:

@@ -9,14 +9,15 @@ Symbols: M^t, `top_size`: members of the top, at most; M^l, `size`: members of e
 What differs from the thesis:
 
 - Time. The thesis needs O(N² log N). Here candidates come from bounded walks (`h_candidates`), scores from borders of
-  groups (`h_level`), and a candidate is evaluated again only when its nodes change (`h_merge`): O(N log N) for fixed M^l.
+  groups (`h_level`), and a candidate is evaluated again only when its nodes change (`h_merge`): O(N log N) for fixed
+  M^l.
 - Graphs on which Algorithm 7 stops. In a decoder that reads an encoder, or a deep U-Net, nearly every a(x) is far away:
-  the algorithm finds few candidates a level, makes a level for each handful of nodes, or none at all and no end. A level
-  that shrinks by less than `STALLED` goes on with pairs of groups that follow each other in a topological order, until
-  every such pair is too large; so the next level has at most half as many members, and there are O(log N) levels.
+  the algorithm finds few candidates a level, makes a level for each handful of nodes, or none at all and no end. A
+  level that keeps more than `STALLED` of its nodes goes on with pairs of groups that follow each other in a topological
+  order, until every such pair is too large. Each level is then a constant factor smaller than the one before.
 - Sources. Nodes that depend on nothing that enters start in a group with their first reader (`h_apart`).
-- Both partitions are made where they differ, as Algorithm 7 says and with the two additions; `partition_score` decides.
-  So the result is never worse than Algorithm 7's, wherever that keeps to M^t with levels of `PATIENCE` · N nodes in all.
+- Where the two additions change something, the partition without them is made as well, and `partition_score` decides. So
+  the result is never worse than Algorithm 7's, wherever that ends within `PATIENCE` levels of the first one's size.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from stowage.stages.ir.hierarchy import FlowGraph, Hierarchy
 from stowage.stages.partition.h_apart import Start, as_it_is, with_first_readers
 from stowage.stages.partition.h_candidates import dominated, neighbours
 from stowage.stages.partition.h_describe import Groups, describe
-from stowage.stages.partition.h_level import Level, first_level
+from stowage.stages.partition.h_level import first_level
 from stowage.stages.partition.h_merge import Candidates
 
 STALLED = 0.5
 """A level with more groups than this share of its nodes is continued with neighbours."""
 
 PATIENCE = 4
-"""Nodes of all levels together, over N, at which the plain algorithm is given up."""
+"""Algorithm 7 alone is given up when its levels have more nodes and reads in all than this many times the first one."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,10 @@ def _grow(
         level.merge(unit)
     grown = _Grown(list(start.order), [], False, 0.0)
     enough = max(limits.top_size, limits.smallest - 1)
-    patience = PATIENCE * level.count
+    patience = PATIENCE * (level.count + sum(len(r) for r in level.reads))
     while level.count > enough:
         before = len(level.members)
-        patience -= before
+        patience -= before + sum(len(r) for r in level.reads)
         Candidates(level, dominated(level, limits.size), limits.size, power).merge_all(enough)
         if plain and (level.count == before or patience < 0):
             return None

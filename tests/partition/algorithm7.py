@@ -1,12 +1,12 @@
 """H-Partition as the thesis writes it (Algorithm 7), with sets, for small graphs: what the fast one is compared with.
 
-Nothing is shared with `stages/partition`: dominators come from networkx, paths from ancestors and descendants, scores from
-the definition. Ties: the candidate with the first node, then the fewest nodes, then the first that was formed.
+Nothing is shared with `stages/partition`: dominators come from networkx, paths from ancestors and descendants, scores
+from the definition. Ties: the candidate with the first node, then the fewest nodes, then the first that was formed.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Callable, Iterable
 
 import networkx as nx
 
@@ -58,9 +58,8 @@ def candidates(level: nx.DiGraph, largest: int) -> list[Nodes]:
     for x in sorted(level):
         a = dominator[x]
         between = frozenset(nx.descendants(rooted, a) & nx.ancestors(rooted, x))
-        for group in (between | {a, x}, between | {x}, between | {a}, between):
-            if ROOT not in group and 2 <= len(group) <= largest:
-                found.append(group)
+        four = (between | {a, x}, between | {x}, between | {a}, between)
+        found += [group for group in four if ROOT not in group and 2 <= len(group) <= largest]
     return found
 
 
@@ -109,11 +108,14 @@ def partition(
 
 def is_convex(edges: nx.DiGraph, inside: Nodes) -> bool:
     """Definition 3.3.1: every node on a path between two nodes inside is inside."""
-    after = set().union(*(nx.descendants(edges, n) for n in inside)) - inside
-    before = set().union(*(nx.ancestors(edges, n) for n in inside)) - inside
-    return not after & before
 
+    def beyond(step: Callable[[int], Iterable[int]]) -> set[int]:
+        found: set[int] = set()
+        stack = list(inside)
+        while stack:
+            new = set(step(stack.pop())) - found - inside
+            found |= new
+            stack += new
+        return found
 
-def is_partition(parts: list[Nodes]) -> bool:
-    """No two sets overlap."""
-    return all(not a & b for a, b in combinations(parts, 2))
+    return not beyond(edges.successors) & beyond(edges.predecessors)
