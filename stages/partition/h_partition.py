@@ -16,8 +16,8 @@ What differs from the thesis:
   level that keeps more than `STALLED` of its nodes goes on with pairs of groups that follow each other in a topological
   order, until every such pair is too large. Each level is then a constant factor smaller than the one before.
 - Sources. Nodes that depend on nothing that enters start in a group with their first reader (`h_apart`).
-- Where the two additions change something, the partition without them is made as well, and `partition_score` decides. So
-  the result is never worse than Algorithm 7's, wherever that ends within `PATIENCE` levels of the first one's size.
+- Where the two additions change something, the partition without them is made as well, and `partition_score` decides.
+  So the result is never worse than Algorithm 7's, wherever that ends within `PATIENCE` levels of the first one's size.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _grow(
     grown = _Grown(list(start.order), [], False, 0.0)
     enough = max(limits.top_size, limits.smallest - 1)
     patience = PATIENCE * (level.count + sum(len(r) for r in level.reads))
-    while level.count > enough:
+    while len(level.members) > enough:
         before = len(level.members)
         patience -= before + sum(len(r) for r in level.reads)
         Candidates(level, dominated(level, limits.size), limits.size, power).merge_all(enough)

@@ -38,7 +38,7 @@ def test_borders_looked_at_grow_with_the_nodes(shape: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(Level, "interface_bytes", counted)
     per_node: list[float] = []
-    for size in (2_000, 16_000):
+    for size in (1_500, 9_000):
         looked_at.clear()
         nodes = measure(shape, size).nodes
         per_node.append(sum(looked_at) / nodes)

@@ -30,13 +30,18 @@ def score(graph: FlowGraph, inside: Nodes, alpha: float) -> float:
 
 
 def dependencies(graph: FlowGraph) -> nx.DiGraph:
-    """Nodes of the forward graph, an edge for each value that one makes and another reads, and for `after`."""
+    """Nodes of the forward graph, an edge for each value that one makes and another reads.
+
+    And for each pair in `after`, unless a path of values says so already: such an edge would only hide an a(x).
+    """
     maker = {v: n for n, node in enumerate(graph.nodes) for v in node.creates}
-    found = nx.DiGraph()
-    found.add_nodes_from(range(len(graph.nodes)))
+    values = nx.DiGraph()
+    values.add_nodes_from(range(len(graph.nodes)))
     for n, node in enumerate(graph.nodes):
-        found.add_edges_from((maker[v], n) for v in node.reads if v in maker)
-        found.add_edges_from((before, n) for before in node.after)
+        values.add_edges_from((maker[v], n) for v in node.reads if v in maker)
+    found = values.copy()
+    for n, node in enumerate(graph.nodes):
+        found.add_edges_from((before, n) for before in node.after if not nx.has_path(values, before, n))
     return found
 
 

@@ -82,10 +82,10 @@ def test_graphs_like_models_are_legal(shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_levels_are_few_whatever_the_shape(shape: str) -> None:
     """Also where no candidate of Algorithm 7 is small; so memory, time and levels of planning stay in bounds."""
-    hierarchy = h_partition(SHAPES[shape](20_000))
-    assert hierarchy.top.level <= 7
+    hierarchy = h_partition(SHAPES[shape](10_000))
+    assert hierarchy.top.level <= 5
     assert len(hierarchy.top.children) <= 30
-    assert len(hierarchy.clusters) <= 20_000 / 3
+    assert len(hierarchy.clusters) <= 10_000 / 5
 
 
 def test_a_long_chain_needs_no_recursion() -> None:
@@ -96,11 +96,11 @@ def test_a_long_chain_needs_no_recursion() -> None:
 
 
 def test_a_node_with_thousands_of_inputs_and_a_value_that_thousands_read() -> None:
-    fan = range(1, 4001)
+    fan = range(1, 2001)
     nodes = [FlowNode((), (0,), "source", enters=True)]
     nodes += [FlowNode((0,), (i,), "middle") for i in fan]
-    nodes += [FlowNode(tuple(fan), (4001,), "sink")]
-    hierarchy = h_partition(FlowGraph(nodes, [1] * 4002, (4001,)))
+    nodes += [FlowNode(tuple(fan), (2001,), "sink")]
+    hierarchy = h_partition(FlowGraph(nodes, [1] * 2002, (2001,)))
     assert len(hierarchy.top.children) <= 30
     assert all(len(c.children) <= 20 for c in hierarchy.clusters[:-1])
     assert len({c.cluster_hash for c in hierarchy.clusters}) <= 20
@@ -112,7 +112,8 @@ def test_repeated_layers_give_few_distinct_clusters_at_every_level(layers: int) 
     per_level: dict[int, set[str]] = {}
     for c in hierarchy.clusters:
         per_level.setdefault(c.level, set()).add(c.cluster_hash)
-    print(layers, {k: len(v) for k, v in per_level.items()}, len(hierarchy.clusters))
+    assert len(hierarchy.clusters) > layers
+    assert all(len(hashes) <= 5 for hashes in per_level.values())
 
 
 def test_equal_clusters_have_equal_graphs_and_names_do_not_count() -> None:
