@@ -43,7 +43,7 @@ def test_borders_looked_at_grow_with_the_nodes(shape: str, monkeypatch: pytest.M
         nodes = measure(shape, size).nodes
         per_node.append(sum(looked_at) / nodes)
     assert per_node[0] > 1
-    assert per_node[1] <= 1.5 * per_node[0]
+    assert per_node[1] <= 2 * per_node[0]  # one level more; six times the nodes
 
 
 def test_rows_and_the_picture_are_written(tmp_path: Path) -> None:
