@@ -9,6 +9,7 @@ python -m stowage.flows.benchmark --growth        time every stage of planning f
 python -m stowage.flows.benchmark --quarter       train in a quarter of the memory that plain PyTorch needs, by the
                                                   kernel's judgement
 python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate preprint on its machines
+python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
 """
@@ -231,6 +232,7 @@ def main(
     growth: Annotated[bool, typer.Option(help="Instead, time planning of 8 to 128 layers.")] = False,
     quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
     papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
+    partition: Annotated[bool, typer.Option(help="Instead, time H-Partition up to 10^6 nodes.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -250,6 +252,11 @@ def main(
             from stowage.flows._quarter import run_quarter
 
             typer.echo(run_quarter(typer.echo))
+            return
+        if partition:
+            from stowage.flows._partition_growth import run_partition_growth
+
+            typer.echo(run_partition_growth(find_root() / OUT, typer.echo))
             return
         if papers:
             from stowage.flows._papers import markdown_of as table_of

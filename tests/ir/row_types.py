@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from stowage.stages.codegen import Manifest
-from stowage.stages.ir import costs, graph, plan, run, trace
+from stowage.stages.ir import costs, graph, hierarchy, plan, run, trace
 
 TABLES: tuple[type, ...] = (
     trace.Storage,
@@ -21,6 +21,7 @@ TABLES: tuple[type, ...] = (
     costs.Cost,
     graph.ComputeNode,
     graph.Block,
+    hierarchy.Cluster,
     plan.Option,
     plan.PlanRow,
     plan.Slot,
