@@ -14,6 +14,7 @@ from torch import nn
 from stowage.stages.device.tiers import DelayedTier, DiskTier, NullTier, Tier
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.solve import eager_peak_bytes
 from tests.offload.away import BELOW, actions, assert_equal_below, smallest_below, solve_below
 from tests.runtime.beside_eager import MakeOptimizer, prepare
 from tests.solve.prepared import Prepared
