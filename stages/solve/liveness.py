@@ -14,6 +14,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Outcome, Step, replay_plan
 from stowage.stages.solve.chain import Execution
+from stowage.stages.solve.minima import RangeMinima
 
 
 class Program:
@@ -168,7 +169,10 @@ class Program:
                 made[storage] = position
         removed: set[int] = set()
         touched: set[int] = set()
+        at_most = RangeMinima(room)  # room only shrinks in a pass
         for _, position, spans in sorted(candidates):
+            if any(low < high and at_most.of(low, high) < self.nbytes[s] for s, low, high in spans):
+                continue
             node = self.nodes[executions[position].node]
             if touched.intersection(node.creates):
                 continue  # an earlier decision in this pass changed which copy is read
