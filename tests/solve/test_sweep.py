@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stowage.stages.ir.machine import Link
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Step
-from stowage.stages.solve.chain import Chain
+from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solve.race import Race, keep_everything
 from stowage.stages.solve.select import program_of
@@ -33,7 +33,7 @@ def offloader_of(prepared: Prepared, below: Below = BELOW) -> Offloader:
     return Offloader(program_of(prepared.trace, prepared.nodes), chain, below)
 
 
-def executions_of(offloader: Offloader, budget: int = 1 << 60) -> list:  # type: ignore[type-arg]
+def executions_of(offloader: Offloader, budget: int = 1 << 60) -> list[Execution]:
     return keep_everything(Race(offloader.program, offloader.chain, budget)).executions
 
 
