@@ -228,7 +228,7 @@ OTHERS = (
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
             "vocab_size": 128256,
-            "rope_theta": 500000.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
         },
         dtype="bfloat16",
         published={"all": 0.97 / 0.80 - 1},
