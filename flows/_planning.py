@@ -25,7 +25,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition import make_blocks
+from stowage.stages.partition import make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
@@ -35,6 +35,9 @@ from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
+
+MAX_BLOCKS = 200
+"""Length of the chain, at most; see `PartitionSettings`."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def cost_step(
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
+    max_blocks: int = MAX_BLOCKS,
     progress: Progress = lambda stage: None,
 ) -> Costed:
     """Trace → profile → partition; see `plan_step`."""
@@ -164,11 +168,15 @@ def cost_step(
         min_samples=effort.min_samples,
     )
     progress("partition")
-    return cost_traces(traces, known, whole, target)
+    return cost_traces(traces, known, whole, target, max_blocks)
 
 
 def cost_traces(
-    traces: Mapping[str, TraceTables], known: Sequence[Cost], whole: TraceTables, target: DeviceDescription
+    traces: Mapping[str, TraceTables],
+    known: Sequence[Cost],
+    whole: TraceTables,
+    target: DeviceDescription,
+    max_blocks: int = MAX_BLOCKS,
 ) -> Costed:
     """From tables alone: no model, and no device that could run it.
 
@@ -177,9 +185,14 @@ def cost_traces(
         known: the cost of every distinct call.
         whole: the trace whose plain PyTorch peak a budget in percent is of.
         target: the device that the costs are from.
+        max_blocks: length of the chain, at most.
     """
     by_signature = {c.signature: c for c in known}
-    variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
+    variants = [
+        Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
+        for name, rewritten in traces.items()
+        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks).items()
+    ]
     again = whole is traces[variants[0].name]
     eager = eager_peak_bytes(whole, variants[0].nodes if again else make_blocks(whole, by_signature)[0])
     return Costed(target, variants, eager)
@@ -187,12 +200,15 @@ def cost_traces(
 
 def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
     """Schedules of every distinct block."""
+    variants = list(variants)
+    clusters = {(c.block_hash, c.cluster): c for variant in variants for c in variant.clusters}
     by_hash = options_for_blocks(
         [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
         OptionStore(home / "options"),
         size=effort.grid,
         settings=effort.solver,
         workers=os.cpu_count() or 1,
+        clusters=clusters.values(),
     )
     return [option for found in by_hash.values() for option in found]
 
@@ -257,6 +273,7 @@ def plan_step(
         notices=notices,
         target=target,
         layouts=layouts,
+        max_blocks=1 if method == "hiremate" else MAX_BLOCKS,
         progress=progress,
     )
     return plan_costed(

@@ -10,7 +10,7 @@ How the work is cut does not depend on how many workers there are, so neither do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.fixed import keep_all, recompute_all
 from stowage.stages.formulations.lazy import Candidate
@@ -65,6 +65,9 @@ class GridSize:
         computations: of one node at most, in exact solving.
         max_exact_nodes: blocks with more nodes are left to the greedy rules.
         greedy_levels: peak budgets of the greedy frontier for those.
+        cluster_peaks, cluster_saves: values of each budget for a cluster.
+        top_peaks, top_saves: values of each budget for the graph of the largest clusters.
+        cluster_options: N_o, options that the clusters of one H-Graph offer together (thesis 3.4.5).
     """
 
     peak_budgets: int = 6
@@ -72,6 +75,15 @@ class GridSize:
     computations: int = 3
     max_exact_nodes: int = 80
     greedy_levels: int = 24
+    cluster_peaks: int = 6
+    cluster_saves: int = 4
+    top_peaks: int = 8
+    top_saves: int = 2
+    cluster_options: int = 200
+
+    def inside(self) -> GridSize:
+        """For clusters of nodes alone, which are solved as blocks are."""
+        return replace(self, peak_budgets=self.cluster_peaks, save_budgets=self.cluster_saves)
 
 
 def fixed_policies(graph: BlockGraph) -> list[Found]:

@@ -163,9 +163,15 @@ class PartitionSettings(_Section):
 
     Attributes:
         max_blocks: length of the chain, at most.
+        cluster_size: M^l, members of a cluster inside a large block, at most (thesis 3.3).
+        top_size: M^t, members of the largest cluster, at most.
+        alpha: exponent of the number of nodes in the score of a cluster (equation 3.1).
     """
 
     max_blocks: Positive = 200
+    cluster_size: Annotated[int, Field(ge=2)] = 20
+    top_size: Positive = 30
+    alpha: Annotated[float, Field(ge=0)] = 0.5
 
 
 class OptionsSettings(_Section):

@@ -128,7 +128,7 @@ def in_memory(race: Race, everything: Candidate, slots: int, method: str) -> tup
     """
     chain, budget_bytes = race.chain, race.budget_bytes
     base_bytes = race.program.base_bytes
-    overhead_bytes = base_bytes + _shared_bytes(race.program)  # in memory besides what RK-Rotor counts
+    overhead_bytes = base_bytes + _uncounted_bytes(race)  # in memory besides what RK-Rotor counts
     smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
     fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
     policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
@@ -167,7 +167,11 @@ def _once(chain: Chain) -> list[ChainStep]:
     return forward + [ChainStep("backward", b, fastest[b]) for b in reversed(range(len(blocks)))]
 
 
-def _shared_bytes(program: Program) -> int:
+def _uncounted_bytes(race: Race) -> int:
+    """What is outside the chain (masks, positions), and what blocks hold for others."""
+    program = race.program
     made = {s for n in program.nodes if n.block == SHARED for s in n.creates}
     read = {s for n in program.nodes if n.block != SHARED for s in n.reads}
-    return sum(program.nbytes[s] for s in made & read)
+    inside = {s for block in race.chain.blocks for s in block.storages}
+    held = {s for n in program.nodes if n.block != SHARED for s in n.creates} - inside
+    return sum(program.nbytes[s] for s in (made & read) | held)
