@@ -90,9 +90,7 @@ def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: i
     """Positions that can be left out together."""
     room = _room(graph, line, peak_bytes, save_bytes)
     gone: dict[int, int] = {}
-    for repeat in sorted(
-        _repeats(graph, line), key=lambda r: (-r.price(graph.nodes[r.node].time_s), r.position)
-    ):
+    for repeat in sorted(_repeats(graph, line), key=lambda r: (-r.price(graph.nodes[r.node].time_s), r.position)):
         if repeat.node in gone:
             continue
         taken = []
@@ -110,7 +108,9 @@ def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: i
     return set(gone.values())
 
 
-def _room(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _room(
+    graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Bytes that are free while each execution runs; at the loss, within M_save too."""
     room = np.empty(len(line.events), dtype=np.int64)
     used = 0

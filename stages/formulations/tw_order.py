@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from stowage.stages.formulations.staged import StagedGraph
 from stowage.stages.formulations.tw_trees import TreeDecomposition, decompose
 
-
 # Share of the nodes in the largest part, at most.
 _LARGEST = 2 / 3
 

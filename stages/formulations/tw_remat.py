@@ -6,26 +6,27 @@ Kumar, Purohit, Svitkina, Vee, Wang: "Efficient Rematerialization for Deep Netwo
 |---|---|---|---|
 | G | `NodeGraph` | the nodes of a block, the loss among them, and who reads whom | |
 | T, k | `NodeGraph.tree`, `width` | tree decomposition of the moral graph of G, and its width | nodes |
-| S | `separator` | the nodes of the bag without which what is to run falls into parts of half its nodes at most | |
+| S | `separator` | the nodes of the bag without which what is to run falls into small parts | |
 | D_i | `parts` | those parts | |
 | W | `straight_bytes` | nodes whose plain execution takes no more are executed plainly | bytes |
 
 The nodes of S run in topological order. Before each of them recursion makes what it reads, in every part that has some
-of it; then all of that part is forgotten. At last recursion runs what is left in each part. In memory are the separators
-of all levels, of which there are log n, so O(k log n) results; a part is made anew for many nodes of S.
+of it; then all of that part is forgotten. At last recursion runs what is left in each part. In memory are the
+separators of all levels, of which there are O(log n), so O(k log n) results; a part is made anew for many nodes of S.
 
 Where this differs from the paper, and why:
 
 - What is made in a part for one node of S, and read by a later node of S too, stays until then. The paper makes the
   part anew each time, so times multiply from level to level; here a level costs about one more forward.
 - A part makes only what the targets need, and what has not run yet and comes before the node of S that asks.
-- `once` nodes and backward nodes run once, and their results stay while they are needed: in a block with updates, backward
-  nodes would find the new parameters. First runs ascend, as in all formulations of a block: when a node runs for the
-  first time, what comes before it and has not run does so first.
+- `once` nodes and backward nodes run once, and their results stay while they are needed: in a block with updates,
+  backward nodes would find the new parameters. First runs ascend, as in all formulations of a block: when a node runs
+  for the first time, what comes before it and has not run does so first.
+- S is not the most balanced bag but the lightest of those that leave no part with more than two thirds of the nodes.
 - Bytes and liveness say what is in memory, not the recursion: a result is freed after the last use of that copy, and
   executions that nobody uses are dropped.
-- W stops the recursion, and `kept` names forward nodes that run once (those that are dear per byte): with both large,
-  everything is kept. The paper has one schedule, the smallest.
+- W stops the recursion, and `kept` names forward nodes that run once (those that are dear per byte): with either
+  large, everything is kept. Each schedule is then tried within larger peaks, with executions left out (`orders.py`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ VERSION = "1"
 # W falls from plain PyTorch's peak by this factor from schedule to schedule.
 _STEP = 0.75
 _KEPT_SHARES = (0.0, 0.1, 0.25, 0.5)
+# Above this many nodes every other of them is tried.
+_SMALL = 500
 # Executions per node, on average; longer schedules are of no use.
 _LONGEST = 12
 # Schedules that `retain` starts from at each peak.
@@ -105,7 +108,7 @@ def _kept_sets(graph: StagedGraph) -> Iterator[frozenset[int]]:
         for k, node in enumerate(graph.nodes[: graph.loss])
     }
     order = sorted(price, key=lambda k: (-price[k], k))
-    for share in _KEPT_SHARES:
+    for share in _KEPT_SHARES if len(graph.nodes) <= _SMALL else _KEPT_SHARES[::2]:
         yield frozenset(order[: int(len(order) * share)])
 
 

@@ -7,7 +7,7 @@ The decomposition comes from networkx (Bodlaender and Koster, "Treewidth computa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
