@@ -11,6 +11,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from stowage.flows._prefect import NO_CACHE, as_completed, task, unmapped
 from stowage.flows._task_runner import started_runner
@@ -43,7 +44,7 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
     log.info("%d distinct blocks to solve, %s", len(missing), where)
     with started_runner(settings, at_once) as runner:
         futures = runner.map(
-            solve_block,
+            cast(Any, solve_block),
             {
                 "name": [block.label for block in missing],
                 "graph": [block.graph for block in missing],

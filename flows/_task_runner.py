@@ -23,20 +23,21 @@ def started_runner(settings: OptionsSettings, at_once: int) -> Iterator[TaskRunn
         ParameterError: prefect-dask is not installed.
         StowageError: no Dask scheduler answers.
     """
-    runner = runner_of(settings, at_once)
-    try:
-        runner.__enter__()
-    except OSError as error:
-        if settings.task_runner != "dask":
-            raise
-        raise StowageError(
-            f"No Dask scheduler answers at {settings.dask_scheduler}: start it with `dask scheduler` and its workers "
-            "with `dask worker`, or correct options.dask_scheduler."
-        ) from error
-    try:
+    with runner_of(settings, at_once) as runner:
+        if settings.task_runner == "dask":
+            _connect(runner, settings.dask_scheduler)
         yield runner
-    finally:
-        runner.__exit__(None, None, None)
+
+
+def _connect(runner: Any, address: str | None) -> None:
+    """Connect now: by itself the runner would with the first task."""
+    try:
+        assert runner.client is not None
+    except OSError as error:
+        raise StowageError(
+            f"No Dask scheduler answers at {address}: start it with `dask scheduler` and its workers with "
+            "`dask worker`, or correct options.dask_scheduler."
+        ) from error
 
 
 def runner_of(settings: OptionsSettings, at_once: int) -> TaskRunner[Any]:
@@ -46,7 +47,7 @@ def runner_of(settings: OptionsSettings, at_once: int) -> TaskRunner[Any]:
     if settings.task_runner == "processes":
         return ProcessPoolTaskRunner(max_workers=at_once)
     try:
-        from prefect_dask import DaskTaskRunner
+        from prefect_dask.task_runners import DaskTaskRunner
     except ImportError as error:
         raise ParameterError(
             "options.task_runner is dask, and prefect-dask is not installed: run `pip install 'stowage[dask]'`, or "
