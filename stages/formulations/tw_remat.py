@@ -26,7 +26,8 @@ Where this differs from the paper, and why:
 - Bytes and liveness say what is in memory, not the recursion: a result is freed after the last use of that copy, and
   executions that nobody uses are dropped.
 - W stops the recursion, and `kept` names forward nodes that run once (those that are dear per byte): with either
-  large, everything is kept. Each schedule is then tried within larger peaks, with executions left out (`orders.py`).
+  large, everything is kept. The smallest schedules are then relieved at their peaks (`orders_relief.py`), and all are
+  tried within larger peaks, with executions left out (`orders.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from collections.abc import Iterator, Sequence
 
 from stowage.stages.formulations.lazy import Candidate
 from stowage.stages.formulations.orders import candidate_of_order, order_of, retain, useful
+from stowage.stages.formulations.orders_relief import relieved
 from stowage.stages.formulations.selective import undominated
 from stowage.stages.formulations.staged import StagedGraph, schedule_of
 from stowage.stages.formulations.tw_order import NodeGraph, TooLongError, TreewidthOrder
@@ -44,12 +46,14 @@ VERSION = "1"
 # W falls from plain PyTorch's peak by this factor from schedule to schedule.
 _STEP = 0.75
 _KEPT_SHARES = (0.0, 0.1, 0.25, 0.5)
-# Above this many nodes every other of them is tried.
+# Above this many nodes fewer ways are tried.
 _SMALL = 500
 # Executions per node, on average; longer schedules are of no use.
 _LONGEST = 12
 # Schedules that `retain` starts from at each peak.
 _TRIES = 3
+# Steps of relief for a block of one node; larger ones have fewer.
+_ROUNDS = 40_000
 
 
 def tw_remat(block: BlockGraph, levels: int = 24) -> list[tuple[BlockSchedule, SolveReport]]:
@@ -74,14 +78,25 @@ def tw_candidates(graph: StagedGraph, levels: int = 24) -> list[Candidate]:
     """As `tw_remat`, with costs."""
     plain = candidate_of_order(graph, range(len(graph.nodes)))
     found = undominated([plain, *_by_straight_bytes(graph, plain, levels)])
+    found += _smaller(graph, found)
+    found = undominated(found)
     smallest = min(c.cost.peak_bytes for c in found)
-    for level in range(levels + 1):
-        limit = plain.cost.peak_bytes - (plain.cost.peak_bytes - smallest) * level // levels
+    steps = levels if len(graph.nodes) <= _SMALL else max(1, levels // 2)
+    for step in range(steps + 1):
+        limit = plain.cost.peak_bytes - (plain.cost.peak_bytes - smallest) * step // steps
         fitting = [c for c in found if c.cost.peak_bytes <= limit]
         for start in _starts(fitting):
             order = retain(graph, order_of(start), limit, plain.cost.save_bytes)
             found.append(candidate_of_order(graph, order))
     return undominated(found)
+
+
+def _smaller(graph: StagedGraph, found: Sequence[Candidate]) -> list[Candidate]:
+    """The smallest candidates, relieved at their peaks."""
+    nodes, loss = graph.nodes, graph.loss
+    rounds = max(8, _ROUNDS // len(nodes))
+    starts = sorted(found, key=lambda c: (c.cost.peak_bytes, c.cost.time_s))[: _TRIES if len(nodes) <= _SMALL else 1]
+    return [c for start in starts for c in relieved(graph, start, lambda k: k < loss and not nodes[k].once, rounds)]
 
 
 def _by_straight_bytes(graph: StagedGraph, plain: Candidate, levels: int) -> Iterator[Candidate]:

@@ -48,7 +48,7 @@ def as_one(graph: BlockGraph) -> BlockGraph:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_equals_exhaustive_search_over_whole_values(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
@@ -65,7 +65,7 @@ def test_equals_exhaustive_search_over_whole_values(case: tuple[BlockGraph, int,
     assert abs(report.objective_s - best) < 1e-6
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_never_better_than_rk_checkmate(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
