@@ -50,7 +50,7 @@ def runner_of(settings: OptionsSettings, at_once: int) -> TaskRunner[Any]:
         from prefect_dask.task_runners import DaskTaskRunner
     except ImportError as error:
         raise ParameterError(
-            "options.task_runner is dask, and prefect-dask is not installed: run `pip install 'stowage[dask]'`, or "
+            "options.task_runner is dask, and prefect-dask is not installed: run `pip install prefect-dask`, or "
             "take threads or processes."
         ) from error
     return DaskTaskRunner(address=settings.dask_scheduler)
