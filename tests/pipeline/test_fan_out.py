@@ -114,7 +114,8 @@ def test_options_of_other_code_are_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_without_prefect_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prefect_dask", None)
+    for module in ("prefect_dask", "prefect_dask.task_runners"):
+        monkeypatch.setitem(sys.modules, module, None)
     cluster = OptionsSettings(task_runner="dask", dask_scheduler="tcp://127.0.0.1:8786")
     with pytest.raises(ParameterError, match=r"pip install prefect-dask"):
         runner_of(cluster, 1)
