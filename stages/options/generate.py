@@ -12,7 +12,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.options.encoding import encode, schedule_of_option
 from stowage.stages.options.h_work import HierarchyWork
 from stowage.stages.options.pool import Answer, Job, work
-from stowage.stages.options.store import OptionStore, option_key
+from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
 from stowage.stages.simulate.block import replay_block
@@ -86,7 +86,7 @@ def options_for_blocks(
         return ()
 
     for name, graph in sorted(distinct.items(), key=lambda item: -len(item[1].nodes)):
-        jobs.extend(solver.block(name, graph, inside.get(name, ()), size, partial(finish, name)))
+        jobs.extend(solver.block(graph, inside.get(name, ()), size, partial(finish, name)))
     work(jobs, workers)
     return {name: ready[name] for name in distinct}
 
@@ -103,11 +103,9 @@ class _Solver:
     settings: SolverSettings
     store: OptionStore | None
 
-    def block(
-        self, name: str, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, then: Then
-    ) -> Iterable[Job]:
+    def block(self, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, then: Then) -> Iterable[Job]:
         """From the store, or the first jobs."""
-        key = option_key(name, size, self.settings, clusters if len(graph.nodes) > size.max_exact_nodes else ())
+        key = block_key(graph, size, self.settings, clusters)
         known = self.store.get(key, graph) if self.store is not None else None
         if known is not None:
             return then(known)
@@ -133,7 +131,7 @@ class _Solver:
             return finish(options_of(graph, [f for p in parts for f in found[p]])) if len(found) == len(parts) else ()
 
         def leaf(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
-            return self.block(region.content_hash(), region, (), size.inside(), lambda o: follow(found_of(o)))
+            return self.block(region, (), size.inside(), lambda o: follow(found_of(o)))
 
         jobs = [Job(sweep_request(graph, size, self.settings), lambda answer: done(_SWEPT, unpack(answer)))]
         if clusters:

@@ -11,7 +11,6 @@ from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
 from stowage.stages.ir.h_graph import HOption, HRun, HStep
 from stowage.stages.options.h_regions import Region
 
-
 MOST_STEPS = 12
 """Of one run; neighbours that differ least are taken together."""
 
@@ -191,7 +190,7 @@ def _crossing(region: Region, line: Line, *, backward: bool) -> _Crossing:
 
 
 def _highest(steps: Sequence[HStep]) -> tuple[HStep, ...]:
-    """Of the steps with the same values at hand, those with most bytes: with the phantom as it goes, and with it kept."""
+    """Of steps with the same values at hand those with most bytes: with the phantom as it goes, and with it kept."""
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[HStep]] = {}
     for step in steps:
         groups.setdefault((step.unborn, step.gone), []).append(step)

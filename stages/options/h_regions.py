@@ -1,4 +1,4 @@
-"""A block as a tree of regions: each cluster with its forward nodes, its backward nodes, and what crosses its border."""
+"""A block as a tree of regions: each cluster with its forward and backward nodes, and what crosses its border."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ H-Graphs, once everything inside is known; those of one level, side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
@@ -19,6 +20,9 @@ from stowage.stages.options.pool import Answer, Job
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.worker import h_request, unpack_h
 from stowage.stages.solver.outcome import SolverSettings
+
+SHARE = 0.3
+"""Of the time limit of a solve: H-Graphs are solved for many budgets, from a schedule that is good already."""
 
 Leaf = Callable[[BlockGraph, Callable[[list[Found]], Iterable[Job]]], Iterable[Job]]
 """Solves a block of nodes alone: what to do, and what follows when it is done."""
@@ -69,7 +73,8 @@ class HierarchyWork:
             found = unpack_h(answer)
             return self._whole(level, found) if whole else self._known(region, [level.line(f.schedule) for f in found])
 
-        return [Job(h_request(level.graph, peaks, saves, self.settings), follow)]
+        limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * SHARE)
+        return [Job(h_request(level.graph, peaks, saves, limits), follow)]
 
     def _known(self, region: Region, lines: Iterable[Line]) -> Iterable[Job]:
         """Keep the options of a region, and start what waited for them."""
@@ -103,5 +108,7 @@ def _inside_first(region: Region) -> Iterator[Region]:
 
 def _lines(region: Region, found: Iterable[Found]) -> Iterator[Line]:
     for one in found:
-        parts = [[a.index for a in part if a.kind == "compute"] for part in (one.schedule.forward, one.schedule.backward)]
+        parts = [
+            [a.index for a in part if a.kind == "compute"] for part in (one.schedule.forward, one.schedule.backward)
+        ]
         yield line_of(region.graph, *parts)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stowage.stages.formulations import h_policies, h_retention, retention, selective
+from stowage.stages.formulations import h_policies, h_retention, retention, selective, tw_remat
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.hierarchy import BlockCluster
@@ -20,21 +20,28 @@ from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
+VERSION = "2"
+FORMULATIONS = (retention, selective, tw_remat, h_retention, h_policies)
 
 
-def option_key(
-    block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()
-) -> str:
+def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:
     """Names a block's options: what was solved, how, by which code and solver."""
     content = {
         "block": block_hash,
         "size": asdict(size),
         "settings": asdict(settings),
         "clusters": [c.children for c in clusters],
-        "versions": [VERSION, retention.VERSION, selective.VERSION, h_retention.VERSION, h_policies.VERSION, cp_version()],
+        "versions": [VERSION, *(module.VERSION for module in FORMULATIONS), cp_version()],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def block_key(
+    graph: BlockGraph, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()
+) -> str:
+    """The same for a block; clusters count where it is too large to be solved as it is."""
+    large = len(graph.nodes) > size.max_exact_nodes
+    return option_key(graph.content_hash(), size, settings, clusters if large else ())
 
 
 @dataclass(frozen=True)

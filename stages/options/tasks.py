@@ -4,7 +4,7 @@ How the work is cut does not depend on how many workers there are, so neither do
 
 - `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far settles it;
-- `sweep`: for blocks too large for exact solving, the greedy frontier.
+- `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stowage.stages.formulations.staged import (
     schedule_of,
     timeline,
 )
+from stowage.stages.formulations.tw_remat import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
@@ -155,9 +156,9 @@ def row(
 
 
 def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
-    """The greedy frontier, and the fixed policies."""
-    greedy = selective_frontier(graph, size.greedy_levels)
-    return [*fixed_policies(graph), *(Found(schedule, report) for schedule, report in greedy)]
+    """The greedy frontier, TW-Remat's, and the fixed policies."""
+    frontiers = [*selective_frontier(graph, size.greedy_levels), *tw_remat(graph, size.greedy_levels)]
+    return [*fixed_policies(graph), *(Found(schedule, report) for schedule, report in frontiers)]
 
 
 def _found(staged: StagedGraph, executions: Executions, formulation: str) -> Found:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.ir.graph import ComputeNode
 
-
 MOST_WAITING = 1024
 """Gradients that may cross a border beside that of `x`, where values are held."""
 
@@ -124,7 +123,12 @@ def find_chain(
                 borders.append((position, storage))
     if any(n.phase == "backward" for n in nodes):
         cuts = _match_backward(
-            borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes, several=bool(held)
+            borders,
+            _spans(forward, effective, parameters, made_at),
+            backward,
+            accumulators,
+            storage_bytes,
+            several=bool(held),
         )
     else:  # a forward alone
         cuts = [Cut(position, -1, storage, ()) for position, storage in borders]
@@ -179,10 +183,8 @@ def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int], of_
     return effective
 
 
-def _crossing(
-    count: int, made_at: dict[int, int], last_read: dict[int, int], most: int = 1
-) -> list[set[int]]:
-    """For each position, the storages made at or before it and read after it; {-1, -2} if there are more than `most`."""
+def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int], most: int = 1) -> list[set[int]]:
+    """For each position, the storages made at or before it and read after it; {-1, -2} for more than `most`."""
     starts: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)
     for storage, last in last_read.items():

@@ -24,7 +24,10 @@ def main() -> None:
     traces = variants_of(trace)
     variants = [
         Variant(
-            name, traces[rewrite_of(name)], [n for n in nodes if n.variant == name], [b for b in blocks if b.variant == name]
+            name,
+            traces[rewrite_of(name)],
+            [n for n in nodes if n.variant == name],
+            [b for b in blocks if b.variant == name],
         )
         for name in dict.fromkeys(b.variant for b in blocks)
     ]

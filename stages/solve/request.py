@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.solve.offload import Below
+
+METHODS = ("auto", "rockmate", "hiremate", "offmate", "offmate_preprint")
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,9 @@ class PlanRequest:
         device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,
             gradients, activations, workspace.
         method: `auto` keeps everything if that fits and else the fastest of RK-Rotor and the fixed policies; `rockmate`
-            takes RK-Rotor's best; `offmate` the best of the plans that offload; `offmate_preprint` the same with three
-            options per block and whole-block offload, to compare with.
+            takes RK-Rotor's best; `hiremate` the same for one block, the whole step (see `partition`); `offmate` the
+            best of the plans that offload; `offmate_preprint` the same with three options per block and whole-block
+            offload, to compare with.
         slots: memory slots of RK-Rotor.
         device, device_fingerprint, time_limit_s, seed: stated in the summary.
         below: the tier below the device, if the plan may use one.
@@ -33,6 +37,15 @@ class PlanRequest:
     seed: int = 0
     below: Below | None = None
     away: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ParameterError(f"method is one of {', '.join(METHODS[:-1])}, not {self.method!r}.")
+
+    @property
+    def recomputes_only(self) -> bool:
+        """Plans that use the tier below do not count."""
+        return self.method in ("rockmate", "hiremate")
 
     @property
     def offloads_only(self) -> bool:

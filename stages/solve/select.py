@@ -96,7 +96,7 @@ def solve_plan(
         smallest.append(program.replay(leanest.executions))
     fitting = [p for p in plans if p.peak_bytes <= budget_bytes]
     moving: list[OffloadPlan] = []
-    if request.below is not None and request.method != "rockmate":
+    if request.below is not None and not request.recomputes_only:
         fastest_s = min((p.time_s for p in fitting), default=math.inf)
         offloader = Offloader(program, chain, request.below)
         found, moving = tiered_plans(offloader, orders(race, everything, request.slots), request, fastest_s)
@@ -122,6 +122,8 @@ def solve_plan(
     else:
         assert best is not None
         method, outcome = best.method, program.replay(best.executions)
+        if method == "rockmate" and len(blocks) == 1:
+            method = "hiremate"  # nothing is left of the chain
     if outcome.peak_bytes > budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {method}")
     summary = _summary(trace, nodes, options, outcome, method, everything, least.peak_bytes)
