@@ -95,23 +95,23 @@ def _resnet101(size: Size, depth: int | None) -> RematCase:
 
 
 def _uno(size: Size, depth: int | None) -> RematCase:
-    width, side, modes = (4, 16, 4) if size == "tiny" else (16, 64, 12)
-    model = UNO(width, side, depth or (2 if size == "tiny" else 3), modes)
-    return RematCase(model, _images(size, (2, 16), (8, 64)), mean_square, ("down", "up"), grouped=False)
+    width, side, levels, modes = (4, 16, 2, 3) if size == "tiny" else (16, 64, 3, 12)
+    model = UNO(width, side, levels, depth or 3, modes)
+    return RematCase(model, _images(size, (6, 16), (8, 64)), mean_square, ("down", "up"), grouped=False)
 
 
 def _lstm(size: Size, depth: int | None) -> RematCase:
-    width, samples, length = (32, 4, 32) if size == "tiny" else (256, 32, 128)
-    return RematCase(LSTM(64, width, depth or 1), _tokens(64, samples, length), next_token)
+    width, samples, length = (32, 16, 32) if size == "tiny" else (256, 32, 128)
+    return RematCase(LSTM(16, width, depth or 1), _tokens(16, samples, length), next_token)
 
 
 def _mamba(size: Size, depth: int | None) -> RematCase:
     width, states, samples = (8, 4, 2) if size == "tiny" else (64, 16, 4)
-    return RematCase(Mamba(64, width, depth or 1, states), _tokens(64, samples, 256), next_token, ("layers",))
+    return RematCase(Mamba(16, width, depth or 1, states), _tokens(16, samples, 256), next_token, ("layers",))
 
 
 def _regnet(size: Size, depth: int | None) -> RematCase:
-    tiny = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 2, 2, 1], "groups_width": 8}
+    tiny = {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [6, 2, 2, 1], "groups_width": 8}
     small = {"embedding_size": 32, "hidden_sizes": [32, 64, 128, 256], "depths": [2, 4, 6, 2], "groups_width": 16}
     del depth
     model = build_model("regnet", {**(tiny if size == "tiny" else small), "num_labels": 5}, seed=0)

@@ -131,54 +131,70 @@ class OperatorLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> Any:
-        beside = F.interpolate(self.pointwise(x), size=(self.side, self.side), mode="bilinear", align_corners=True)
+        beside = self.pointwise(x)
+        if x.shape[-1] != self.side:
+            beside = F.interpolate(beside, size=(self.side, self.side), mode="bilinear", align_corners=True)
         return self.dropout(F.gelu(self.spectral(x, self.side) + beside))
 
 
 class UNO(nn.Module):
-    """A U-shaped neural operator: layers that halve the grid and double the channels, and back, with skips."""
+    """A U-shaped neural operator: each level on half the grid with twice the channels, `depth` layers a level on the
+    way down and on the way up, skips between."""
 
-    def __init__(self, width: int, side: int, levels: int, modes: int, dropout: float = 0.1) -> None:
+    def __init__(self, width: int, side: int, levels: int, depth: int, modes: int, dropout: float = 0.1) -> None:
         super().__init__()
-        self.lift = nn.Conv2d(3, width, 1)
 
-        def layer(channels_in: int, level: int, coarsest: int) -> OperatorLayer:
+        def level(channels_in: int, number: int, coarsest: int, layers: int) -> nn.Sequential:
+            channels = [channels_in] + layers * [width << number]
             kept = min(modes, (side >> coarsest) // 2)
-            return OperatorLayer(channels_in, width << level, kept, side >> level, dropout)
+            return nn.Sequential(*(OperatorLayer(a, b, kept, side >> number, dropout) for a, b in pairwise(channels)))
 
-        self.down = nn.ModuleList(layer(width << level, level + 1, level + 1) for level in range(levels))
-        self.middle = layer(width << levels, levels, levels)
-        self.up = nn.ModuleList(layer(2 * (width << level + 1), level, level + 1) for level in range(levels))
-        self.project = nn.Conv2d(2 * width, 1, 1)
+        finer = list(reversed(range(levels - 1)))
+        self.lift = nn.Conv2d(3, width, 1)
+        self.down = nn.ModuleList(level(width << max(n - 1, 0), n, n, depth) for n in range(levels))
+        self.rise = nn.ModuleList(level(2 * width << n, n, n + 1, 1) for n in finer)
+        self.up = nn.ModuleList(level(2 * width << n, n, n, depth) for n in finer)
+        self.project = nn.Conv2d(width, 1, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.lift(x)
-        skips = [x]
-        for layer in self.down:
-            x = layer(x)
+        skips = []
+        for layers in self.down:
+            x = layers(x)
             skips.append(x)
-        x = self.middle(x)
-        for layer in reversed(self.up):
-            x = layer(torch.cat([x, skips.pop()], dim=1))
-        return self.project(torch.cat([x, skips.pop()], dim=1))
+        skips.pop()
+        for rise, layers in zip(self.rise, self.up):
+            x = layers(torch.cat([rise(x), skips.pop()], dim=1))
+        return self.project(x)
 
 
 class LSTM(nn.Module):
-    """A recurrent language model: every time step is operations of its own."""
+    """A recurrent language model written as a loop: every time step is operations of its own, not one fused kernel."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.dropout = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(width, width, num_layers=layers, dropout=dropout if layers > 1 else 0.0, batch_first=True)
+        self.cells = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(layers))
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> Any:
-        return self.head(self.lstm(self.dropout(self.embed(ids)))[0])
+        """`(N, steps)` to `(N, steps, vocabulary)`."""
+        inputs = self.dropout(self.embed(ids)).unbind(1)
+        for cell in self.cells:
+            state, outputs = None, []
+            for x in inputs:
+                state = cell(x, state)
+                outputs.append(state[0])
+            inputs = tuple(outputs)
+        return self.head(self.dropout(torch.stack(inputs, dim=1)))
 
 
 class SelectiveScan(nn.Module):
-    """Mamba's mixer with its recurrence written out, token by token: h = exp(Δ A) h + Δ B x, y = C h + D x."""
+    """Mamba's mixer with its recurrence written out, token by token: h = exp(Δ A) h + Δ B x, y = C h + D x.
+
+    Nothing of the size tokens × width × states is ever one tensor, so that any part of it can be computed again.
+    """
 
     def __init__(self, width: int, states: int) -> None:
         super().__init__()
@@ -197,15 +213,20 @@ class SelectiveScan(nn.Module):
         tokens = x.shape[1]
         u, gate = self.inner(self.norm(x)).chunk(2, dim=-1)
         u = F.silu(self.conv(u.transpose(1, 2))[..., :tokens].transpose(1, 2))
-        step = F.softplus(self.steps(u))
+        steps = F.softplus(self.steps(u))
         write, read = self.selects(u).chunk(2, dim=-1)
         decay = -torch.exp(self.log_decay)
         h = x.new_zeros(x.shape[0], *decay.shape)
         outputs = []
-        for t in range(tokens):
-            h = torch.exp(step[:, t, :, None] * decay) * h + (step[:, t] * u[:, t])[..., None] * write[:, t, None, :]
-            outputs.append((h * read[:, t, None, :]).sum(-1))
-        y = torch.stack(outputs, dim=1) + u * self.skip
+        for step, written, into, out_of in zip(
+            steps[..., None].unbind(1),
+            (steps * u)[..., None].unbind(1),
+            write[:, :, None].unbind(1),
+            read[..., None].unbind(1),
+        ):
+            h = torch.exp(step * decay) * h + written * into
+            outputs.append(h @ out_of)
+        y = torch.stack(outputs, dim=1)[..., 0] + u * self.skip
         return x + self.outer(y * F.silu(gate))
 
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +28,8 @@ from rich.progress import track
 
 from stowage.flows._command import one_sentence
 from stowage.flows._prefect import flow
-from stowage.flows._project import find_root, stage_environment
+from stowage.flows._project import find_root
+from stowage.flows._served import Served
 from stowage.stages.ir.errors import MIB, StowageError
 from stowage.stages.ir.table import write_atomically, write_rows
 from stowage.stages.settings.load import read_parameters
@@ -84,56 +83,28 @@ class BenchmarkRow:
     losses_equal: bool
 
 
-class Contestant:
+class Contestant(Served):
     """A process that takes steps when asked."""
 
     def __init__(self, name: str, request: dict[str, Any], root: Path) -> None:
-        self.name = name
         self.budget = int(request.get("budget", -1))
         self.times: list[float] = []
         self.losses: list[float] = []
         self.peak_bytes = -1
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "stowage.flows._contestant"],
-            cwd=root,
-            env=stage_environment(root),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.about = self._ask(request)
-
-    def _ask(self, request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise StowageError(f"The contestant {self.name} ended early (exit code {self._process.wait()}).")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise StowageError(f"{self.name}: {answer['error']}")
-        return answer
+        super().__init__(name, "stowage.flows._contestant", request, root)
 
     def measure(self) -> None:
         """One step under the profiler."""
-        answer = self._ask("measure")
+        answer = self.ask("measure")
         self.peak_bytes = max(self.peak_bytes, answer["peak_bytes"])
         self.losses.append(answer["loss"])
 
     def step(self, *, timed: bool) -> None:
         """One step."""
-        answer = self._ask("step")
+        answer = self.ask("step")
         self.losses.append(answer["loss"])
         if timed:
             self.times.append(answer["time_s"])
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process.stdin:
-            self._process.stdin.close()
-        self._process.wait()
 
     def row(self, eager: Contestant) -> BenchmarkRow:
         """What was found."""
