@@ -26,7 +26,7 @@ def digest(loss: float, case: RematCase, parameters: list[torch.nn.Parameter]) -
     found = hashlib.sha256(loss.hex().encode())
     for p in parameters:
         if p.grad is not None:
-            found.update(p.grad.detach().contiguous().view(-1).view(torch.uint8).numpy())
+            found.update(p.grad.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -40,6 +40,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if request["runs"] == "planner":
         planner = Planner(case, home, quick=request["quick"])
         return planner.reply, planner.about() | {"peers": available(case)}
+    about: dict[str, Any] = {}
     if request["runs"] == "plan":
         contestant: Any = fit(
             case.model,
@@ -53,6 +54,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         )
     else:
         contestant = make_peer(request["runs"], case, request["setting"])
+        about["found_by"] = contestant.how
 
     def reply(command: Any) -> dict[str, Any]:
         measured = isinstance(command, list)
@@ -68,7 +70,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             answer = {"time_s": time.perf_counter() - start}
         return answer | {"digest": digest(loss, case, parameters)}
 
-    return reply, {}
+    return reply, about
 
 
 if __name__ == "__main__":

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from stowage.flows._remat_modules import LSTM, UNO, Mamba, Mixer, ResNet, UNet
+from stowage.flows._remat_names import Size
 from stowage.stages.workload.calls import Loss
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import Batch, sample_batch
-
-Size = Literal["tiny", "small"]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(widths[0], 1, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
-        skips = []
+        skips: list[torch.Tensor] = []
         for layer in self.down:
             x = layer(F.max_pool2d(x, 2) if skips else x)
             skips.append(x)

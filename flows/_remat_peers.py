@@ -13,21 +13,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stowage.flows._remat_models import RematCase
+from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.runtime.measure import Measurement, measure_iteration
 from stowage.stages.workload.calls import call_model, loss_of
 
-EAGER = "plain PyTorch"
-CHECKPOINTING = "gradient_checkpointing_enable"
-EVERY_ROOT = "torch.utils.checkpoint"
-MEMORY_BUDGET = "activation_memory_budget"
+BACKENDS = ("aot_eager", "aot_eager_decomp_partition")
+"""Of `torch.compile`, with the partitioner that knows the budget. The first runs the operators of plain PyTorch, but
+some of its programs end with an error (a view of strides that the operator does not give); the second takes operators
+apart first, which is slower without a compiler and rounds otherwise."""
 
 
 class Peer:
-    """One contestant: `peer(batch)` is an iteration, `peer.measure(batch)` the same under the profiler."""
+    """One contestant: `peer(batch)` is an iteration, `peer.measure(batch)` the same under the profiler; `how` says
+    more about it."""
 
-    def __init__(self, case: RematCase, model: Any) -> None:
-        self._case, self._model = case, model
+    def __init__(self, case: RematCase, model: Any, how: str = "") -> None:
+        self._case, self._model, self.how = case, model, how
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Forward and backward."""
@@ -68,13 +70,29 @@ def make_peer(name: str, case: RematCase, setting: float = 1.0) -> Peer:
         for path in case.layers:
             _checkpoint_list(model, path, grouped=case.grouped)
     elif name == MEMORY_BUDGET:
-        from torch._functorch import config
-
-        config.activation_memory_budget = setting
-        model = torch.compile(model, backend="aot_eager", dynamic=False)
+        return _compiled(case, setting)
     elif name != EAGER:
         raise StowageError(f"There is no peer {name!r}: take one of {', '.join(available(case))}.")
     return Peer(case, model)
+
+
+def _compiled(case: RematCase, setting: float) -> Peer:
+    """The first backend whose program runs."""
+    from torch._functorch import config
+
+    config.activation_memory_budget = setting
+    failure: Exception | None = None
+    for backend in BACKENDS:
+        torch._dynamo.reset()
+        peer = Peer(case, torch.compile(case.model, backend=backend, dynamic=False), backend)
+        try:
+            peer(case.batch)
+        except Exception as error:  # whatever a compiler raises
+            failure = failure or error
+            continue
+        return peer
+    assert failure is not None
+    raise failure
 
 
 def _checkpoint_list(model: nn.Module, path: str, *, grouped: bool) -> None:
@@ -106,4 +124,5 @@ class _Segment(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("layers")[0], name)
+            layers: Any = super().__getattr__("layers")
+            return getattr(layers[0], name)

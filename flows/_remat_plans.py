@@ -34,9 +34,7 @@ class Planner:
         self._whole = self._plan("auto", 2 * self._costed.eager_peak_bytes).summary
 
     def _plan(self, method: str, budget: int) -> Planned:
-        return plan_costed(
-            self._costed, device_budget=budget, method=method, home=self._home, effort=self._effort
-        )
+        return plan_costed(self._costed, device_budget=budget, method=method, home=self._home, effort=self._effort)
 
     def about(self) -> dict[str, Any]:
         """Of the step that keeps everything: its peak and time, the part of the peak that is no activation, and how

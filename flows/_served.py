@@ -66,7 +66,12 @@ class Served:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(self._limit_s or 0, lambda: (late.set(), self._process.kill()))
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(self._limit_s or 0, end)
         if self._limit_s is not None:
             timer.start()
         try:

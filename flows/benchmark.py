@@ -9,6 +9,9 @@ python -m stowage.flows.benchmark --growth        time every stage of planning f
 python -m stowage.flows.benchmark --quarter       train in a quarter of the memory that plain PyTorch needs, by the
                                                   kernel's judgement
 python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate preprint on its machines
+python -m stowage.flows.benchmark --remat         rematerialization of models that are no chain, beside what others do:
+                                                  overhead against peak, measured and predicted
+python -m stowage.flows.benchmark --remat-depth   time planning of deeper and deeper Transformers and GPT-2
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
@@ -30,7 +33,7 @@ from stowage.flows._command import one_sentence
 from stowage.flows._prefect import flow
 from stowage.flows._project import find_root
 from stowage.flows._served import Served
-from stowage.stages.ir.errors import MIB, StowageError
+from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.table import write_atomically, write_rows
 from stowage.stages.settings.load import read_parameters
 
@@ -204,6 +207,14 @@ def main(
     quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
     papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
     partition: Annotated[bool, typer.Option(help="Instead, time H-Partition up to 10^6 nodes.")] = False,
+    remat: Annotated[bool, typer.Option(help="Instead, overhead against peak of models that are no chain.")] = False,
+    remat_depth: Annotated[bool, typer.Option(help="Instead, time planning of deeper Transformers and GPT-2.")] = False,
+    models: Annotated[str, typer.Option(help="Of --remat and --remat-depth: names, with commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Of --remat and --remat-depth: of planning, with commas.")] = "",
+    shares: Annotated[str, typer.Option(help="Of --remat: percent of keep-all's activation budget.")] = "",
+    layers: Annotated[str, typer.Option(help="Of --remat-depth: numbers of layers, with commas.")] = "",
+    threads: Annotated[int, typer.Option(help="Of --remat: threads of PyTorch, 0 for its default.")] = 0,
+    quick: Annotated[bool, typer.Option(help="Of --remat: plan in seconds, less well.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -228,6 +239,17 @@ def main(
             from stowage.flows._partition_growth import run_partition_growth
 
             typer.echo(run_partition_growth(find_root() / OUT, typer.echo))
+            return
+        if remat:
+            from stowage.flows._remat import job_of, run_remat
+
+            job = job_of(models, methods, shares, rounds=rounds, threads=threads, quick=quick)
+            typer.echo(run_remat(job, find_root() / OUT, typer.echo))
+            return
+        if remat_depth:
+            from stowage.flows._remat_depth import depth_job, run_depth
+
+            typer.echo(run_depth(depth_job(models, methods, layers), find_root() / OUT, typer.echo))
             return
         if papers:
             from stowage.flows._papers import markdown_of as table_of
