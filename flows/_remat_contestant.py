@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from stowage.flows._fit import fit
 from stowage.flows._remat_models import RematCase, build
 from stowage.flows._remat_peers import available, make_peer
-from stowage.flows._remat_plans import Planner
 from stowage.flows._served import serve
 
 
@@ -38,10 +36,14 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     home = Path(request["home"])
     parameters = list(case.model.parameters())
     if request["runs"] == "planner":
+        from stowage.flows._remat_plans import Planner  # solvers, which peers need not load
+
         planner = Planner(case, home, quick=request["quick"])
         return planner.reply, planner.about() | {"peers": available(case)}
     about: dict[str, Any] = {}
     if request["runs"] == "plan":
+        from stowage.flows._fit import fit
+
         contestant: Any = fit(
             case.model,
             case.batch,

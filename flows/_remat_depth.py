@@ -30,6 +30,8 @@ SHARE = 0.5
 MACHINE = "RTX 3060"
 """Whose rates are used."""
 
+EFFORT = Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0))
+
 
 @dataclass(frozen=True)
 class DepthJob:
@@ -40,12 +42,14 @@ class DepthJob:
         methods: of planning.
         layers: depths.
         size: of the models besides.
+        effort: of planning.
     """
 
     models: tuple[str, ...] = MODELS
     methods: tuple[str, ...] = METHODS
     layers: tuple[int, ...] = LAYERS
     size: Size = "small"
+    effort: Effort = EFFORT
 
 
 def depth_job(models: str, methods: str, layers: str) -> DepthJob:
@@ -62,13 +66,12 @@ def depth_job(models: str, methods: str, layers: str) -> DepthJob:
     return DepthJob(words(models) or MODELS, words(methods) or METHODS, depths or LAYERS)
 
 
-def plan_rows(model: str, method: str, layers: int, size: Size = "small") -> list[GrowthRow]:
+def plan_rows(model: str, method: str, layers: int, size: Size = "small", effort: Effort = EFFORT) -> list[GrowthRow]:
     """Plan one model from nothing to `step.py`.
 
     A budget that the method cannot meet has a row too: what its answer took; its overhead is NaN.
     """
     case = build(model, size, layers)
-    effort = Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0))
     marks: list[tuple[str, float]] = []
 
     def mark(stage: str) -> None:
@@ -116,7 +119,7 @@ def depth_rows(job: DepthJob, say: Callable[[str], None] = lambda text: None) ->
     for layers in job.layers:
         for model in job.models:
             for method in job.methods:
-                rows = plan_rows(model, method, layers, job.size)
+                rows = plan_rows(model, method, layers, job.size, job.effort)
                 stages = ", ".join(f"{r.stage} {r.seconds:.1f} s" for r in rows)
                 say(f"{model}, {method}, {layers} layers, {rows[0].calls:,} calls: {stages}; {rows[0].overhead:+.1%}")
                 yield from rows
