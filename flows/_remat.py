@@ -234,9 +234,10 @@ def describe(row: RematRow) -> str:
     name = f"{row.model}, {row.contestant} {row.setting}".strip()
     if row.note:
         return f"{name}: {row.note}"
+    predicted = f" (predicted {row.predicted_overhead:+.1%})" if row.predicted_peak_bytes >= 0 else ""
     return (
         f"{name}: {row.peak_bytes / MIB:,.1f} MiB ({row.activation_share:.0%} of keep-all's activations), overhead "
-        f"{row.overhead:+.1%} (predicted {row.predicted_overhead:+.1%}), {'equal' if row.equal else 'not equal'}"
+        f"{row.overhead:+.1%}{predicted}, {'equal' if row.equal else 'not equal'}"
     )
 
 

@@ -114,7 +114,9 @@ def _regnet(size: Size, depth: int | None) -> RematCase:
     small = {"embedding_size": 32, "hidden_sizes": [32, 64, 128, 256], "depths": [2, 4, 6, 2], "groups_width": 16}
     del depth
     model = build_model("regnet", {**(tiny if size == "tiny" else small), "num_labels": 5}, seed=0)
-    return RematCase(model, sample_batch(model, *((4, 32) if size == "tiny" else (8, 96)), 1))
+    return RematCase(
+        model, sample_batch(model, *((4, 32) if size == "tiny" else (8, 96)), 1), layers=("regnet.encoder.stages",)
+    )
 
 
 def _mixer(size: Size, depth: int | None) -> RematCase:

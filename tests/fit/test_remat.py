@@ -81,6 +81,7 @@ def run(name: str, peer: str, setting: float = 1.0) -> tuple[str, int, str]:
         ("transformer", EVERY_ROOT),
         ("mixer", EVERY_ROOT),
         ("resnet101", EVERY_ROOT),
+        ("regnet", EVERY_ROOT),
         ("unet", EVERY_ROOT),
         ("uno", EVERY_ROOT),
     ],
