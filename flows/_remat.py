@@ -217,9 +217,8 @@ def _model_rows(job: RematJob, model: str, home: Path, root: Path, say: Callable
         for (method, share), plan in plans.items():
             setting = "smallest" if share is None else f"{share:.0%}"
             row = {"contestant": method, "setting": setting, "budget_bytes": plan["budget"]}
-            if "infeasible" in plan:
-                least = f"the smallest feasible budget is {plan['infeasible'] / MIB:,.1f} MiB"
-                made = RematRow(model=model, **row, note=f"no plan: {least}")
+            if "why" in plan:
+                made = RematRow(model=model, **row, note=f"no plan: {plan['why']}")
             else:
                 row |= {k: plan[k] for k in ("predicted_peak_bytes", "predicted_overhead", "found_by", "plan_s")}
                 made = point(row, runs="plan", method=method, budget=plan["budget"])

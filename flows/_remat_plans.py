@@ -9,7 +9,7 @@ from typing import Any
 from stowage.flows._planning import QUICK, Costed, Effort, Planned, cost_step, plan_costed
 from stowage.flows._remat_models import RematCase
 from stowage.stages.ir.activations import device_budget, fixed_bytes
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import MIB, Infeasible, StowageError
 
 NOT_MUCH = 1
 """A budget that nothing meets: the answer says which would be met."""
@@ -50,6 +50,15 @@ class Planner:
         """What became of a method and a share of keep-all's activation budget, or without a share of the method's
         smallest feasible budget: its budget, prediction and planning time, or the reason why there is no plan."""
         method, share = request
+        try:
+            return self._reply(method, share)
+        except Infeasible as infeasible:
+            least = infeasible.smallest_feasible_bytes / MIB
+            return {"budget": infeasible.budget_bytes, "why": f"the smallest feasible budget is {least:,.1f} MiB"}
+        except StowageError as error:
+            return {"budget": -1, "why": str(error)}
+
+    def _reply(self, method: str, share: float | None) -> dict[str, Any]:
         started = time.perf_counter()
         if share is None:
             try:
@@ -58,10 +67,7 @@ class Planner:
                 budget = infeasible.smallest_feasible_bytes
         else:
             budget = device_budget(self._fixed, self._whole.keep_all_peak_bytes, share)
-        try:
-            s = self._plan(method, budget).summary
-        except Infeasible as infeasible:
-            return {"budget": budget, "infeasible": infeasible.smallest_feasible_bytes}
+        s = self._plan(method, budget).summary
         return {
             "budget": budget,
             "plan_s": time.perf_counter() - started,
