@@ -29,7 +29,7 @@ from stowage.stages.partition import make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, PlanRequest, Solved, Variant, eager_peak_bytes, solve_variants
+from stowage.stages.solve import Below, PlanRequest, Solved, Variant, check_method, eager_peak_bytes, solve_variants
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
@@ -61,7 +61,17 @@ class Effort:
 QUICK = Effort(
     seconds_per_call=0.01,
     min_samples=2,
-    grid=GridSize(peak_budgets=2, save_budgets=2, computations=2, greedy_levels=8),
+    grid=GridSize(
+        peak_budgets=2,
+        save_budgets=2,
+        computations=2,
+        greedy_levels=8,
+        cluster_peaks=2,
+        cluster_saves=1,
+        top_peaks=3,
+        top_saves=1,
+        cluster_options=60,
+    ),
     solver=SolverSettings(time_limit_s=0.5),
 )
 """For trying out: a plan in seconds, less good."""
@@ -257,6 +267,7 @@ def plan_step(
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
+    check_method(method)
     effort = effort or Effort()
     costed = cost_step(
         model,

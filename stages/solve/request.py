@@ -10,6 +10,12 @@ from stowage.stages.solve.offload import Below
 METHODS = ("auto", "rockmate", "hiremate", "offmate", "offmate_preprint")
 
 
+def check_method(method: str) -> None:
+    """Raise `ParameterError` unless there is such a method."""
+    if method not in METHODS:
+        raise ParameterError(f"method is one of {', '.join(METHODS[:-1])}, not {method!r}.")
+
+
 @dataclass(frozen=True)
 class PlanRequest:
     """What the plan of an iteration is to be.
@@ -39,8 +45,7 @@ class PlanRequest:
     away: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ParameterError(f"method is one of {', '.join(METHODS[:-1])}, not {self.method!r}.")
+        check_method(self.method)
 
     @property
     def recomputes_only(self) -> bool:
