@@ -27,9 +27,10 @@ from stowage.stages.options.store import OptionStore
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition import make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Below, PlanRequest, Solved, Variant, check_method, eager_peak_bytes, solve_variants
+from stowage.stages.solve.request import WHOLE
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
@@ -131,11 +132,28 @@ class Costed:
         target: the device.
         variants: the trace and its rewrites, with nodes and blocks.
         eager_peak_bytes: see `Planned`.
+        costs: of every distinct call.
     """
 
     target: DeviceDescription
     variants: list[Variant]
     eager_peak_bytes: int
+    costs: Sequence[Cost]
+
+    def variants_for(self, method: str) -> list[Variant]:
+        """Cut as a method wants it: `WHOLE` methods take one block."""
+        if method not in WHOLE:
+            return self.variants
+        return _cut({v.name: v.trace for v in self.variants if v.name == rewrite_of(v.name)}, self.costs, 1)
+
+
+def _cut(traces: Mapping[str, TraceTables], costs: Sequence[Cost], max_blocks: int) -> list[Variant]:
+    by_signature = {c.signature: c for c in costs}
+    return [
+        Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
+        for name, rewritten in traces.items()
+        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks).items()
+    ]
 
 
 def cost_step(
@@ -154,7 +172,6 @@ def cost_step(
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
-    max_blocks: int = MAX_BLOCKS,
     progress: Progress = lambda stage: None,
 ) -> Costed:
     """Trace → profile → partition; see `plan_step`."""
@@ -178,7 +195,7 @@ def cost_step(
         min_samples=effort.min_samples,
     )
     progress("partition")
-    return cost_traces(traces, known, whole, target, max_blocks)
+    return cost_traces(traces, known, whole, target)
 
 
 def cost_traces(
@@ -186,7 +203,6 @@ def cost_traces(
     known: Sequence[Cost],
     whole: TraceTables,
     target: DeviceDescription,
-    max_blocks: int = MAX_BLOCKS,
 ) -> Costed:
     """From tables alone: no model, and no device that could run it.
 
@@ -195,17 +211,13 @@ def cost_traces(
         known: the cost of every distinct call.
         whole: the trace whose plain PyTorch peak a budget in percent is of.
         target: the device that the costs are from.
-        max_blocks: length of the chain, at most.
     """
-    by_signature = {c.signature: c for c in known}
-    variants = [
-        Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
-        for name, rewritten in traces.items()
-        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks).items()
-    ]
+    variants = _cut(traces, known, MAX_BLOCKS)
     again = whole is traces[variants[0].name]
-    eager = eager_peak_bytes(whole, variants[0].nodes if again else make_blocks(whole, by_signature)[0])
-    return Costed(target, variants, eager)
+    eager = eager_peak_bytes(
+        whole, variants[0].nodes if again else make_blocks(whole, {c.signature: c for c in known})[0]
+    )
+    return Costed(target, variants, eager, known)
 
 
 def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
@@ -284,7 +296,6 @@ def plan_step(
         notices=notices,
         target=target,
         layouts=layouts,
-        max_blocks=1 if method == "hiremate" else MAX_BLOCKS,
         progress=progress,
     )
     return plan_costed(
@@ -319,7 +330,7 @@ def plan_costed(
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
-    target, variants, eager = costed.target, costed.variants, costed.eager_peak_bytes
+    target, variants, eager = costed.target, costed.variants_for(method), costed.eager_peak_bytes
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None

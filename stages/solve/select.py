@@ -86,8 +86,9 @@ def solve_plan(
     """
     budget_bytes = request.device_budget_bytes
     program = program_of(trace, nodes)
+    options = [o for o in options if request.takes(o.formulation)]
     chain = Chain(blocks, nodes, options)
-    race = Race(program, chain, budget_bytes)
+    race = Race(program, chain, budget_bytes, polishes=request.polishes)
     everything = keep_everything(race)
     plans: list[Candidate] = []
     smallest: list[Outcome] = []
@@ -122,8 +123,8 @@ def solve_plan(
     else:
         assert best is not None
         method, outcome = best.method, program.replay(best.executions)
-        if method == "rockmate" and len(blocks) == 1:
-            method = "hiremate"  # nothing is left of the chain
+        if method == "rockmate" and request.method != "auto":
+            method = request.method
     if outcome.peak_bytes > budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {method}")
     summary = _summary(trace, nodes, options, outcome, method, everything, least.peak_bytes)
