@@ -13,7 +13,6 @@ from stowage.stages.formulations.h_retention import h_retention
 from stowage.stages.formulations.retention import solve_executions
 from stowage.stages.formulations.staged import StagedGraph, cost_of, timeline
 from stowage.stages.ir.block import BlockGraph
-from stowage.stages.ir.hierarchy import BlockCluster, FlowGraph, FlowNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.h_graphs import Level, RegionOption, Solved, level_of
@@ -22,39 +21,15 @@ from stowage.stages.options.h_owners import owners
 from stowage.stages.options.h_regions import Region, regions_of
 from stowage.stages.options.h_tasks import HFound, explored
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition.h_partition import Limits, h_partition
+from stowage.stages.partition.h_partition import Limits
 from stowage.stages.simulate.block import BlockCost, replay_block
 from stowage.stages.simulate.h_graph import replay_h_graph
 from stowage.stages.solver.outcome import SolverSettings
+from tests.options.made_clusters import clusters_of
 from tests.strategies import attention_block, deep_chain, mlp_block, small_blocks
 
 TINY = Limits(top_size=3, size=3, smallest=2)
 QUICK = SolverSettings(time_limit_s=0.5)
-
-
-def clusters_of(graph: BlockGraph, limits: Limits) -> list[BlockCluster]:
-    """H-Partition of a block that nothing but the tests knows of."""
-    made = {a for node in graph.nodes[: graph.forward_count] for a in node.creates}
-    nodes = [
-        FlowNode(tuple(a for a in n.reads if a in made), n.creates, f"{n.time_s} {n.workspace_bytes}", enters=True)
-        for n in graph.nodes[: graph.forward_count]
-    ]
-    results = tuple(sorted(made.intersection((*graph.output, *graph.outgoing))))
-    flow = FlowGraph(nodes, [a.nbytes for a in graph.allocations], results)
-    return [
-        BlockCluster(
-            graph.content_hash(),
-            c.cluster,
-            c.parent,
-            c.level,
-            c.children,
-            c.node_count,
-            c.interface_bytes,
-            c.score,
-            c.cluster_hash,
-        )
-        for c in h_partition(flow, limits).clusters
-    ]
 
 
 def inside_first(region: Region) -> Iterator[Region]:

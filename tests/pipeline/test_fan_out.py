@@ -19,13 +19,17 @@ from stowage.flows._prefect import NO_CACHE, flow, task
 from stowage.flows._task_runner import runner_of
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.graph import Block
+from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.table import write_rows
 from stowage.stages.options.tasks import GridSize
+from stowage.stages.partition.h_partition import Limits
 from stowage.stages.settings import OptionsSettings
 from stowage.stages.solver.outcome import SolverSettings
+from tests.options.made_clusters import clusters_of
 from tests.strategies import attention_block, deep_chain
 
 OPTIONS = {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 1.0, "max_exact_nodes": 20, "workers": 2}
+CLUSTERS = Limits(top_size=3, size=3, smallest=2)
 LOG = logging.getLogger("fan out")
 
 
@@ -39,6 +43,7 @@ def project(root: Path, **more: Any) -> Path:
         Block(i, graph.content_hash(), graph.to_json(), (), (), f"block {i}", 0, ()) for i, graph in enumerate(graphs)
     ]
     write_rows(root / "artifacts" / "partition" / "blocks.parquet", Block, rows)
+    write_rows(root / "artifacts" / "partition" / "clusters.parquet", BlockCluster, clusters_of(graphs[0], CLUSTERS))
     return root
 
 
@@ -99,7 +104,9 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(tmp_path: Path) -> Non
 
 
 @task(cache_policy=NO_CACHE)
-def elsewhere(name: str, graph: str, size: GridSize, limits: SolverSettings, workers: int) -> SolvedBlock:
+def elsewhere(
+    name: str, graph: str, clusters: object, size: GridSize, limits: SolverSettings, workers: int
+) -> SolvedBlock:
     """A worker with other code."""
     return SolvedBlock(f"{name} solved by other code", ())
 
