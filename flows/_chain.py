@@ -13,8 +13,10 @@ from stowage.flows._inputs import undeclared_inputs
 from stowage.flows._prefect import NO_CACHE, Completed, Failed, State, create_markdown_artifact, get_run_logger, task
 from stowage.flows._project import find_root
 from stowage.flows._results import RunResult, collect, markdown
+from stowage.flows._task_runner import runner_of
 from stowage.flows._workspace import open_workspace
 from stowage.stages.ir.errors import StowageError
+from stowage.stages.settings import load_settings
 
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
@@ -45,6 +47,9 @@ def _run_chain(stages: Sequence[str], overrides: Mapping[str, Any], root: Path |
     for sentence in undeclared_inputs(project):
         logger.warning(sentence)
     with open_workspace(project, overrides, logger.info) as workspace:
+        if "options" in stages:
+            # Said before the stages that come first.
+            runner_of(load_settings(workspace.root / "params.yaml").options, 1)
         for stage in stages:
             if stage == "options":
                 solve_missing_blocks(workspace.root, logger)

@@ -6,9 +6,7 @@ It reads one JSON object a line from standard input and answers each with one li
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 
 from stowage.flows._fit import fit
-from stowage.stages.ir.errors import StowageError
+from stowage.flows._served import serve
 from stowage.stages.runtime.measure import Measurement, measure_iteration
 from stowage.stages.settings import parse_settings
 from stowage.stages.workload import token_stream
@@ -88,30 +86,22 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     return step, batches, about
 
 
-def main() -> None:
-    """Serve the coordinator until it closes standard input."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not mix with answers
+def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What answers `step` and `measure`, on one batch after the other."""
+    contestant, batches, about = set_up(request)
+    iterations = itertools.count()
 
-    def answer(content: dict[str, Any]) -> None:
-        print(json.dumps(content), file=answers, flush=True)
-
-    try:
-        contestant, batches, about = set_up(json.loads(sys.stdin.readline()))
-    except StowageError as error:
-        answer({"error": str(error)})
-        return
-    answer(about)
-    for iteration, line in enumerate(sys.stdin):
-        batch = batches(iteration)
-        if json.loads(line) == "measure":
+    def reply(command: str) -> dict[str, Any]:
+        batch = batches(next(iterations))
+        if command == "measure":
             measurement = contestant.measure(batch)
-            answer({"loss": measurement.loss, "peak_bytes": measurement.peak_bytes})
-        else:
-            start = time.perf_counter()
-            loss = float(contestant(batch))
-            answer({"loss": loss, "time_s": time.perf_counter() - start})
+            return {"loss": measurement.loss, "peak_bytes": measurement.peak_bytes}
+        start = time.perf_counter()
+        loss = float(contestant(batch))
+        return {"loss": loss, "time_s": time.perf_counter() - start}
+
+    return reply, about
 
 
 if __name__ == "__main__":
-    main()
+    serve(begin)

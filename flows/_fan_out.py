@@ -1,23 +1,35 @@
 """Distinct blocks that the option store lacks, solved as mapped tasks before the stage that then finds them all.
 
-Plain `dvc repro` gives the same result by itself; tasks show progress, and several blocks are solved at a time.
+Plain `dvc repro` gives the same result by itself; tasks show progress, and several blocks are solved at a time, in
+threads or processes of this machine or on a Dask cluster. Tasks return options, and the flow alone writes to the store:
+a cluster's machines need not see its folder.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
-from stowage.flows._prefect import NO_CACHE, ThreadPoolTaskRunner, task, unmapped
+from stowage.flows._prefect import NO_CACHE, as_completed, task, unmapped
+from stowage.flows._task_runner import started_runner
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.graph import Block
+from stowage.stages.ir.hierarchy import BlockCluster
+from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows
 from stowage.stages.options.generate import options_for_blocks
-from stowage.stages.options.store import OptionStore, option_key
+from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.settings import OptionsSettings, load_settings
 from stowage.stages.solver.outcome import SolverSettings
+
+Clusters = Mapping[str, Sequence[BlockCluster]]
+"""Block hash -> clusters of the block."""
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -27,39 +39,67 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
     settings = load_settings(root / "params.yaml").options
     size, limits = search_of(settings)
     store = OptionStore(root / ".stowage" / "options")
-    missing = missing_blocks(root, store, size, limits)
+    clusters = clusters_by_block(root)
+    missing = missing_blocks(root, store, clusters, size, limits)
     if not missing:
         return 0
     cores = settings.workers or os.cpu_count() or 1
     at_once = min(len(missing), cores)
-    log.info("%d distinct blocks to solve, %d at a time", len(missing), at_once)
-    runner: ThreadPoolTaskRunner[int] = ThreadPoolTaskRunner(max_workers=at_once)
-    with runner:
+    away = settings.task_runner == "dask"
+    where = f"on {settings.dask_scheduler}" if away else f"{at_once} at a time"
+    log.info("%d distinct blocks to solve, %s", len(missing), where)
+    with started_runner(settings, at_once) as runner:
         futures = runner.map(
-            solve_block,
+            cast(Any, solve_block),
             {
                 "name": [block.label for block in missing],
                 "graph": [block.graph for block in missing],
-                "folder": unmapped(store.folder),
+                "clusters": [clusters.get(block.block_hash, ()) for block in missing],
                 "size": unmapped(size),
                 "limits": unmapped(limits),
-                "workers": unmapped(cores // at_once),
+                # Of a worker in a cluster nothing is known: one process a task, unless somebody says more.
+                "workers": unmapped((settings.workers or 1) if away else cores // at_once),
             },
         )
-        futures.result()
+        block_of = dict(zip(futures, missing, strict=True))
+        for future in as_completed(list(futures)):
+            solved = future.result()
+            block = block_of[future]
+            expected = key_of(block, clusters, size, limits)
+            if solved.key != expected:
+                raise StowageError(
+                    f"Block {block.label} was solved by another version of Stowage or of its solver: "
+                    "install the same packages on the Dask workers as here."
+                )
+            store.put(expected, list(solved.options))
     return len(missing)
 
 
-def missing_blocks(root: Path, store: OptionStore, size: GridSize, limits: SolverSettings) -> list[Block]:
+def missing_blocks(
+    root: Path, store: OptionStore, clusters: Clusters, size: GridSize, limits: SolverSettings
+) -> list[Block]:
     """The first of each kind of identical blocks that the store has no options for, in the chain's order."""
     distinct: dict[str, Block] = {}
     for block in read_rows(root / "artifacts" / "partition" / "blocks.parquet", Block):
         distinct.setdefault(block.block_hash, block)
     return [
         block
-        for name, block in distinct.items()
-        if store.get(option_key(name, size, limits), BlockGraph.from_json(block.graph)) is None
+        for block in distinct.values()
+        if store.get(key_of(block, clusters, size, limits), BlockGraph.from_json(block.graph)) is None
     ]
+
+
+def clusters_by_block(root: Path) -> Clusters:
+    """What `partition` wrote, in order, by block."""
+    found: dict[str, list[BlockCluster]] = {}
+    for row in read_rows(root / "artifacts" / "partition" / "clusters.parquet", BlockCluster):
+        found.setdefault(row.block_hash, []).append(row)
+    return {name: tuple(sorted(rows, key=lambda c: c.cluster)) for name, rows in found.items()}
+
+
+def key_of(block: Block, clusters: Clusters, size: GridSize, limits: SolverSettings) -> str:
+    """The key of a block's options in a store."""
+    return block_key(BlockGraph.from_json(block.graph), size, limits, clusters.get(block.block_hash, ()))
 
 
 def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
@@ -72,10 +112,20 @@ def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
     return size, SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed)
 
 
+@dataclass(frozen=True)
+class SolvedBlock:
+    """Options of a block, and the key that the code which made them gives them in a store."""
+
+    key: str
+    options: tuple[Option, ...]
+
+
 @task(name="block", task_run_name="block {name}", cache_policy=NO_CACHE)
-def solve_block(name: str, graph: str, folder: Path, size: GridSize, limits: SolverSettings, workers: int) -> int:
-    """Solve one block into the store; the number of its options."""
-    found = options_for_blocks(
-        [BlockGraph.from_json(graph)], OptionStore(folder), size=size, settings=limits, workers=workers
-    )
-    return sum(len(options) for options in found.values())
+def solve_block(
+    name: str, graph: str, clusters: Sequence[BlockCluster], size: GridSize, limits: SolverSettings, workers: int
+) -> SolvedBlock:
+    """Solve one block, in `workers` processes; `name` is for people."""
+    block = BlockGraph.from_json(graph)
+    found = options_for_blocks([block], None, size=size, settings=limits, workers=workers, clusters=clusters)
+    (options,) = found.values()
+    return SolvedBlock(block_key(block, size, limits, clusters), tuple(options))

@@ -153,7 +153,8 @@ def fit(
             `update=False` for all but the last.
         max_grad_norm: clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_` does; `grad_norm` has
             the norm. `inf` computes it and clips nothing.
-        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `offmate` forces offloading.
+        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `hiremate` solves the whole step by clusters;
+            `offmate` forces offloading.
         host_budget: pinned host memory that a model on a GPU may use for parameters, optimizer states and activations.
         disk_budget: bytes that they may take in `offload_dir`; by default what is free there.
         offload_dir: a folder on a fast disk: what does not fit `device_budget` lives there; on a machine with a GPU

@@ -25,16 +25,20 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition import make_blocks
+from stowage.stages.partition import make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, PlanRequest, Solved, Variant, eager_peak_bytes, solve_variants
+from stowage.stages.solve import Below, PlanRequest, Solved, Variant, check_method, eager_peak_bytes, solve_variants
+from stowage.stages.solve.request import WHOLE
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
+
+MAX_BLOCKS = 200
+"""Length of the chain, at most; see `PartitionSettings`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,17 @@ class Effort:
 QUICK = Effort(
     seconds_per_call=0.01,
     min_samples=2,
-    grid=GridSize(peak_budgets=2, save_budgets=2, computations=2, greedy_levels=8),
+    grid=GridSize(
+        peak_budgets=2,
+        save_budgets=2,
+        computations=2,
+        greedy_levels=8,
+        cluster_peaks=2,
+        cluster_saves=1,
+        top_peaks=3,
+        top_saves=1,
+        cluster_options=60,
+    ),
     solver=SolverSettings(time_limit_s=0.5),
 )
 """For trying out: a plan in seconds, less good."""
@@ -118,11 +132,28 @@ class Costed:
         target: the device.
         variants: the trace and its rewrites, with nodes and blocks.
         eager_peak_bytes: see `Planned`.
+        costs: of every distinct call.
     """
 
     target: DeviceDescription
     variants: list[Variant]
     eager_peak_bytes: int
+    costs: Sequence[Cost]
+
+    def variants_for(self, method: str) -> list[Variant]:
+        """Cut as a method wants it: `WHOLE` methods take one block."""
+        if method not in WHOLE:
+            return self.variants
+        return _cut({v.name: v.trace for v in self.variants if v.name == rewrite_of(v.name)}, self.costs, 1)
+
+
+def _cut(traces: Mapping[str, TraceTables], costs: Sequence[Cost], max_blocks: int) -> list[Variant]:
+    by_signature = {c.signature: c for c in costs}
+    return [
+        Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
+        for name, rewritten in traces.items()
+        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks).items()
+    ]
 
 
 def cost_step(
@@ -168,7 +199,10 @@ def cost_step(
 
 
 def cost_traces(
-    traces: Mapping[str, TraceTables], known: Sequence[Cost], whole: TraceTables, target: DeviceDescription
+    traces: Mapping[str, TraceTables],
+    known: Sequence[Cost],
+    whole: TraceTables,
+    target: DeviceDescription,
 ) -> Costed:
     """From tables alone: no model, and no device that could run it.
 
@@ -178,21 +212,25 @@ def cost_traces(
         whole: the trace whose plain PyTorch peak a budget in percent is of.
         target: the device that the costs are from.
     """
-    by_signature = {c.signature: c for c in known}
-    variants = [Variant(name, rewritten, *make_blocks(rewritten, by_signature)) for name, rewritten in traces.items()]
+    variants = _cut(traces, known, MAX_BLOCKS)
     again = whole is traces[variants[0].name]
-    eager = eager_peak_bytes(whole, variants[0].nodes if again else make_blocks(whole, by_signature)[0])
-    return Costed(target, variants, eager)
+    eager = eager_peak_bytes(
+        whole, variants[0].nodes if again else make_blocks(whole, {c.signature: c for c in known})[0]
+    )
+    return Costed(target, variants, eager, known)
 
 
 def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
     """Schedules of every distinct block."""
+    variants = list(variants)
+    clusters = {(c.block_hash, c.cluster): c for variant in variants for c in variant.clusters}
     by_hash = options_for_blocks(
         [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
         OptionStore(home / "options"),
         size=effort.grid,
         settings=effort.solver,
         workers=os.cpu_count() or 1,
+        clusters=clusters.values(),
     )
     return [option for found in by_hash.values() for option in found]
 
@@ -241,6 +279,7 @@ def plan_step(
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
+    check_method(method)
     effort = effort or Effort()
     costed = cost_step(
         model,
@@ -291,7 +330,7 @@ def plan_costed(
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
-    target, variants, eager = costed.target, costed.variants, costed.eager_peak_bytes
+    target, variants, eager = costed.target, costed.variants_for(method), costed.eager_peak_bytes
     budget = resolve_budget(device_budget, eager, "device_budget")
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None

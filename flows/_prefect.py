@@ -18,15 +18,19 @@ from prefect import flow, get_run_logger, task, unmapped  # noqa: E402
 from prefect.artifacts import create_markdown_artifact  # noqa: E402
 from prefect.cache_policies import NO_CACHE  # noqa: E402
 from prefect.client.schemas.objects import State  # noqa: E402
+from prefect.futures import as_completed  # noqa: E402
 from prefect.states import Completed, Failed  # noqa: E402
-from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner  # noqa: E402
 
 __all__ = [
     "NO_CACHE",
     "Completed",
     "Failed",
+    "ProcessPoolTaskRunner",
     "State",
+    "TaskRunner",
     "ThreadPoolTaskRunner",
+    "as_completed",
     "create_markdown_artifact",
     "flow",
     "get_run_logger",

@@ -9,6 +9,9 @@ python -m stowage.flows.benchmark --growth        time every stage of planning f
 python -m stowage.flows.benchmark --quarter       train in a quarter of the memory that plain PyTorch needs, by the
                                                   kernel's judgement
 python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate preprint on its machines
+python -m stowage.flows.benchmark --remat         rematerialization of models that are no chain, beside what others do:
+                                                  overhead against peak, measured and predicted
+python -m stowage.flows.benchmark --remat-depth   time planning of deeper and deeper Transformers and GPT-2
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
@@ -18,8 +21,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +31,9 @@ from rich.progress import track
 
 from stowage.flows._command import one_sentence
 from stowage.flows._prefect import flow
-from stowage.flows._project import find_root, stage_environment
-from stowage.stages.ir.errors import MIB, StowageError
+from stowage.flows._project import find_root
+from stowage.flows._served import Served
+from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.table import write_atomically, write_rows
 from stowage.stages.settings.load import read_parameters
 
@@ -84,56 +86,28 @@ class BenchmarkRow:
     losses_equal: bool
 
 
-class Contestant:
+class Contestant(Served):
     """A process that takes steps when asked."""
 
     def __init__(self, name: str, request: dict[str, Any], root: Path) -> None:
-        self.name = name
         self.budget = int(request.get("budget", -1))
         self.times: list[float] = []
         self.losses: list[float] = []
         self.peak_bytes = -1
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "stowage.flows._contestant"],
-            cwd=root,
-            env=stage_environment(root),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.about = self._ask(request)
-
-    def _ask(self, request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise StowageError(f"The contestant {self.name} ended early (exit code {self._process.wait()}).")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise StowageError(f"{self.name}: {answer['error']}")
-        return answer
+        super().__init__(name, "stowage.flows._contestant", request, root)
 
     def measure(self) -> None:
         """One step under the profiler."""
-        answer = self._ask("measure")
+        answer = self.ask("measure")
         self.peak_bytes = max(self.peak_bytes, answer["peak_bytes"])
         self.losses.append(answer["loss"])
 
     def step(self, *, timed: bool) -> None:
         """One step."""
-        answer = self._ask("step")
+        answer = self.ask("step")
         self.losses.append(answer["loss"])
         if timed:
             self.times.append(answer["time_s"])
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process.stdin:
-            self._process.stdin.close()
-        self._process.wait()
 
     def row(self, eager: Contestant) -> BenchmarkRow:
         """What was found."""
@@ -233,6 +207,14 @@ def main(
     quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
     papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
     partition: Annotated[bool, typer.Option(help="Instead, time H-Partition up to 10^6 nodes.")] = False,
+    remat: Annotated[bool, typer.Option(help="Instead, overhead against peak of models that are no chain.")] = False,
+    remat_depth: Annotated[bool, typer.Option(help="Instead, time planning of deeper Transformers and GPT-2.")] = False,
+    models: Annotated[str, typer.Option(help="Of --remat and --remat-depth: names, with commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Of --remat and --remat-depth: of planning, with commas.")] = "",
+    shares: Annotated[str, typer.Option(help="Of --remat: percent of keep-all's activation budget.")] = "",
+    layers: Annotated[str, typer.Option(help="Of --remat-depth: numbers of layers, with commas.")] = "",
+    threads: Annotated[int, typer.Option(help="Of --remat: threads of PyTorch, 0 for its default.")] = 0,
+    quick: Annotated[bool, typer.Option(help="Of --remat: plan in seconds, less well.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -257,6 +239,17 @@ def main(
             from stowage.flows._partition_growth import run_partition_growth
 
             typer.echo(run_partition_growth(find_root() / OUT, typer.echo))
+            return
+        if remat:
+            from stowage.flows._remat import job_of, run_remat
+
+            job = job_of(models, methods, shares, rounds=rounds, threads=threads, quick=quick)
+            typer.echo(run_remat(job, find_root() / OUT, typer.echo))
+            return
+        if remat_depth:
+            from stowage.flows._remat_depth import depth_job, run_depth
+
+            typer.echo(run_depth(depth_job(models, methods, layers), find_root() / OUT, typer.echo))
             return
         if papers:
             from stowage.flows._papers import markdown_of as table_of

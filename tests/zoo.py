@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stowage.flows import _remat_models
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import Batch, sample_batch
@@ -390,6 +391,18 @@ ZOO: dict[str, Callable[[], Entry]] = {
         optional_inputs, returns_input,
     )
 }  # fmt: skip
+
+
+def _remat(name: str) -> Callable[[], Entry]:
+    def build() -> Entry:
+        case = _remat_models.build(name, "tiny")
+        return case.model, case.batch, case.loss
+
+    return build
+
+
+REMAT: dict[str, Callable[[], Entry]] = {name: _remat(name) for name in _remat_models.MODELS}
+"""The models of the rematerialization benchmark, tiny: graphs that are no chain of small blocks, and very long ones."""
 
 
 def loss_of(model: nn.Module, batch: Batch, loss: Loss | None) -> torch.Tensor:

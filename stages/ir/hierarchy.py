@@ -90,6 +90,28 @@ class Cluster:
     cluster_hash: str
 
 
+@dataclass(frozen=True)
+class BlockCluster:
+    """A cluster of the forward nodes of a block, as a row of a table; see `Cluster` for the attributes.
+
+    Attributes:
+        block_hash: the block, or all that are identical.
+        children: nodes by position in the block, and clusters: cluster c is number of forward nodes + c.
+        variant: the rewrite of the trace that the block belongs to.
+    """
+
+    block_hash: str
+    cluster: int
+    parent: int
+    level: int
+    children: tuple[int, ...]
+    node_count: int
+    interface_bytes: int
+    score: float
+    cluster_hash: str
+    variant: str = "plain"
+
+
 class ClusterNode(NamedTuple):
     """A child inside a `ClusterGraph`; values are positions there.
 

@@ -9,6 +9,7 @@ from rich.progress import Progress
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.graph import Block
+from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.generate import options_for_blocks
@@ -34,6 +35,7 @@ def main() -> None:
             ),
             settings=SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed),
             workers=settings.workers or os.cpu_count() or 1,
+            clusters=read_rows(ARTIFACTS / "partition" / "clusters.parquet", BlockCluster),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     rows = [option for name in sorted(found) for option in found[name]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.block import BlockGraph, SolveReport
+from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
-from stowage.stages.options.encoding import encode
+from stowage.stages.options.encoding import encode, schedule_of_option
+from stowage.stages.options.h_work import HierarchyWork
 from stowage.stages.options.pool import Answer, Job, work
-from stowage.stages.options.store import OptionStore, option_key
+from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
 from stowage.stages.simulate.block import replay_block
@@ -47,6 +50,7 @@ def options_for_blocks(
     settings: SolverSettings | None = None,
     workers: int = 1,
     progress: Progress | None = None,
+    clusters: Iterable[BlockCluster] = (),
 ) -> dict[str, list[Option]]:
     """Options of every distinct block.
 
@@ -57,6 +61,7 @@ def options_for_blocks(
         settings: limits of each solve (default 5 deterministic seconds).
         workers: processes; the answer does not depend on their number.
         progress: told how many distinct blocks are ready.
+        clusters: of blocks that are too large to be solved as they are; without, greedy rules alone are used.
 
     Returns:
         Block hash -> options, fastest first, with the referee's numbers. Keep-all and recompute-all are always among
@@ -67,46 +72,89 @@ def options_for_blocks(
     """
     size, settings = size or GridSize(), settings or SolverSettings(time_limit_s=5.0)
     distinct = {graph.content_hash(): graph for graph in graphs}
+    inside: dict[str, list[BlockCluster]] = {}
+    for cluster in sorted(clusters, key=lambda c: c.cluster):
+        inside.setdefault(cluster.block_hash, []).append(cluster)
     ready: dict[str, list[Option]] = {}
+    solver = _Solver(size, settings, store)
     jobs: list[Job] = []
 
-    def finish(name: str, options: list[Option], solved: bool) -> None:
+    def finish(name: str, options: list[Option]) -> Iterable[Job]:
         ready[name] = options
-        if solved and store is not None:
-            store.put(option_key(name, size, settings), options)
         if progress is not None:
             progress(len(ready), len(distinct))
+        return ()
 
     for name, graph in sorted(distinct.items(), key=lambda item: -len(item[1].nodes)):
-        known = store.get(option_key(name, size, settings), graph) if store is not None else None
-        if known is not None:
-            finish(name, known, solved=False)
-        else:
-            jobs.append(_BlockWork(name, graph, size, settings, finish).first())
+        jobs.extend(solver.block(graph, inside.get(name, ()), size, partial(finish, name)))
     work(jobs, workers)
     return {name: ready[name] for name in distinct}
 
 
-@dataclass
-class _BlockWork:
-    """One block on its way through the tasks: grid, then its rows; or one sweep."""
+Then = Callable[[list[Option]], Iterable[Job]]
+"""What follows when a block is solved."""
 
-    name: str
+
+@dataclass(frozen=True)
+class _Solver:
+    """Where a block's options come from."""
+
+    size: GridSize
+    settings: SolverSettings
+    store: OptionStore | None
+
+    def block(self, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, then: Then) -> Iterable[Job]:
+        """From the store, or the first jobs."""
+        key = block_key(graph, size, self.settings, clusters)
+        known = self.store.get(key, graph) if self.store is not None else None
+        if known is not None:
+            return then(known)
+
+        def finish(options: list[Option]) -> Iterable[Job]:
+            if self.store is not None:
+                self.store.put(key, options)
+            return then(options)
+
+        if len(graph.nodes) <= size.max_exact_nodes:
+            return [_GridWork(graph, size, self.settings, finish).first()]
+        return self._large(graph, clusters, size, finish)
+
+    def _large(
+        self, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, finish: Then
+    ) -> Iterable[Job]:
+        """The greedy frontier, and the schedules that come out of clusters."""
+        parts = [_SWEPT, *([_FROM_CLUSTERS] if clusters else [])]
+        found: dict[str, list[Found]] = {}
+
+        def done(part: str, schedules: list[Found]) -> Iterable[Job]:
+            found[part] = schedules
+            return finish(options_of(graph, [f for p in parts for f in found[p]])) if len(found) == len(parts) else ()
+
+        def leaf(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
+            return self.block(region, (), size.inside(), lambda o: follow(found_of(o)))
+
+        jobs = [Job(sweep_request(graph, size, self.settings), lambda answer: done(_SWEPT, unpack(answer)))]
+        if clusters:
+            jobs += HierarchyWork(graph, clusters, size, self.settings, leaf, partial(done, _FROM_CLUSTERS)).first()
+        return jobs
+
+
+_SWEPT, _FROM_CLUSTERS = "swept", "from clusters"
+
+
+@dataclass
+class _GridWork:
+    """One block on its way through the tasks: grid, then its rows."""
+
     graph: BlockGraph
     size: GridSize
     settings: SolverSettings
-    finish: Callable[[str, list[Option], bool], None]
+    finish: Then
     answers: dict[int, list[Found]] = field(default_factory=dict)
     expected: int = 0
 
     def first(self) -> Job:
-        if len(self.graph.nodes) > self.size.max_exact_nodes:
-            return Job(sweep_request(self.graph, self.size, self.settings), self._swept)
         return Job(grid_request(self.graph, self.size, self.settings), self._planned)
-
-    def _swept(self, answer: Answer) -> list[Job]:
-        self.finish(self.name, options_of(self.graph, unpack(answer)), True)
-        return []
 
     def _planned(self, answer: Answer) -> list[Job]:
         budgets = unpack_grid(answer)
@@ -118,15 +166,31 @@ class _BlockWork:
             for position, peak in reversed(list(enumerate(budgets.peaks)))
         ]
 
-    def _row(self, position: int) -> Callable[[Answer], list[Job]]:
-        def follow(answer: Answer) -> list[Job]:
+    def _row(self, position: int) -> Callable[[Answer], Iterable[Job]]:
+        def follow(answer: Answer) -> Iterable[Job]:
             self.answers[position] = unpack(answer)
-            if len(self.answers) == self.expected:
-                found = [f for key in sorted(self.answers) for f in self.answers[key]]
-                self.finish(self.name, options_of(self.graph, found), True)
-            return []
+            if len(self.answers) < self.expected:
+                return ()
+            found = [f for key in sorted(self.answers) for f in self.answers[key]]
+            return self.finish(options_of(self.graph, found))
 
         return follow
+
+
+def found_of(options: Iterable[Option]) -> list[Found]:
+    """Options as what a formulation found."""
+    return [
+        Found(
+            schedule_of_option(o),
+            SolveReport(
+                o.formulation,
+                "heuristic",
+                o.forward_time_s + o.backward_time_s,
+                (1 - o.gap) * (o.forward_time_s + o.backward_time_s),
+            ),
+        )
+        for o in options
+    ]
 
 
 def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:

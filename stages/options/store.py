@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stowage.stages.formulations import retention, selective
+from stowage.stages.formulations import h_policies, h_retention, retention, selective, tw_remat
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import IllegalPlanError, TableError
+from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.encoding import schedule_of_option
@@ -18,18 +20,28 @@ from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
+VERSION = "2"
+FORMULATIONS = (retention, selective, tw_remat, h_retention, h_policies)
 
 
-def option_key(block_hash: str, size: GridSize, settings: SolverSettings) -> str:
+def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:
     """Names a block's options: what was solved, how, by which code and solver."""
     content = {
         "block": block_hash,
         "size": asdict(size),
         "settings": asdict(settings),
-        "versions": [VERSION, retention.VERSION, selective.VERSION, cp_version()],
+        "clusters": [c.children for c in clusters],
+        "versions": [VERSION, *(module.VERSION for module in FORMULATIONS), cp_version()],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def block_key(
+    graph: BlockGraph, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()
+) -> str:
+    """The same for a block; clusters count where it is too large to be solved as it is."""
+    large = len(graph.nodes) > size.max_exact_nodes
+    return option_key(graph.content_hash(), size, settings, clusters if large else ())
 
 
 @dataclass(frozen=True)

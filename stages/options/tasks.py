@@ -4,13 +4,13 @@ How the work is cut does not depend on how many workers there are, so neither do
 
 - `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far settles it;
-- `sweep`: for blocks too large for exact solving, the greedy frontier.
+- `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.fixed import keep_all, recompute_all
 from stowage.stages.formulations.lazy import Candidate
@@ -25,6 +25,7 @@ from stowage.stages.formulations.staged import (
     schedule_of,
     timeline,
 )
+from stowage.stages.formulations.tw_remat import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
@@ -65,6 +66,9 @@ class GridSize:
         computations: of one node at most, in exact solving.
         max_exact_nodes: blocks with more nodes are left to the greedy rules.
         greedy_levels: peak budgets of the greedy frontier for those.
+        cluster_peaks, cluster_saves: values of each budget for a cluster.
+        top_peaks, top_saves: values of each budget for the graph of the largest clusters.
+        cluster_options: N_o, options that the clusters of one H-Graph offer together (thesis 3.4.5).
     """
 
     peak_budgets: int = 6
@@ -72,6 +76,15 @@ class GridSize:
     computations: int = 3
     max_exact_nodes: int = 80
     greedy_levels: int = 24
+    cluster_peaks: int = 6
+    cluster_saves: int = 4
+    top_peaks: int = 8
+    top_saves: int = 2
+    cluster_options: int = 200
+
+    def inside(self) -> GridSize:
+        """For clusters of nodes alone, which are solved as blocks are."""
+        return replace(self, peak_budgets=self.cluster_peaks, save_budgets=self.cluster_saves)
 
 
 def fixed_policies(graph: BlockGraph) -> list[Found]:
@@ -143,9 +156,9 @@ def row(
 
 
 def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
-    """The greedy frontier, and the fixed policies."""
-    greedy = selective_frontier(graph, size.greedy_levels)
-    return [*fixed_policies(graph), *(Found(schedule, report) for schedule, report in greedy)]
+    """The greedy frontier, TW-Remat's, and the fixed policies."""
+    frontiers = [*selective_frontier(graph, size.greedy_levels), *tw_remat(graph, size.greedy_levels)]
+    return [*fixed_policies(graph), *(Found(schedule, report) for schedule, report in frontiers)]
 
 
 def _found(staged: StagedGraph, executions: Executions, formulation: str) -> Found:

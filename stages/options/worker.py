@@ -10,12 +10,19 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.options.encoding import decode, encode
+from stowage.stages.options.h_tasks import HFound, explored
 from stowage.stages.options.tasks import Found, Grid, GridSize, grid, row, sweep
 from stowage.stages.solver.outcome import SolverSettings
 
 Request = dict[str, Any]
+
+H_GRAPH = TypeAdapter(HGraph)
+H_FOUND = TypeAdapter(list[HFound])
 
 
 def grid_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Request:
@@ -35,8 +42,23 @@ def sweep_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -
     return {**grid_request(graph, size, settings), "task": "sweep"}
 
 
+def h_request(graph: HGraph, peaks: int, saves: int, settings: SolverSettings) -> Request:
+    """Ask for `h_tasks.explored`."""
+    return {
+        "task": "h_graph",
+        "graph": H_GRAPH.dump_python(graph, mode="json"),
+        "peaks": peaks,
+        "saves": saves,
+        "settings": asdict(settings),
+    }
+
+
 def perform(request: Request) -> dict[str, Any]:
     """Do one task; the answer is plain JSON, so that it is the same wherever it was done."""
+    if request["task"] == "h_graph":
+        settings = SolverSettings(**request["settings"])
+        found = explored(H_GRAPH.validate_python(request["graph"]), request["peaks"], request["saves"], settings)
+        return {"found": H_FOUND.dump_python(found, mode="json")}
     graph = BlockGraph.from_json(request["graph"])
     size, settings = GridSize(**request["size"]), SolverSettings(**request["settings"])
     if request["task"] == "grid":
@@ -53,6 +75,11 @@ def unpack(answer: dict[str, Any]) -> list[Found]:
         Found(BlockSchedule(decode(f["forward"]), decode(f["backward"])), SolveReport(**f["report"]))
         for f in answer["found"]
     ]
+
+
+def unpack_h(answer: dict[str, Any]) -> list[HFound]:
+    """Schedules of an answer to `h_request`."""
+    return H_FOUND.validate_python(answer["found"])
 
 
 def unpack_grid(answer: dict[str, Any]) -> Grid:

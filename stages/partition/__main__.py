@@ -7,9 +7,11 @@ from dataclasses import replace
 from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.partition import make_blocks
+from stowage.stages.partition import make_chains
+from stowage.stages.partition.h_partition import Limits
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 
@@ -21,14 +23,21 @@ def main() -> None:
     costs = {c.signature: c for c in read_rows(ARTIFACTS / "profile" / "costs.parquet", Cost)}
     nodes: list[ComputeNode] = []
     blocks: list[Block] = []
-    for name, variant in variants_of(trace).items():
-        some_nodes, some_blocks = make_blocks(variant, costs, max_blocks=settings.max_blocks)
-        nodes += [replace(n, variant=name) for n in some_nodes]
-        blocks += [replace(b, variant=name) for b in some_blocks]
+    clusters: list[BlockCluster] = []
+    limits = Limits(settings.top_size, settings.cluster_size, settings.alpha)
+    for rewrite, variant in variants_of(trace).items():
+        for chain, made in make_chains(variant, costs, max_blocks=settings.max_blocks, limits=limits).items():
+            name = rewrite + chain
+            nodes += [replace(n, variant=name) for n in made.nodes]
+            blocks += [replace(b, variant=name) for b in made.blocks]
+            clusters += [replace(c, variant=name) for c in made.clusters]
     write_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode, nodes)
     write_rows(ARTIFACTS / "partition" / "blocks.parquet", Block, blocks)
+    write_rows(ARTIFACTS / "partition" / "clusters.parquet", BlockCluster, clusters)
     distinct = len({b.block_hash for b in blocks})
     print(f"partition: {len(nodes)} compute nodes in {len(blocks)} blocks (all variants), {distinct} of them distinct")
+    if clusters:
+        print(f"partition: {len(clusters)} clusters in {len({c.block_hash for c in clusters})} large blocks")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,9 @@ def gradient_accumulators(nodes: Sequence[ComputeNode], trace: TraceTables) -> f
 
 
 def partition(
-    trace: TraceTables, nodes: Sequence[ComputeNode], *, smallest_block: int = 4
+    trace: TraceTables, nodes: Sequence[ComputeNode], *, smallest_block: int = 4, hold_from: int | None = None
 ) -> tuple[list[ComputeNode], list[Block]]:
-    """Assign every node to a block and describe each block.
+    """Assign every node to a block and describe each block; see `find_chain` for `hold_from`.
 
     Returns:
         nodes, renumbered in the order of first execution without recomputation; and the blocks.
@@ -68,7 +68,9 @@ def partition(
         gradient_accumulators(nodes, trace),
         [s.nbytes for s in trace.storages],
         smallest_block=smallest_block,
+        hold_from=hold_from,
     )
+    nodes = [replace(n, once=True) if chain.held.intersection(n.creates) else n for n in nodes]
     block_of = _assign(chain, nodes)
     updates = [n for n in nodes if n.phase == "update"]
     members = [_Members() for _ in range(len(chain.cuts) + 1)]
@@ -209,9 +211,9 @@ def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> lis
         created = {s for n in inside for s in n.creates}
         incoming = chain.cuts[block].gradients if block < count - 1 else ()
         outgoing = set(chain.cuts[block - 1].gradients if block else ())
-        outgoing |= made_by[block] | (final & created)
+        outgoing |= made_by[block] | ((final & created) - chain.held)
         output = (chain.cuts[block].storage,) if block < count - 1 else ()
-        graph, numbers, storages = _graph(inside, output, incoming, outgoing, trace)
+        graph, numbers, storages = _graph(inside, output, incoming, outgoing, chain.held, trace)
         blocks.append(
             Block(
                 block=block,
@@ -232,10 +234,11 @@ def _graph(
     output: tuple[int, ...],
     incoming: tuple[int, ...],
     outgoing: set[int],
+    held: frozenset[int],
     trace: TraceTables,
 ) -> tuple[BlockGraph, tuple[int, ...], tuple[int, ...]]:
-    """Relabel a block's nodes and storages by position."""
-    storages = [s for n in inside for s in n.creates]
+    """Relabel a block's nodes and storages by position; what is held is resident outside."""
+    storages = [s for n in inside for s in n.creates if s not in held]
     storages += [s for s in sorted(incoming) if s not in storages]
     index = {s: i for i, s in enumerate(storages)}
     graph = BlockGraph(
@@ -245,7 +248,7 @@ def _graph(
                 time_s=n.time_s,
                 workspace_bytes=n.workspace_bytes,
                 reads=tuple(sorted(index[s] for s in n.reads if s in index)),
-                creates=tuple(sorted(index[s] for s in n.creates)),
+                creates=tuple(sorted(index[s] for s in n.creates if s in index)),
                 once=n.once,
             )
             for n in inside

@@ -9,9 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stowage.stages.ir.graph import ComputeNode
+
+MOST_WAITING = 1024
+"""Gradients that may cross a border beside that of `x`, where values are held."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Chain:
 
     Attributes:
         cuts: from the first block to the last.
+        held: storages of forward values that cross borders beside `x`: made once, in memory until their last use.
         forward: nodes on the chain, in order; `effective` is the position at which each one counts: nodes that read
             only parameters move to their first reader.
         backward: backward nodes on the chain, without updates.
@@ -48,6 +52,7 @@ class Chain:
     effective: list[int]
     backward: list[ComputeNode]
     free: list[ComputeNode]
+    held: frozenset[int] = frozenset()
 
 
 def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], accumulators: frozenset[int]) -> set[int]:
@@ -75,6 +80,7 @@ def find_chain(
     storage_bytes: Sequence[int],
     *,
     smallest_block: int,
+    hold_from: int | None = None,
 ) -> Chain:
     """Cut the step into blocks.
 
@@ -85,6 +91,9 @@ def find_chain(
         accumulators: storages of parameter gradients in the making; they may cross borders.
         storage_bytes: by storage.
         smallest_block: neighbours with fewer forward nodes than this together are merged.
+        hold_from: values that are read so many nodes after they are made, or later, are held instead of hiding borders
+            (what a decoder reads of its encoder, skips of a U-Net, inputs of a scan); their gradients may then wait
+            beside that of `x`. None to hold nothing.
     """
     free = parameter_free(nodes, parameters, accumulators)
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
@@ -97,6 +106,11 @@ def find_chain(
         for storage in node.reads:
             if storage in made_at:
                 last_read[storage] = max(last_read.get(storage, -1), position)
+    held = frozenset[int]()
+    if hold_from is not None:
+        held = _held(forward, made_at, last_read, hold_from)
+        made_at = {s: position for s, position in made_at.items() if s not in held}
+        last_read = {s: position for s, position in last_read.items() if s not in held}
     crossing = _crossing(len(forward), made_at, last_read)
 
     seen: set[int] = set()
@@ -109,7 +123,12 @@ def find_chain(
                 borders.append((position, storage))
     if any(n.phase == "backward" for n in nodes):
         cuts = _match_backward(
-            borders, _spans(forward, effective, parameters, made_at), backward, accumulators, storage_bytes
+            borders,
+            _spans(forward, effective, parameters, made_at),
+            backward,
+            accumulators,
+            storage_bytes,
+            several=bool(held),
         )
     else:  # a forward alone
         cuts = [Cut(position, -1, storage, ()) for position, storage in borders]
@@ -119,7 +138,16 @@ def find_chain(
         effective=effective,
         backward=backward,
         free=[n for n in nodes if n.node in free],
+        held=held,
     )
+
+
+def _held(
+    forward: Sequence[ComputeNode], made_at: dict[int, int], last_read: dict[int, int], hold_from: int
+) -> frozenset[int]:
+    """Values that live long, with everything else that their makers make: these run once."""
+    long = {s for s, last in last_read.items() if last - made_at[s] >= hold_from}
+    return frozenset(s for n in forward if long.intersection(n.creates) for s in n.creates)
 
 
 def _derived(nodes: Sequence[ComputeNode], inputs: frozenset[int]) -> set[int]:
@@ -155,8 +183,8 @@ def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int], of_
     return effective
 
 
-def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int]) -> list[set[int]]:
-    """For each position, the storages made at or before it and read after it."""
+def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int], most: int = 1) -> list[set[int]]:
+    """For each position, the storages made at or before it and read after it; {-1, -2} for more than `most`."""
     starts: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)
     for storage, last in last_read.items():
@@ -168,7 +196,7 @@ def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int]) ->
     for position in range(count):
         alive.difference_update(ends[position])
         alive.update(s for s in starts[position])
-        found.append(set(alive) if len(alive) <= 1 else {-1, -2})
+        found.append(set(alive) if len(alive) <= most else {-1, -2})
     return found
 
 
@@ -190,12 +218,15 @@ def _match_backward(
     backward: Sequence[ComputeNode],
     accumulators: frozenset[int],
     storage_bytes: Sequence[int],
+    *,
+    several: bool = False,
 ) -> list[Cut]:
     """Give every forward border its place in the backward pass, or drop the border.
 
     At a border with interface x: what belongs after it is not read later in backward, what belongs before it (x
     excepted) is not read earlier, and at most one gradient crosses; where several places do, one at which the gradient
-    is as large as x.
+    is as large as x. With `several`, more gradients may cross: a place with the fewest bytes of them is taken, and the
+    one of x's size that is done with first is the border's.
     """
     made = {s: i for i, n in enumerate(backward) for s in n.creates if s not in accumulators}
     last: dict[int, int] = {}
@@ -203,7 +234,7 @@ def _match_backward(
         for storage in node.reads:
             if storage in made:
                 last[storage] = i
-    crossing = _crossing(len(backward), made, last)
+    crossing = _crossing(len(backward), made, last, MOST_WAITING if several else 1)
     last_read, first_read = _reads_by_position(backward, spans)
     matched: list[Cut] = []
     previous = -1
@@ -214,9 +245,19 @@ def _match_backward(
         alike = [p for p in places if any(storage_bytes[g] == storage_bytes[storage] for g in crossing[p])]
         if places:
             place = (alike or places)[0]
-            matched.append(Cut(position, place, storage, tuple(crossing[place])))
+            gradients = sorted(crossing[place])
+            if several and len(gradients) != 1:
+                place = min(alike or places, key=lambda p: (sum(storage_bytes[g] for g in crossing[p]), p))
+                same = [g for g in crossing[place] if storage_bytes[g] == storage_bytes[storage] and made[g] > previous]
+                gradients = [min(same, key=lambda g: (last[g], g))] if same else []
+            matched.append(Cut(position, place, storage, tuple(gradients)))
             previous = place
-    return matched[::-1]
+    found = matched[::-1]
+    if not several:
+        return found
+    # A gradient that waits for more than the next block is not the border's.
+    ends = [len(backward), *(cut.backward_position for cut in found)]
+    return [replace(c, gradients=tuple(g for g in c.gradients if last[g] <= end)) for c, end in zip(found, ends)]
 
 
 def _reads_by_position(

@@ -52,7 +52,7 @@ def forward_flow(trace: TraceTables, costs: Mapping[str, Cost]) -> Flow:
             batch.update(node.creates)
     storages = [s for n in nodes for s in n.creates]
     value_of = {s: v for v, s in enumerate(storages)}
-    order = _orders(nodes)
+    order = orders(nodes)
     meta = trace.meta
     results = meta.outputs or ((meta.loss_value,) if meta.loss_value >= 0 else ())
     needed = (value_of.get(trace.values[v].storage) for v in results)
@@ -80,7 +80,7 @@ def _key(node: ComputeNode, trace: TraceTables) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _orders(nodes: Sequence[ComputeNode]) -> list[tuple[int, ...]]:
+def orders(nodes: Sequence[ComputeNode]) -> list[tuple[int, ...]]:
     """Node -> nodes that must run first for their effects.
 
     Random draws keep eager's order, and so do reads and changes of one persistent storage.

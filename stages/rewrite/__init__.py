@@ -11,7 +11,7 @@ from pathlib import Path
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite.masks import pack_masks
 
-__all__ = ["VARIANTS", "load_variant", "pack_masks", "variants_of"]
+__all__ = ["VARIANTS", "load_variant", "pack_masks", "rewrite_of", "variants_of"]
 
 VARIANTS: dict[str, Callable[[TraceTables], TraceTables]] = {"plain": lambda trace: trace, "packed": pack_masks}
 """Name -> rewrite, in the order of preference between equally fast plans."""
@@ -28,9 +28,14 @@ def variants_of(trace: TraceTables) -> dict[str, TraceTables]:
 
 
 def load_variant(folder: Path, variant: str) -> TraceTables:
-    """Read a trace and rewrite it.
+    """Read a trace and rewrite it; `variant` may name a chain of blocks too (see `partition`), after a plus sign.
 
     Raises:
         TableError: a table is missing or damaged.
     """
-    return VARIANTS[variant](TraceTables.load(folder))
+    return VARIANTS[rewrite_of(variant)](TraceTables.load(folder))
+
+
+def rewrite_of(variant: str) -> str:
+    """The rewrite of a variant's trace."""
+    return variant.partition("+")[0]

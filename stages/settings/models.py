@@ -49,6 +49,14 @@ def _size(value: object) -> object:
     raise ValueError(f"{value!r} is not a size: write '900MiB', '1.5GiB', '12GB' or bytes")
 
 
+def _address(text: str) -> str:
+    host, _, port = text.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ValueError(f"{text!r} is not the address of a scheduler: write 'tcp://10.0.0.1:8786'")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
 FunctionPath = Annotated[str, AfterValidator(_function_path)]
 ClassName = Annotated[str, AfterValidator(_class_name)]
 Budget = Annotated[str | int, BeforeValidator(_budget)]
@@ -163,9 +171,15 @@ class PartitionSettings(_Section):
 
     Attributes:
         max_blocks: length of the chain, at most.
+        cluster_size: M^l, members of a cluster inside a large block, at most (thesis 3.3).
+        top_size: M^t, members of the largest cluster, at most.
+        alpha: exponent of the number of nodes in the score of a cluster (equation 3.1).
     """
 
     max_blocks: Positive = 200
+    cluster_size: Annotated[int, Field(ge=2)] = 20
+    top_size: Positive = 30
+    alpha: Annotated[float, Field(ge=0)] = 0.5
 
 
 class OptionsSettings(_Section):
@@ -177,6 +191,10 @@ class OptionsSettings(_Section):
         seed: of the solver.
         workers: solves at the same time; None for the number of cores. Does not change the result.
         max_exact_nodes: larger blocks are solved by heuristics.
+        task_runner: where flows solve blocks: in `threads` or `processes` of this machine, which start solver processes
+            of their own, or on a `dask` cluster, where `workers` counts solver processes of one block. Does not change
+            the result.
+        dask_scheduler: address of the cluster's scheduler, `tcp://10.0.0.1:8786`.
     """
 
     peak_budgets: Positive = 6
@@ -185,6 +203,14 @@ class OptionsSettings(_Section):
     seed: NotNegative = 0
     workers: Positive | None = None
     max_exact_nodes: NotNegative = 80
+    task_runner: Literal["threads", "processes", "dask"] = "threads"
+    dask_scheduler: Address | None = None
+
+    @model_validator(mode="after")
+    def _a_scheduler_for_dask(self) -> OptionsSettings:
+        if self.task_runner == "dask" and self.dask_scheduler is None:
+            raise ValueError("task_runner dask needs dask_scheduler: give its address, as tcp://10.0.0.1:8786")
+        return self
 
 
 class SolveSettings(_Section):

@@ -2,7 +2,7 @@
 
 from stowage.stages.solve.batch import FractionalBatch, fractional_batch, growth_of
 from stowage.stages.solve.offload import Below
-from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.request import PlanRequest, check_method
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
 from stowage.stages.solve.tiers import tier_below
 from stowage.stages.solve.variants import Variant, solve_variants
@@ -13,6 +13,7 @@ __all__ = [
     "PlanRequest",
     "Solved",
     "Variant",
+    "check_method",
     "eager_peak_bytes",
     "fractional_batch",
     "growth_of",

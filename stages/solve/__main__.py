@@ -9,7 +9,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import PlanRequest, Variant, eager_peak_bytes, solve_variants, tier_below
@@ -21,9 +21,15 @@ def main() -> None:
     trace = TraceTables.load(ARTIFACTS / "trace")
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
+    traces = variants_of(trace)
     variants = [
-        Variant(name, rewritten, [n for n in nodes if n.variant == name], [b for b in blocks if b.variant == name])
-        for name, rewritten in variants_of(trace).items()
+        Variant(
+            name,
+            traces[rewrite_of(name)],
+            [n for n in nodes if n.variant == name],
+            [b for b in blocks if b.variant == name],
+        )
+        for name in dict.fromkeys(b.variant for b in blocks)
     ]
     target = read_record(DEVICE, DeviceDescription)
     wanted = settings.solve

@@ -8,10 +8,12 @@ from functools import cache
 from itertools import islice
 
 from stowage.stages.formulations.rk_rotor import ChainStep, RkRotor
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.policies import fixed_policies
+from stowage.stages.solve.request import COMPARED, FIXED
 
 CANDIDATES = 12
 """How many of RK-Rotor's plans that fit are polished and compared."""
@@ -46,14 +48,15 @@ class Candidate:
 class Race:
     """Makes candidates and keeps what the budget admits."""
 
-    def __init__(self, program: Program, chain: Chain, budget_bytes: int) -> None:
+    def __init__(self, program: Program, chain: Chain, budget_bytes: int, *, polishes: bool = True) -> None:
         self.program = program
         self.chain = chain
         self.budget_bytes = budget_bytes
+        self.polishes = polishes
 
     def candidate(self, method: str, executions: list[Execution], *, polish: bool) -> Candidate:
         plan = self.program.without_dead(executions)
-        if polish and self.program.peak_bytes(plan) <= self.budget_bytes:
+        if polish and self.polishes and self.program.peak_bytes(plan) <= self.budget_bytes:
             plan = self.program.retain_where_possible(plan, self.budget_bytes)
         time_s = sum(self.program.nodes[e.node].time_s for e in plan)
         return Candidate(method, plan, time_s, self.program.peak_bytes(plan))
@@ -104,7 +107,7 @@ class Race:
             overhead_bytes: in memory besides what RK-Rotor counts.
         """
         while True:
-            race = Race(self.program, self.chain, smallest.peak_bytes - 1)
+            race = Race(self.program, self.chain, smallest.peak_bytes - 1, polishes=self.polishes)
             found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
             if not found:
                 return smallest
@@ -128,11 +131,17 @@ def in_memory(race: Race, everything: Candidate, slots: int, method: str) -> tup
     """
     chain, budget_bytes = race.chain, race.budget_bytes
     base_bytes = race.program.base_bytes
-    overhead_bytes = base_bytes + _shared_bytes(race.program)  # in memory besides what RK-Rotor counts
+    overhead_bytes = base_bytes + _uncounted_bytes(race)  # in memory besides what RK-Rotor counts
     smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
     fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
     policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
-    smallest = min([smallest, everything, *policies], key=lambda p: (p.peak_bytes, p.time_s))
+    if method in FIXED:
+        found = [p for p in policies if p.method == method]
+        if not found:
+            raise ParameterError(f"method {method} needs a chain of two blocks at least, each of which may run again.")
+        return found, found[0]
+    known = [everything, *policies] if method not in COMPARED else []
+    smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
     smallest = race.below(smallest, overhead_bytes, slots)
     plans: list[Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
     if method == "auto":
@@ -167,7 +176,11 @@ def _once(chain: Chain) -> list[ChainStep]:
     return forward + [ChainStep("backward", b, fastest[b]) for b in reversed(range(len(blocks)))]
 
 
-def _shared_bytes(program: Program) -> int:
+def _uncounted_bytes(race: Race) -> int:
+    """What is outside the chain (masks, positions), and what blocks hold for others."""
+    program = race.program
     made = {s for n in program.nodes if n.block == SHARED for s in n.creates}
     read = {s for n in program.nodes if n.block != SHARED for s in n.reads}
-    return sum(program.nbytes[s] for s in made & read)
+    inside = {s for block in race.chain.blocks for s in block.storages}
+    held = {s for n in program.nodes if n.block != SHARED for s in n.creates} - inside
+    return sum(program.nbytes[s] for s in (made & read) | held)

@@ -86,8 +86,9 @@ def solve_plan(
     """
     budget_bytes = request.device_budget_bytes
     program = program_of(trace, nodes)
+    options = [o for o in options if request.takes(o.formulation)]
     chain = Chain(blocks, nodes, options)
-    race = Race(program, chain, budget_bytes)
+    race = Race(program, chain, budget_bytes, polishes=request.polishes)
     everything = keep_everything(race)
     plans: list[Candidate] = []
     smallest: list[Outcome] = []
@@ -96,7 +97,7 @@ def solve_plan(
         smallest.append(program.replay(leanest.executions))
     fitting = [p for p in plans if p.peak_bytes <= budget_bytes]
     moving: list[OffloadPlan] = []
-    if request.below is not None and request.method != "rockmate":
+    if request.below is not None and not request.recomputes_only:
         fastest_s = min((p.time_s for p in fitting), default=math.inf)
         offloader = Offloader(program, chain, request.below)
         found, moving = tiered_plans(offloader, orders(race, everything, request.slots), request, fastest_s)
@@ -122,6 +123,8 @@ def solve_plan(
     else:
         assert best is not None
         method, outcome = best.method, program.replay(best.executions)
+        if method == "rockmate" and request.method != "auto":
+            method = request.method
     if outcome.peak_bytes > budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {method}")
     summary = _summary(trace, nodes, options, outcome, method, everything, least.peak_bytes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.request import PlanRequest
@@ -15,12 +16,13 @@ from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute the same numbers: its trace, compute nodes and blocks."""
+    """One way to compute the same numbers: its trace, compute nodes and blocks, and clusters of large blocks."""
 
     name: str
     trace: TraceTables
     nodes: Sequence[ComputeNode]
     blocks: Sequence[Block]
+    clusters: Sequence[BlockCluster] = ()
 
 
 def solve_variants(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest) -> Solved:

@@ -67,7 +67,8 @@ def test_golden() -> None:
 def test_the_golden_step_trains() -> None:
     prepared, solved, source = tiny()
     assert ", again" in source
-    assert_equal_training(build, prepared, solved, optimizer=sgd)
+    # What a bias adds, the normalisation behind it takes away.
+    assert_equal_training(build, prepared, solved, optimizer=sgd, still=["up.bias"])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "t5", "lstm"])

@@ -22,6 +22,7 @@ TABLES: tuple[type, ...] = (
     graph.ComputeNode,
     graph.Block,
     hierarchy.Cluster,
+    hierarchy.BlockCluster,
     plan.Option,
     plan.PlanRow,
     plan.Slot,

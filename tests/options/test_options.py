@@ -71,7 +71,7 @@ def test_large_blocks_take_the_greedy_frontier() -> None:
     graph = deep_chain(12)
     options = generate_options(graph, max_exact_nodes=80, greedy_levels=8)
     check(graph, options)
-    assert {o.formulation for o in options} <= {"selective", *FIXED}
+    assert {o.formulation for o in options} <= {"selective", "tw_remat", *FIXED}
 
 
 def test_workers_change_nothing_and_the_store_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

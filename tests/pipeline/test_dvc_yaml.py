@@ -18,7 +18,13 @@ from stowage.stages.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 MODULE = re.compile(r"stowage(\.\w+)+")
-NOT_PARAMETERS = {"profile.seconds_per_call", "profile.min_samples", "options.workers"}
+NOT_PARAMETERS = {
+    "profile.seconds_per_call",
+    "profile.min_samples",
+    "options.workers",
+    "options.task_runner",
+    "options.dask_scheduler",
+}
 """Cannot change a result: timings are kept once measured, and schedules do not depend on who computes them."""
 
 

@@ -82,9 +82,12 @@ def assert_equal_training(
     optimizer: MakeOptimizer | None = adamw,
     iterations: int = 3,
     batches: Iterable[Any] | None = None,
+    still: Iterable[str] = (),
 ) -> None:
-    """Losses, parameters, buffers, gradients, optimizer states and the random state agree after every iteration."""
+    """Losses, parameters, buffers, gradients, optimizer states and the random state agree after every iteration, and an
+    optimizer has moved every parameter that trains but `still`, whose gradient is nothing."""
     (eager, batch, loss), (model, _, _) = build(), build()
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     eager_optimizer = optimizer(eager) if optimizer else None
     planned_optimizer = optimizer(model) if optimizer else None
     program = program_of(prepared, solved, model, planned_optimizer)
@@ -103,3 +106,6 @@ def assert_equal_training(
             if eager_optimizer is not None and planned_optimizer is not None:
                 assert same(planned_optimizer.state_dict(), eager_optimizer.state_dict()), f"states of {iteration}"
             state = after
+    if optimizer is not None:
+        unmoved = [name for name, p in model.named_parameters() if name in before and same(p.detach(), before[name])]
+        assert unmoved == list(still)

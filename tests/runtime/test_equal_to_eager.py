@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stowage.stages.ir.activations import device_budget, fixed_bytes
 from tests.runtime.beside_eager import adamw, assert_equal_training, prepare
-from tests.solve.prepared import prepared_zoo
-from tests.zoo import ZOO
+from tests.solve.prepared import prepare_model, prepared_zoo
+from tests.zoo import REMAT, ZOO
 
 NAMES = [
     "gpt2",
@@ -59,3 +60,16 @@ def test_keeping_everything(name: str) -> None:
 def test_without_an_optimizer_gradients_stay_and_add_up(name: str) -> None:
     prepared = prepare(ZOO[name], None)
     assert_equal_training(ZOO[name], prepared, prepared.smallest(), optimizer=None)
+
+
+@pytest.mark.parametrize("name", REMAT)
+def test_any_graph_within_half_and_the_least_of_its_activation_budget(name: str) -> None:
+    """Half of the activation budget that keeping everything needs, and the smallest feasible one."""
+    prepared = prepare_model(REMAT[name], name, levels=0)
+    whole = prepared.solve().summary
+    half = device_budget(fixed_bytes(prepared.trace), whole.keep_all_peak_bytes, 0.5)
+    for budget in (half, whole.smallest_feasible_bytes):
+        solved = prepared.solve(budget)
+        assert solved.summary.recomputed_bytes > 0
+        prepared.judge(solved, budget)
+        assert_equal_training(REMAT[name], prepared, solved, optimizer=adamw)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -89,11 +89,17 @@ def prepare_trace(trace: TraceTables, levels: int = 4) -> Prepared:
 @cache
 def prepared_zoo(name: str, optimizer: str = "AdamW") -> Prepared:
     """A model of the zoo, traced once a session; never train the objects behind it."""
+    from tests.zoo import ZOO
+
+    return prepare_model(ZOO[name], name, optimizer)
+
+
+def prepare_model(build: Callable[[], Any], name: str, optimizer: str = "AdamW", levels: int = 4) -> Prepared:
+    """Trace a model; never train the objects behind it."""
     import torch
 
     from stowage.stages.trace import trace_step
-    from tests.zoo import ZOO
 
-    model, batch, loss = ZOO[name]()
+    model, batch, loss = build()
     made: Any = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3) if optimizer else None
-    return prepare_trace(trace_step(model, batch, loss=loss, optimizer=made, label=name))
+    return prepare_trace(trace_step(model, batch, loss=loss, optimizer=made, label=name), levels)

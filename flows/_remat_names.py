@@ -1,0 +1,13 @@
+"""Words that the sides of the rematerialization benchmark share; no torch, so that its command starts fast."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Size = Literal["tiny", "small"]
+"""Of models: for tests, or for steps of about a second on a CPU."""
+
+EAGER = "plain PyTorch"
+CHECKPOINTING = "gradient_checkpointing_enable"
+EVERY_ROOT = "torch.utils.checkpoint"
+MEMORY_BUDGET = "activation_memory_budget"

@@ -1,0 +1,77 @@
+"""Plans of one model for many budgets and methods, from one trace and the same stores."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from stowage.flows._planning import QUICK, Costed, Effort, Planned, cost_step, plan_costed
+from stowage.flows._remat_models import RematCase
+from stowage.stages.ir.activations import device_budget, fixed_bytes
+from stowage.stages.ir.errors import MIB, Infeasible, StowageError
+
+NOT_MUCH = 1
+"""A budget that nothing meets: the answer says which would be met."""
+
+
+class Planner:
+    """Answers which plans there are; those who run them find them in `home`.
+
+    Args:
+        case: the model; it is traced and not run.
+        home: as `cache_dir` of `fit`.
+        quick: as for `fit`.
+    """
+
+    def __init__(self, case: RematCase, home: Path, *, quick: bool) -> None:
+        self._home = home / "quick" if quick else home
+        self._effort = QUICK if quick else Effort()
+        self._costed: Costed = cost_step(
+            case.model, case.batch, loss=case.loss, optimizer=None, home=self._home, effort=self._effort
+        )
+        self._fixed = fixed_bytes(self._costed.variants[0].trace)
+        self._whole = self._plan("auto", 2 * self._costed.eager_peak_bytes).summary
+
+    def _plan(self, method: str, budget: int) -> Planned:
+        return plan_costed(self._costed, device_budget=budget, method=method, home=self._home, effort=self._effort)
+
+    def about(self) -> dict[str, Any]:
+        """Of the step that keeps everything: its peak and time, the part of the peak that is no activation, and how
+        many calls there are."""
+        return {
+            "fixed_bytes": self._fixed,
+            "keep_all_peak_bytes": self._whole.keep_all_peak_bytes,
+            "keep_all_time_s": self._whole.keep_all_time_s,
+            "calls": len(self._costed.variants[0].trace.calls),
+        }
+
+    def reply(self, request: Any) -> dict[str, Any]:
+        """What became of a method and a share of keep-all's activation budget, or without a share of the method's
+        smallest feasible budget: its budget, prediction and planning time, or the reason why there is no plan."""
+        method, share = request
+        try:
+            return self._reply(method, share)
+        except Infeasible as infeasible:
+            least = infeasible.smallest_feasible_bytes / MIB
+            return {"budget": infeasible.budget_bytes, "why": f"the smallest feasible budget is {least:,.1f} MiB"}
+        except StowageError as error:
+            return {"budget": -1, "why": str(error)}
+
+    def _reply(self, method: str, share: float | None) -> dict[str, Any]:
+        started = time.perf_counter()
+        if share is None:
+            try:
+                self._plan(method, NOT_MUCH)
+            except Infeasible as infeasible:
+                budget = infeasible.smallest_feasible_bytes
+        else:
+            budget = device_budget(self._fixed, self._whole.keep_all_peak_bytes, share)
+        s = self._plan(method, budget).summary
+        return {
+            "budget": budget,
+            "plan_s": time.perf_counter() - started,
+            "predicted_peak_bytes": s.device_peak_bytes,
+            "predicted_overhead": s.step_time_s / s.keep_all_time_s - 1,
+            "found_by": s.method,
+        }

@@ -1,0 +1,57 @@
+"""Which forward node each backward node of a block belongs to, so that a cluster has its backward part with it.
+
+The thesis takes the pair from autograd (3.2.1). A trace has no such link, so it is read off the data: the backward of
+an operation reads what that operation read or made, and comes after the backward of what consumed its result. Owners
+never rise along an edge between backward nodes; clusters that follow each other forward therefore follow each other
+backward, in the opposite order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stowage.stages.ir.block import BlockGraph
+
+
+def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
+    """For each backward node, in order, the place in `order` of the forward node it belongs to.
+
+    Args:
+        block: the block.
+        order: its forward nodes in the order in which clusters run them.
+    """
+    place = {k: p for p, k in enumerate(order)}
+    last, first = len(order) - 1, block.forward_count
+    creator = block.creator()
+    readers = block.readers()
+    found: list[int | None] = []
+    least = last
+    for node in block.nodes[first:]:
+        makers = [creator[a] for a in node.reads if a in creator]
+        before = [o for k in makers if k >= first and (o := found[k - first]) is not None]
+        bound = min(before, default=last)
+        # An update comes after everything that might need the old parameter again.
+        bound = min(bound, least) if not node.creates else bound
+        touched = [
+            max((p for p in _uses(k, a, readers, place) if p <= bound), default=-1)
+            for a, k in ((a, creator[a]) for a in node.reads if a in creator)
+            if k < first
+        ]
+        nearest = max(touched, default=-1)
+        waits = any(a not in creator for a in node.reads)  # for a gradient that arrives
+        known = bool(before or nearest >= 0 or waits or not node.creates)
+        owner = (nearest if nearest >= 0 else bound) if known else None
+        found.append(owner)
+        if owner is not None:
+            least = min(least, owner)
+    # Nodes that depend on nothing run when their first reader needs them.
+    for i in range(len(found) - 1, -1, -1):
+        if found[i] is None:
+            after = [found[r - first] for a in block.nodes[first + i].creates for r in readers[a]]
+            found[i] = max((o for o in after if o is not None), default=last)
+    return [o if o is not None else last for o in found]
+
+
+def _uses(maker: int, allocation: int, readers: dict[int, list[int]], place: dict[int, int]) -> list[int]:
+    """Places of the forward nodes that make and read an allocation."""
+    return [place[k] for k in (maker, *readers[allocation]) if k in place]

@@ -1,0 +1,114 @@
+"""A large block on its way through its clusters, from the smallest to the whole (HiRemate, thesis 3.2.2).
+
+Regions that are equal are solved once. Regions of nodes alone are solved as blocks are; those with regions inside as
+H-Graphs, once everything inside is known; those of one level, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from stowage.stages.ir.block import BlockGraph, SolveReport
+from stowage.stages.ir.hierarchy import BlockCluster
+from stowage.stages.options.h_graphs import Level, RegionOption, Solved, level_of
+from stowage.stages.options.h_lift import Line, lift, line_of, plain_run, schedule_of
+from stowage.stages.options.h_regions import Region, regions_of
+from stowage.stages.options.h_tasks import HFound
+from stowage.stages.options.pool import Answer, Job
+from stowage.stages.options.tasks import Found, GridSize
+from stowage.stages.options.worker import h_request, unpack_h
+from stowage.stages.solver.outcome import SolverSettings
+
+SHARE = 0.3
+"""Of the time limit of a solve: H-Graphs are solved for many budgets, from a schedule that is good already."""
+
+Leaf = Callable[[BlockGraph, Callable[[list[Found]], Iterable[Job]]], Iterable[Job]]
+"""Solves a block of nodes alone: what to do, and what follows when it is done."""
+
+
+class HierarchyWork:
+    """The regions of one block.
+
+    Attributes:
+        top: the block itself.
+    """
+
+    def __init__(
+        self,
+        block: BlockGraph,
+        clusters: Sequence[BlockCluster],
+        size: GridSize,
+        settings: SolverSettings,
+        leaf: Leaf,
+        finish: Callable[[list[Found]], Iterable[Job]],
+    ) -> None:
+        self.block, self.size, self.settings = block, size, settings
+        self.top = regions_of(block, clusters)
+        self._leaf, self._finish = leaf, finish
+        self._regions: dict[str, Region] = {}
+        self._above: dict[str, set[str]] = {}
+        for region in _inside_first(self.top):
+            self._regions.setdefault(region.key, region)
+            for member in region.regions():
+                self._above.setdefault(member.key, set()).add(region.key)
+        self._missing = {key: {m.key for m in region.regions()} for key, region in self._regions.items()}
+        self._solved: dict[str, Solved] = {}
+
+    def first(self) -> list[Job]:
+        """The regions with nothing but nodes inside."""
+        ready = [region for key, region in self._regions.items() if not self._missing[key]]
+        return list(chain.from_iterable(self._start(region) for region in ready))
+
+    def _start(self, region: Region) -> Iterable[Job]:
+        whole = region.key == self.top.key
+        if not region.regions() and not whole and len(region.graph.nodes) <= self.size.max_exact_nodes:
+            return self._leaf(region.graph, lambda found: self._known(region, _lines(region, found)))
+        level = level_of(region, self._solved, self.size.cluster_options)
+        peaks = self.size.top_peaks if whole else self.size.cluster_peaks
+        saves = (self.size.top_saves if self.block.output else 1) if whole else self.size.cluster_saves
+
+        def follow(answer: Answer) -> Iterable[Job]:
+            found = unpack_h(answer)
+            return self._whole(level, found) if whole else self._known(region, [level.line(f.schedule) for f in found])
+
+        limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * SHARE)
+        return [Job(h_request(level.graph, peaks, saves, limits), follow)]
+
+    def _known(self, region: Region, lines: Iterable[Line]) -> Iterable[Job]:
+        """Keep the options of a region, and start what waited for them."""
+        distinct = list(dict.fromkeys(lines))
+        options = tuple(RegionOption(line, lift(region, line, str(i))) for i, line in enumerate(distinct))
+        self._solved[region.key] = Solved(plain_run(region), options)
+        for key in sorted(self._above.get(region.key, ())):
+            self._missing[key].discard(region.key)
+            if not self._missing[key]:
+                yield from self._start(self._regions[key])
+
+    def _whole(self, level: Level, found: Iterable[HFound]) -> Iterable[Job]:
+        """Schedules of the block itself."""
+        floor_s = sum(node.time_s for node in self.block.nodes)
+        schedules: list[Found] = []
+        for one in found:
+            line = level.line(one.schedule)
+            nodes = self.top.nodes
+            mapped = line_of(self.block, [nodes[i] for i in line.forward], [nodes[i] for i in line.backward])
+            time_s = sum(self.block.nodes[k].time_s for k in (*mapped.forward, *mapped.backward))
+            report = SolveReport(one.report.formulation, "heuristic", time_s, min(floor_s, time_s))
+            schedules.append(Found(schedule_of(self.block, mapped), report))
+        return self._finish(schedules)
+
+
+def _inside_first(region: Region) -> Iterator[Region]:
+    for member in region.regions():
+        yield from _inside_first(member)
+    yield region
+
+
+def _lines(region: Region, found: Iterable[Found]) -> Iterator[Line]:
+    for one in found:
+        parts = [
+            [a.index for a in part if a.kind == "compute"] for part in (one.schedule.forward, one.schedule.backward)
+        ]
+        yield line_of(region.graph, *parts)

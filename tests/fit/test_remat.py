@@ -1,0 +1,181 @@
+"""The rematerialization benchmark: a tiny run of it, what stands beside plans, and planning against depth."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+
+from stowage.flows._growth import GrowthRow
+from stowage.flows._planning import QUICK
+from stowage.flows._project import find_root
+from stowage.flows._remat import RematJob, RematRow, job_of, markdown_of, run_remat
+from stowage.flows._remat_contestant import digest
+from stowage.flows._remat_depth import DepthJob, depth_job, run_depth
+from stowage.flows._remat_models import MODELS, build
+from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
+from stowage.flows._remat_peers import BACKENDS, available, make_peer
+from stowage.flows._served import Served
+from stowage.stages.ir.errors import MIB, ParameterError, StowageError
+from stowage.stages.ir.table import read_rows
+from stowage.stages.report.remat import Point, remat_figure
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_tiny_run(tmp_path: Path) -> None:
+    """One model, a budget that cannot be met and two that can: planned once, each measured in its own process."""
+    said: list[str] = []
+    job = RematJob(
+        models=("mixer",), methods=("auto",), shares=(0.01, 0.7), peers=(), rounds=1, size="tiny", quick=True, threads=1
+    )
+    table = run_remat(job, tmp_path, said.append, root=ROOT)
+    rows = read_rows(tmp_path / "remat.parquet", RematRow)
+    assert [(r.contestant, r.setting) for r in rows] == [("auto", "1%"), ("auto", "70%"), ("auto", "smallest")]
+    impossible, wide, smallest = rows
+    assert impossible.note.startswith("no plan: the smallest feasible budget is")
+    assert math.isnan(impossible.overhead)
+    for r in (wide, smallest):
+        assert r.note == ""
+        assert r.equal, "loss and gradients"
+        assert r.predicted_peak_bytes <= r.budget_bytes
+        assert abs(r.peak_bytes - r.predicted_peak_bytes) <= max(0.02 * r.predicted_peak_bytes, MIB / 64)
+        assert r.peak_bytes <= r.budget_bytes < r.eager_peak_bytes
+        assert r.predicted_overhead > 0
+        assert r.rounds == 1
+        assert r.time_s > 0
+        assert r.overhead == pytest.approx(r.time_s / r.eager_time_s - 1)
+    assert wide.activation_share <= 0.7
+    assert smallest.activation_share < 0.5
+    assert len(said) == 1 + len(rows)
+    assert (tmp_path / "remat.md").read_text() == table + "\n"
+    assert len(table.splitlines()) == 2 + len(rows)
+    assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat_mixer.png").read_bytes())).shape[1] == 1050
+
+
+def run(name: str, peer: str, setting: float = 1.0) -> tuple[str, int, str]:
+    """Digest, peak and backend of one peer on one model."""
+    case = build(name, "tiny")
+    parameters = list(case.model.parameters())
+    contestant = make_peer(peer, case, setting)
+    contestant(case.batch)
+    for p in parameters:
+        p.grad = None
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        found = contestant.measure(case.batch)
+    assert all(p.grad is not None for p in parameters)
+    return digest(found.loss, case, parameters), found.peak_bytes, contestant.how
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("gpt2", CHECKPOINTING),
+        ("t5", CHECKPOINTING),
+        ("gpt2", EVERY_ROOT),
+        ("transformer", EVERY_ROOT),
+        ("mixer", EVERY_ROOT),
+        ("resnet101", EVERY_ROOT),
+        ("regnet", EVERY_ROOT),
+        ("unet", EVERY_ROOT),
+        ("uno", EVERY_ROOT),
+    ],
+)
+def test_checkpointing_is_exact_and_saves_memory(name: str, peer: str) -> None:
+    assert peer in available(build(name, "tiny"))
+    (expected, whole, _), (found, peak, _) = run(name, EAGER), run(name, peer)
+    assert found == expected
+    assert peak < whole
+
+
+def test_a_digest_tells_numbers_apart() -> None:
+    case = build("mixer", "tiny")
+    parameters = list(case.model.parameters())
+    make_peer(EAGER, case)(case.batch)
+    before = digest(1.0, case, parameters)
+    assert digest(math.nextafter(1.0, 2.0), case, parameters) != before
+    assert parameters[-1].grad is not None
+    parameters[-1].grad[0] = parameters[-1].grad[0].nextafter(torch.tensor(2.0))
+    assert digest(1.0, case, parameters) != before
+
+
+@pytest.mark.parametrize("name", ["unet", "mixer"])
+def test_the_memory_budget_of_pytorch_saves_memory(name: str) -> None:
+    """The mixer's program does not run in the first backend of torch 2.13."""
+    whole = run(name, EAGER)[1]
+    _, peak, backend = run(name, MEMORY_BUDGET, 0.1)
+    assert backend in BACKENDS
+    assert peak < whole
+
+
+def test_what_a_model_has_decides_who_takes_part() -> None:
+    assert CHECKPOINTING not in available(build("unet", "tiny"))
+    assert EVERY_ROOT not in available(build("lstm", "tiny"))
+    with pytest.raises(StowageError, match="There is no peer 'magic': take one of plain PyTorch, "):
+        make_peer("magic", build("unet", "tiny"))
+
+
+def test_late_and_wrong_answers_are_sentences(tmp_path: Path) -> None:
+    request = {"model": "mixer", "size": "tiny", "depth": None, "home": str(tmp_path), "quick": True, "threads": 1}
+    module, root = "stowage.flows._remat_contestant", find_root(ROOT)
+    with pytest.raises(StowageError, match=r"slow: no answer within 0 s\."):
+        Served("slow", module, request | {"runs": EAGER, "setting": 1.0}, root, limit_s=0.01)
+    with pytest.raises(StowageError, match="wrong: There is no peer 'magic'"):
+        Served("wrong", module, request | {"runs": "magic", "setting": 1.0}, root)
+
+
+def test_options_of_the_command() -> None:
+    job = job_of("unet, gpt2", "rockmate", "30,50%", rounds=3, threads=1, quick=True)
+    assert (job.models, job.methods, job.shares) == (("unet", "gpt2"), ("rockmate",), (0.3, 0.5))
+    assert (job.rounds, job.threads, job.quick) == (3, 1, True)
+    assert job_of("", "", "", rounds=7, threads=0, quick=False) == RematJob()
+    assert set(RematJob().models) <= set(MODELS)
+    with pytest.raises(ParameterError, match="--shares"):
+        job_of("", "", "half", rounds=1, threads=0, quick=False)
+    with pytest.raises(ParameterError, match="--models names resnet: take some of unet"):
+        run_remat(RematJob(models=("resnet",)), Path("nowhere"), print, root=ROOT)
+    with pytest.raises(ParameterError, match="--models names unet: --remat-depth takes"):
+        depth_job("unet", "", "")
+    with pytest.raises(ParameterError, match="--layers names 0, x"):
+        depth_job("", "", "0,2,x")
+
+
+def test_the_table_says_what_was_measured() -> None:
+    rows = [
+        RematRow("unet", MEMORY_BUDGET, "0.3", peak_bytes=3 * MIB, activation_share=0.7, overhead=0.2),
+        RematRow(
+            "unet", "auto", "50%", 2 * MIB, 2 * MIB, 0.08, "rockmate", 1.0, 2 * MIB, 0.5, overhead=0.1, equal=True
+        ),
+        RematRow("unet", "auto", "10%", MIB, note="no plan"),
+    ]
+    peer, plan, nothing = markdown_of(rows).splitlines()[2:]
+    assert peer == "| unet | activation_memory_budget | 0.3 |  | 3.0 MiB | 70% | +20.0% |  |  | no |"
+    assert plan == "| unet | auto (rockmate) | 50% | 2.0 MiB | 2.0 MiB | 50% | **+10.0%** | +8.0% | 1.0 s | yes |"
+    assert nothing == "| unet | auto | 10% | 1.0 MiB | no plan | | | | | |"
+
+
+def test_the_picture_has_a_line_a_contestant_and_one_a_prediction() -> None:
+    lines = {"peer": [Point(4 * MIB, 0.0)], "auto": [Point(MIB, 0.5, 2 * MIB, 0.25), Point(3 * MIB, 0.1)]}
+    (axes,) = remat_figure("unet", lines).axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert drawn == {"peer": [[4, 0]], "auto": [[1, 50], [3, 10]], "auto, predicted": [[2, 25]]}
+    assert axes.get_title() == "unet"
+
+
+def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
+    said: list[str] = []
+    text = run_depth(DepthJob(("gpt2",), ("auto",), (1, 2), "tiny", QUICK), tmp_path, said.append)
+    rows = read_rows(tmp_path / "remat_depth.parquet", GrowthRow)
+    stages = ["trace", "profile", "partition", "options", "solve", "codegen", "total"]
+    assert [(r.layers, r.stage) for r in rows] == [(n, stage) for n in (1, 2) for stage in stages]
+    assert rows[-1].calls > rows[0].calls
+    assert rows[-1].overhead > 0
+    assert rows[-1].seconds == pytest.approx(sum(r.seconds for r in rows[7:-1]))
+    assert text.startswith("gpt2, auto, 2 over 1 layers: trace ")
+    assert len(said) == 2
+    assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat_depth.png").read_bytes())).shape[1] == 1500
