@@ -32,7 +32,7 @@ def test_the_plan_keeps_its_budget_and_the_numbers_of_plain_pytorch(tiny: Path) 
     assert summary.device_peak_bytes <= summary.device_budget_bytes
     steps = read_rows(tiny / "artifacts" / "train" / "steps.parquet", StepRecord)
     assert len(steps) == 3
-    assert all(step.loss == step.eager_loss for step in steps)
+    assert [step.loss for step in steps] == [step.eager_loss for step in steps]
     compile((tiny / "artifacts" / "codegen" / "step.py").read_text(), "step.py", "exec")
 
 
@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tiny: Path) -> None:
     run(["dvc", "repro", "train"], tiny)
     steps = read_rows(tiny / "artifacts" / "train" / "steps.parquet", StepRecord)
     assert [step.iteration for step in steps] == list(range(30))
-    assert all(step.loss == step.eager_loss for step in steps)
+    assert [step.loss for step in steps] == [step.eager_loss for step in steps]
     run(["git", "checkout", "--quiet", "."], tiny)
     run(["dvc", "checkout", "--force", "--quiet"], tiny)
 
