@@ -23,6 +23,7 @@ from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows
 from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.h_regions import clusters_by_block
 from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.settings import OptionsSettings, load_settings
@@ -39,7 +40,7 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
     settings = load_settings(root / "params.yaml").options
     size, limits = search_of(settings)
     store = OptionStore(root / ".stowage" / "options")
-    clusters = clusters_by_block(root)
+    clusters = clusters_by_block(read_rows(root / "artifacts" / "partition" / "clusters.parquet", BlockCluster))
     missing = missing_blocks(root, store, clusters, size, limits)
     if not missing:
         return 0
@@ -87,14 +88,6 @@ def missing_blocks(
         for block in distinct.values()
         if store.get(key_of(block, clusters, size, limits), BlockGraph.from_json(block.graph)) is None
     ]
-
-
-def clusters_by_block(root: Path) -> Clusters:
-    """What `partition` wrote, in order, by block."""
-    found: dict[str, list[BlockCluster]] = {}
-    for row in read_rows(root / "artifacts" / "partition" / "clusters.parquet", BlockCluster):
-        found.setdefault(row.block_hash, []).append(row)
-    return {name: tuple(sorted(rows, key=lambda c: c.cluster)) for name, rows in found.items()}
 
 
 def key_of(block: Block, clusters: Clusters, size: GridSize, limits: SolverSettings) -> str:

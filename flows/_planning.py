@@ -223,14 +223,13 @@ def cost_traces(
 def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
     """Schedules of every distinct block."""
     variants = list(variants)
-    clusters = {(c.block_hash, c.cluster): c for variant in variants for c in variant.clusters}
     by_hash = options_for_blocks(
         [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
         OptionStore(home / "options"),
         size=effort.grid,
         settings=effort.solver,
         workers=os.cpu_count() or 1,
-        clusters=clusters.values(),
+        clusters=[c for variant in variants for c in variant.clusters],
     )
     return [option for found in by_hash.values() for option in found]
 

@@ -10,6 +10,7 @@ from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.encoding import encode, schedule_of_option
+from stowage.stages.options.h_regions import clusters_by_block
 from stowage.stages.options.h_work import HierarchyWork
 from stowage.stages.options.pool import Answer, Job, work
 from stowage.stages.options.store import OptionStore, block_key
@@ -72,9 +73,7 @@ def options_for_blocks(
     """
     size, settings = size or GridSize(), settings or SolverSettings(time_limit_s=5.0)
     distinct = {graph.content_hash(): graph for graph in graphs}
-    inside: dict[str, list[BlockCluster]] = {}
-    for cluster in sorted(clusters, key=lambda c: c.cluster):
-        inside.setdefault(cluster.block_hash, []).append(cluster)
+    inside = clusters_by_block(clusters)
     ready: dict[str, list[Option]] = {}
     solver = _Solver(size, settings, store)
     jobs: list[Job] = []

@@ -59,6 +59,14 @@ class Region:
         return [m for m in self.members if isinstance(m, Region)]
 
 
+def clusters_by_block(rows: Iterable[BlockCluster]) -> dict[str, tuple[BlockCluster, ...]]:
+    """Block hash -> its clusters in order, each once, though several variants of a trace may have the block."""
+    found: dict[str, dict[int, BlockCluster]] = {}
+    for row in rows:
+        found.setdefault(row.block_hash, {}).setdefault(row.cluster, row)
+    return {name: tuple(inside[c] for c in sorted(inside)) for name, inside in found.items()}
+
+
 def regions_of(block: BlockGraph, clusters: Sequence[BlockCluster]) -> Region:
     """The tree.
 

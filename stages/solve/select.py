@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
@@ -86,7 +86,10 @@ def solve_plan(
     """
     budget_bytes = request.device_budget_bytes
     program = program_of(trace, nodes)
-    options = [o for o in options if request.takes(o.formulation)]
+    taken = [o for o in options if request.takes(o.formulation)]
+    if options and not taken:
+        raise ParameterError(f"method {request.method} is for steps too large to be solved exactly: take auto here.")
+    options = taken
     chain = Chain(blocks, nodes, options)
     race = Race(program, chain, budget_bytes, polishes=request.polishes)
     everything = keep_everything(race)

@@ -93,3 +93,9 @@ def test_a_part_of_hiremate_alone(method: str, tmp_path: Path) -> None:
     assert step.plan.method == method
     assert ("tw_remat" in step.plan.solver) == (method == "tw_remat")
     assert step.plan.device_peak_bytes <= budget
+
+
+def test_a_step_that_is_solved_exactly_needs_no_heuristic(tmp_path: Path) -> None:
+    model, batch, loss = ZOO["unet"]()
+    with pytest.raises(ParameterError, match="method tw_remat is for steps too large to be solved exactly"):
+        fit(model, batch, adam, device_budget="90%", loss=loss, method="tw_remat", quick=True, cache_dir=tmp_path)

@@ -169,7 +169,7 @@ def test_a_large_block_is_solved_by_clusters_too() -> None:
     rows = clusters_of(graph, Limits(top_size=8, size=6))
     name = graph.content_hash()
     one = options_for_blocks([graph], None, size=size, settings=QUICK, clusters=rows)[name]
-    two = options_for_blocks([graph], None, size=size, settings=QUICK, clusters=rows, workers=2)[name]
+    two = options_for_blocks([graph], None, size=size, settings=QUICK, clusters=rows * 2, workers=2)[name]
     assert one == two
     assert any(o.formulation.startswith("h_") for o in one)
     alone = options_for_blocks([graph], None, size=size, settings=QUICK)[name]

@@ -43,7 +43,9 @@ def project(root: Path, **more: Any) -> Path:
         Block(i, graph.content_hash(), graph.to_json(), (), (), f"block {i}", 0, ()) for i, graph in enumerate(graphs)
     ]
     write_rows(root / "artifacts" / "partition" / "blocks.parquet", Block, rows)
-    write_rows(root / "artifacts" / "partition" / "clusters.parquet", BlockCluster, clusters_of(graphs[0], CLUSTERS))
+    write_rows(
+        root / "artifacts" / "partition" / "clusters.parquet", BlockCluster, 2 * clusters_of(graphs[1], CLUSTERS)
+    )
     return root
 
 
