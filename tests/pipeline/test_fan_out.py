@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dask
 import pytest
@@ -62,8 +64,14 @@ def stored(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """A scheduler, and one worker in a process of its own."""
-    with LocalCluster(n_workers=1, threads_per_worker=2, protocol="tcp://", dashboard_address=None) as found:
+    """A scheduler, and one worker in a process of its own.
+
+    Dask writes settings of malloc and OpenMP for its workers into this process' environment, and leaves them there.
+    """
+    with (
+        patch.dict(os.environ),
+        LocalCluster(n_workers=1, threads_per_worker=2, protocol="tcp://", dashboard_address=None) as found,
+    ):
         yield found
 
 
