@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stowage.stages.formulations.o_ilp import OIlpSolution, o_ilp
+from stowage.stages.formulations.o_ilp import OIlpAnswer, OIlpSolution, o_ilp
 from stowage.stages.formulations.o_ilp_model import OIlpLimits
 from stowage.stages.formulations.o_ilp_problem import OffloadProblem
 from stowage.stages.formulations.offload_bounds import lower_bound
@@ -89,12 +89,12 @@ class _Search:
         limits = OIlpLimits(reach=REACH if 2 * count > 3 * REACH else None)
         for _ in range(ATTEMPTS):
             problem = self._offmate.problem(asked_bytes)
-            answer = o_ilp(problem, self._settings, limits=limits)
+            answer = self._ask(problem, limits)
             feasible = answer.solution is not None
             if not feasible and answer.smallest_budget_bytes is not None:
                 asked_bytes = answer.smallest_budget_bytes
                 problem = replace(problem, machine=replace(problem.machine, device_bytes=asked_bytes))
-                answer = o_ilp(problem, self._settings, limits=limits)
+                answer = self._ask(problem, limits)
             if answer.solution is None:
                 return
             if not self.fractional_s:
@@ -113,6 +113,13 @@ class _Search:
             if not feasible or excess <= 0 or good or asked_bytes < budget_bytes // 2:
                 return
             asked_bytes -= excess
+
+    def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
+        """O-ILP's answer; where the time is over before it has one, that of its relaxation, options rounded."""
+        answer = o_ilp(problem, self._settings, limits=limits)
+        if answer.status == "unknown":
+            return o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
+        return answer
 
     def _fits(self, plan: OffloadPlan) -> bool:
         return plan.outcome.peak_bytes <= self._budget_bytes

@@ -141,9 +141,15 @@ class _Round:
         tight = np.flatnonzero(self.room[target : wait.copy_row] < size)
         if len(tight):
             target += int(tight[-1]) + 1
+            self._overtake(wait.copy_row)
         if target < wait.copy_row:
             self.room[target : wait.copy_row] -= size
             self.keys[wait.copy_row] = target - 0.5
+
+    def _overtake(self, reload: int) -> None:
+        """Let reloads that are needed later, and keep this one waiting, start after it; memory only falls."""
+        for number, other in enumerate(self.time.ahead_of(reload)):
+            self.keys.setdefault(other, reload + 1e-4 * (number + 1))
 
     def _later(self, wait: Wait) -> None:
         """End the offload, and free what it copied, later, as far as there is room."""

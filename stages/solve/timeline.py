@@ -80,6 +80,28 @@ class Timeline:
                 found.append((i, copy, before))
         return found
 
+    @cached_property
+    def _due_s(self) -> dict[int, float]:
+        """Row of a copy -> when it is waited for."""
+        return {copy: self.at_s[row] + (self.period_s if before else 0.0) for row, copy, before in self._pairs()}
+
+    @cached_property
+    def _reloads(self) -> list[int]:
+        return [i for i, s in enumerate(self._steps) if s.kind == "reload"]
+
+    def ahead_of(self, reload: int) -> list[int]:
+        """Rows of reloads that are before one in the queue of the link, and are waited for later."""
+        before = self._steps[:reload]
+        issued = next((i for i in range(reload - 1, -1, -1) if before[i].kind not in BESIDE), 0)
+        issued_s = self._rows[issued].start_s
+        found: list[int] = []
+        for copy in reversed(self._reloads[: bisect_left(self._reloads, reload)]):
+            if self._rows[copy].end_s <= issued_s:
+                break
+            if self._due_s.get(copy, 0.0) > self._due_s[reload]:
+                found.append(copy)
+        return found[::-1]
+
     def waits(self) -> list[Wait]:
         """Where computing waits; what is wanted reaches a little further, for rows move."""
         found: list[Wait] = []

@@ -145,3 +145,52 @@ def test_what_never_changes_has_a_copy_below_from_the_start() -> None:
     changed = [nodes[0], replace(nodes[1], phase="update", mutates=(weight,), once=True)]
     with pytest.raises(IllegalPlanError):
         replay_plan(storages, changed, moved.steps, keep=frozenset({second}), link=LINK, start=moved.state)
+
+
+def test_a_reload_that_is_needed_later_lets_another_pass() -> None:
+    """The small weight has no room to come up earlier, and is behind a large one in the queue that is not urgent."""
+    small, large, early, middle, late, loss = range(6)
+    storages = [
+        storage(small, 10, "parameter", "small"),
+        storage(large, 1000, "parameter", "large"),
+        storage(early, 10),
+        storage(middle, 1),
+        storage(late, 1),
+        storage(loss, 1),
+    ]
+    nodes = [
+        node(0, [], [early]),
+        node(1, [early], [middle]),
+        node(2, [small, middle], [late]),
+        node(3, [late], [], time_s=20.0),
+        node(4, [large, late], [loss]),
+    ]
+    steps = [
+        Step(-1, large, "F", "reload"),
+        Step(0, -1, "F"),
+        Step(1, -1, "F"),
+        Step(-1, early, "F"),
+        Step(-1, small, "F", "reload"),
+        Step(-1, small, "F", "wait"),
+        Step(2, -1, "F"),
+        Step(-1, middle, "F"),
+        Step(3, -1, "F"),
+        Step(-1, large, "F", "wait"),
+        Step(4, -1, "F"),
+        Step(-1, late, "F"),
+        Step(-1, small, "F"),
+        Step(-1, large, "F"),
+    ]
+    state = TierState(below=frozenset({small, large}), copied=frozenset({small, large}))
+
+    def judge(found: Sequence[Step]) -> Outcome:
+        return replay_plan(storages, nodes, found, keep=frozenset({loss}), link=LINK, start=state)
+
+    before = judge(steps)
+    assert before.wait_s == pytest.approx(8.1)
+    found, after = shift(steps, before, [s.nbytes for s in storages], before.peak_bytes, judge)
+    assert after.wait_s == pytest.approx(0.0, abs=1e-6), (
+        "it comes up early, for the large one is not in the way any more"
+    )
+    assert after.peak_bytes <= before.peak_bytes
+    assert rows_of(found) == rows_of(steps)
