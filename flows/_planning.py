@@ -25,7 +25,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition import make_blocks, make_chains
+from stowage.stages.partition import MAX_BLOCKS, make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.settings.sizes import resolve_budget
@@ -36,9 +36,6 @@ from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
-
-MAX_BLOCKS = 200
-"""Length of the chain, at most; see `PartitionSettings`."""
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,17 @@ from stowage.stages.partition.fold import fold
 from stowage.stages.partition.h_block import block_clusters
 from stowage.stages.partition.h_partition import Limits
 
-__all__ = ["Partitioned", "make_blocks", "make_chains"]
+__all__ = ["MAX_BLOCKS", "Partitioned", "make_blocks", "make_chains"]
 
 SMALLEST_BLOCK = 4
 """Forward nodes of a block, at least: smaller neighbours are merged."""
 
+MAX_BLOCKS = 300
+"""Blocks of a chain, at most, if nobody says otherwise."""
+
 
 def make_blocks(
-    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = 200
+    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = MAX_BLOCKS
 ) -> tuple[list[ComputeNode], list[Block]]:
     """Fold calls into compute nodes and cut them into the chain of blocks, `max_blocks` at most.
 
@@ -62,7 +65,7 @@ class Partitioned:
 
 
 def make_chains(
-    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = 200, limits: Limits | None = None
+    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = MAX_BLOCKS, limits: Limits | None = None
 ) -> dict[str, Partitioned]:
     """The chain of blocks, under ""; and where that has a large block and holding long-lived values makes it smaller,
     the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again. Blocks

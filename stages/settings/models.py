@@ -176,7 +176,7 @@ class PartitionSettings(_Section):
         alpha: exponent of the number of nodes in the score of a cluster (equation 3.1).
     """
 
-    max_blocks: Positive = 200
+    max_blocks: Positive = 300
     cluster_size: Annotated[int, Field(ge=2)] = 20
     top_size: Positive = 30
     alpha: Annotated[float, Field(ge=0)] = 0.5

@@ -153,33 +153,26 @@ class Program:
             current = self.without_dead([e for i, e in enumerate(current) if i not in removed])
 
     def _one_pass(self, executions: Sequence[Execution], room: np.ndarray[tuple[int], np.dtype[np.int64]]) -> set[int]:
-        last = self.last_uses(executions)
-        previous: dict[int, int] = {}
-        made: dict[int, int] = {}
-        candidates: list[tuple[float, int, list[tuple[int, int, int]]]] = []
+        copies = _Copies(self.last_uses(executions))
+        seen: set[int] = set()
+        candidates: list[tuple[float, int]] = []
         for position, execution in enumerate(executions):
             node = self.nodes[execution.node]
-            if node.node in previous:
-                needed = [s for s in node.creates if last[s, position] > position]
-                spans = [(s, last[s, made[s]] + 1, position) for s in needed]
+            copies.made(node.creates, position)
+            if node.node in seen:
+                spans = copies.spans(node.creates, position)
                 byte_rows = sum(self.nbytes[s] * max(end - start, 0) for s, start, end in spans)
-                candidates.append((-node.time_s / max(byte_rows, 1), position, spans))
-            previous[node.node] = position
-            for storage in node.creates:
-                made[storage] = position
-        removed: set[int] = set()
-        touched: set[int] = set()
+                candidates.append((-node.time_s / max(byte_rows, 1), position))
+            seen.add(node.node)
         at_most = RangeMinima(room)  # room only shrinks in a pass
-        for _, position, spans in sorted(candidates):
+        for _, position in sorted(candidates):
+            created = self.nodes[executions[position].node].creates
+            spans = copies.spans(created, position)
             if any(low < high and at_most.of(low, high) < self.nbytes[s] for s, low, high in spans):
                 continue
-            node = self.nodes[executions[position].node]
-            if touched.intersection(node.creates):
-                continue  # an earlier decision in this pass changed which copy is read
             if self._make_room(room, spans):
-                removed.add(position)
-                touched.update(node.creates)
-        return removed
+                copies.remove(created, position)
+        return copies.removed
 
     def _make_room(self, room: np.ndarray[tuple[int], np.dtype[np.int64]], spans: list[tuple[int, int, int]]) -> bool:
         """Take the bytes of (storage, from, until) spans out of `room`, if they fit."""
@@ -194,3 +187,49 @@ class Program:
             return False
         room[start:end] -= extra
         return True
+
+
+class _Copies:
+    """Copies of storages in an order of executions, some of which are removed: the copy before then lasts longer.
+
+    Attributes:
+        removed: positions of executions that are no more.
+    """
+
+    def __init__(self, last: Mapping[tuple[int, int], int]) -> None:
+        self._last = last
+        self._before: dict[tuple[int, int], int] = {}
+        self._newest: dict[int, int] = {}
+        self._longer: set[tuple[int, int]] = set()
+        self.removed: set[int] = set()
+
+    def made(self, storages: Sequence[int], position: int) -> None:
+        """Note copies, in order of their positions."""
+        for storage in storages:
+            if storage in self._newest:
+                self._before[storage, position] = self._newest[storage]
+            self._newest[storage] = position
+
+    def _wanted(self, storage: int, position: int) -> bool:
+        """Whether anything reads the copy, be it in the place of a later one."""
+        return self._last[storage, position] > position or (storage, position) in self._longer
+
+    def _source(self, storage: int, position: int) -> int:
+        """The copy that takes the place of one: the one before, of those that were not removed unread."""
+        source = self._before[storage, position]
+        while source in self.removed and not self._wanted(storage, source):
+            source = self._before[storage, source]
+        return source
+
+    def spans(self, storages: Sequence[int], position: int) -> list[tuple[int, int, int]]:
+        """(storage, from, until): what would be in memory besides, if this execution were removed."""
+        return [
+            (s, self._last[s, self._source(s, position)] + 1, position) for s in storages if self._wanted(s, position)
+        ]
+
+    def remove(self, storages: Sequence[int], position: int) -> None:
+        """Remove an execution."""
+        for s in storages:
+            if self._wanted(s, position):
+                self._longer.add((s, self._source(s, position)))
+        self.removed.add(position)
