@@ -11,7 +11,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.select import program_of
-from tests.simulate.small_plans import KEEP, NODES, STORAGES
+from tests.simulate.small_plans import KEEP, NODES, STORAGES, node, storage
 from tests.solve.prepared import prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
 
@@ -61,6 +61,41 @@ def test_retaining_by_hand() -> None:
     # Node 3 needs 2031 bytes either way; the update's 2501 bind, and hold neither copy.
     assert program.peak_bytes(executions) == 2501
     assert [e.node for e in program.retain_where_possible(executions, 2501)] == [0, 1, 2, 3, 4]
+
+
+@st.composite
+def repeated(draw: st.DrawFn) -> tuple[Program, list[Execution]]:
+    """Nodes that make two storages each, run again and again between others that read one or the other."""
+    count = draw(st.integers(2, 5))
+    sizes = st.integers(1, 50)
+    storages = [storage(i, draw(sizes)) for i in range(2 * count)]
+    nodes = []
+    for i in range(count):
+        reads = draw(st.sets(st.integers(0, 2 * i - 1), max_size=2)) if i else set()
+        nodes.append(node(i, sorted(reads), [2 * i, 2 * i + 1], time_s=float(draw(sizes))))
+    order = list(range(count))
+    for _ in range(draw(st.integers(2, 6))):
+        order += draw(st.lists(st.integers(0, count - 1), max_size=4))
+        reads = draw(st.sets(st.integers(0, 2 * count - 1), min_size=1, max_size=2))
+        storages.append(storage(len(storages), draw(sizes)))
+        nodes.append(node(len(nodes), sorted(reads), [storages[-1].storage], phase="backward"))
+        order.append(nodes[-1].node)
+    program = Program(storages, nodes, frozenset({storages[-1].storage}))
+    return program, program.without_dead(runs(*order))
+
+
+@settings(max_examples=400, **QUICK)
+@given(repeated(), st.floats(0, 0.6))
+def test_removing_several_repetitions_of_a_node_keeps_the_budget(
+    found: tuple[Program, list[Execution]], share: float
+) -> None:
+    program, executions = found
+    budget = int(program.peak_bytes(executions) * (1 + share))
+    retained = program.retain_where_possible(executions, budget)
+    assert program.replay(retained).peak_bytes <= budget
+    assert program.without_dead(retained) == retained
+    once = program.retain_where_possible(executions, 1 << 50)
+    assert len(once) == len(program.nodes)
 
 
 @settings(max_examples=60, **QUICK)
