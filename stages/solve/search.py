@@ -31,6 +31,9 @@ NOTICEABLE = 1e-3
 BARRINGS = 4
 """Roundings of one answer; each but the first without updates that were too slow before."""
 
+SOLVES = 4
+"""Where a plan fits, O-ILP is asked again only until its solves took this many times the limit of one."""
+
 REACH = 8
 """In long chains a transfer happens at most this many steps from the use that it follows or serves: ten times faster to
 solve, and on the models tried with the same objective."""
@@ -54,10 +57,12 @@ def plans(
         # So may one from fewer options: fractions of updates fall otherwise.
         others.append(_Search(offloader, device_budget_bytes, settings, preprint=True))
     best_s = search.best_s
+    spent_s = search.spent_s
     for other in others:
-        if best_s > search.bound_s * CLOSE:
+        if best_s > search.bound_s * CLOSE and not (best_s < math.inf and spent_s > SOLVES * settings.time_limit_s):
             yield from other.run()
             best_s = min(best_s, other.best_s)
+            spent_s += other.spent_s
 
 
 class _Search:
@@ -68,6 +73,7 @@ class _Search:
         bound_s: no plan of these options is faster, as O-ILP counts.
         fractional_s: O-ILP's time for the whole budget.
         rates_bound_s: what computing and the rates of the tiers allow within the budget.
+        spent_s: in O-ILP's solves.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class _Search:
         self.best_s = math.inf
         self.bound_s = 0.0
         self.fractional_s = 0.0
+        self.spent_s = 0.0
         self.rates_bound_s = lower_bound(self._offmate.problem(device_budget_bytes)).total_s
 
     def run(self) -> Iterator[OffloadPlan]:
@@ -110,15 +117,18 @@ class _Search:
             closest = min if math.isinf(self.best_s) else max
             excess = closest((p.outcome.peak_bytes for p in found), default=0) - budget_bytes
             good = self.best_s <= answer.solution.objective_s * CLOSE
-            if not feasible or excess <= 0 or good or asked_bytes < budget_bytes // 2:
+            late = self.best_s < math.inf and self.spent_s > SOLVES * self._settings.time_limit_s
+            if not feasible or excess <= 0 or good or late or asked_bytes < budget_bytes // 2:
                 return
             asked_bytes -= excess
 
     def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
         """O-ILP's answer; where the time is over before it has one, that of its relaxation, options rounded."""
         answer = o_ilp(problem, self._settings, limits=limits)
+        self.spent_s += answer.wall_s
         if answer.status == "unknown":
-            return o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
+            answer = o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
+            self.spent_s += answer.wall_s
         return answer
 
     def _fits(self, plan: OffloadPlan) -> bool:

@@ -1,7 +1,8 @@
-"""O-ILP asked again: where the time is over before it has an answer, its relaxation has one."""
+"""When O-ILP is asked again: with less, of its relaxation, and not for ever."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,22 @@ from tests.offload.away import BELOW, smallest_below
 from tests.runtime.beside_eager import adamw, prepare
 from tests.zoo import ZOO
 
+SETTINGS = SolverSettings(time_limit_s=10.0, gap=0.01)
 
-def test_no_answer_in_time_is_asked_of_the_relaxation(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Offloader, int]:
+    """A small GPT-2, and a budget that is enough for O-ILP."""
     prepared = prepare(ZOO["gpt2"], adamw)
     program = program_of(prepared.trace, prepared.nodes)
     offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
-    budget_bytes = int(smallest_below(prepared) * 4)
+    return offloader, smallest_below(prepared) * 4
+
+
+def test_no_answer_in_time_is_asked_of_the_relaxation(
+    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offloader, budget_bytes = small
     asked: list[str] = []
 
     def too_slow(*arguments: Any, method: str = "exact", **more: Any) -> OIlpAnswer:
@@ -31,8 +42,27 @@ def test_no_answer_in_time_is_asked_of_the_relaxation(monkeypatch: pytest.Monkey
         return o_ilp(*arguments, method="relax_and_round", **more)
 
     monkeypatch.setattr(search, "o_ilp", too_slow)
-    plans = list(search.plans(offloader, budget_bytes, SolverSettings(time_limit_s=10.0, gap=0.01)))
+    plans = list(search.plans(offloader, budget_bytes, SETTINGS))
     assert asked[:2] == ["exact", "relax_and_round"]
     fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
     assert fitting
     assert all(p.outcome.time_s >= p.fractional_s * 0.99 > 0 for p in fitting)
+
+
+def test_with_a_plan_at_hand_slow_solves_end_the_search(
+    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offloader, budget_bytes = small
+    monkeypatch.setattr(search, "CLOSE", 0.0)  # no plan is good enough to stop for
+    asked: dict[float, int] = {}
+    for wall_s in (0.0, search.SOLVES * SETTINGS.time_limit_s + 1):
+
+        def took(*arguments: Any, wall_s: float = wall_s, **more: Any) -> OIlpAnswer:
+            asked[wall_s] = asked.get(wall_s, 0) + 1
+            return replace(o_ilp(*arguments, **more), wall_s=wall_s)
+
+        monkeypatch.setattr(search, "o_ilp", took)
+        plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+        assert any(p.outcome.peak_bytes <= budget_bytes for p in plans)
+    quick, slow = asked.values()
+    assert slow == 1 < quick
