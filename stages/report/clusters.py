@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 SHARE_COLOURS = ("#cc3344", "#ee9933", "#44996b", "#4477aa", "#aa5599")
@@ -29,27 +31,37 @@ def clusters_figure(overheads: Mapping[str, Lines], seconds: Mapping[str, Totals
     shares = list(dict.fromkeys(share for lines in overheads.values() for _, share in lines))
     styles = dict(zip(methods, METHOD_STYLES * (1 + len(methods))))
     colours = dict(zip(shares, SHARE_COLOURS * (1 + len(shares))))
-    labelled: dict[str, object] = {}
+    labelled: dict[str, Artist] = {}
     for column, (model, totals) in enumerate(seconds.items()):
         above, below = panels[0][column], panels[1][column]
-        for (method, share), points in overheads.get(model, {}).items():
+        lines = overheads.get(model, {})
+        for (method, share), points in sorted(lines.items(), key=lambda line: shares.index(line[0][1])):
             label = f"{method}, {share}"
-            (labelled[label],) = above.plot(
-                *zip(*points), styles[method], color=colours[share], lw=1.6, marker="o", ms=4, label=label
-            )
+            labelled[label] = _draw(above, points, styles[method], colours[share], label)
         for method, points in totals.items():
             label = f"{method}, time"
-            (labelled[label],) = below.plot(
-                *zip(*points), styles[method], color="#222222", lw=1.6, marker="s", ms=3.5, label=label
-            )
+            labelled[label] = _draw(below, points, styles[method], "#222222", label)
         sizes = sorted({size for points in totals.values() for size, _ in points})
         below.set_xticks(sizes, [str(size) for size in sizes])
         below.set_xlabel("members of a cluster at most, $M^l$")
         above.set_title(model, fontsize=10)
-        for axes in (above, below):
-            axes.set_ylim(bottom=0)
+        for axes, drawn in ((above, lines.values()), (below, totals.values())):
+            highest = max((value for points in drawn for _, value in points), default=1.0)
+            axes.set_ylim(0, 1.1 * max(highest, 1.0))
             axes.grid(color="#e6e8eb")
     panels[0][0].set_ylabel("predicted overhead (%)")
     panels[1][0].set_ylabel("processor time (s)")
-    figure.legend(list(labelled.values()), list(labelled), loc="outside upper left", ncols=4, fontsize=8)
+    handles = sorted(labelled, key=lambda label: label.endswith(", time"))
+    figure.legend(
+        handles=[labelled[label] for label in handles],
+        loc="outside upper left",
+        ncols=max(len(shares) + 1, 2),
+        fontsize=8,
+        handlelength=3.2,
+    )
     return figure
+
+
+def _draw(axes: Axes, points: Sequence[tuple[int, float]], style: str, colour: str, label: str) -> Artist:
+    x, y = [size for size, _ in points], [value for _, value in points]
+    return axes.plot(x, y, style, color=colour, lw=1.6, marker="o", ms=4, label=label)[0]
