@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -27,10 +28,12 @@ def clusters_figure(overheads: Mapping[str, Lines], seconds: Mapping[str, Totals
     """
     figure = Figure(figsize=(max(4.4 * len(seconds), 6.0), 5.6), layout="constrained")
     panels = figure.subplots(2, max(len(seconds), 1), sharex="col", squeeze=False, height_ratios=(3, 2))
-    methods = list(dict.fromkeys(method for totals in seconds.values() for method in totals))
     shares = list(dict.fromkeys(share for lines in overheads.values() for _, share in lines))
-    styles = dict(zip(methods, METHOD_STYLES * (1 + len(methods))))
-    colours = dict(zip(shares, SHARE_COLOURS * (1 + len(shares))))
+    named = [method for lines in overheads.values() for method, _ in lines]
+    styles = dict(
+        zip(dict.fromkeys([*named, *(m for totals in seconds.values() for m in totals)]), cycle(METHOD_STYLES))
+    )
+    colours = dict(zip(shares, cycle(SHARE_COLOURS)))
     labelled: dict[str, Artist] = {}
     for column, (model, totals) in enumerate(seconds.items()):
         above, below = panels[0][column], panels[1][column]
