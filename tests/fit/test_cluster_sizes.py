@@ -74,8 +74,8 @@ def test_the_picture_has_overhead_above_and_time_below() -> None:
     seconds = {"gpt2": {"hiremate": [(8, 3.0), (20, 5.0)]}, "unet": {"hiremate": [(8, 1.0)]}}
     figure = clusters_figure(overheads, seconds)
     above, empty, below, _ = figure.axes
-    assert [line.get_xydata().tolist() for line in above.lines] == [[[8, 20], [20, 18]], [[8, 21]]]  # type: ignore[union-attr]
-    assert [line.get_xydata().tolist() for line in below.lines] == [[[8, 3], [20, 5]]]  # type: ignore[union-attr]
+    assert [line.get_xydata().tolist() for line in above.lines] == [[[8, 20], [20, 18]], [[8, 21]]]
+    assert [line.get_xydata().tolist() for line in below.lines] == [[[8, 3], [20, 5]]]
     assert (above.get_title(), empty.get_title()) == ("gpt2", "unet")
     assert len(empty.lines) == 0
     (legend,) = figure.legends

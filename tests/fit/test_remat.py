@@ -166,7 +166,7 @@ def test_the_table_says_what_was_measured() -> None:
 
 def lines_of(axes: Axes) -> dict[str, list[list[float]]]:
     """Label -> points."""
-    return {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}  # type: ignore[union-attr]
+    return {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
 
 
 def test_the_picture_has_a_line_a_method_and_marks_for_peers() -> None:
