@@ -23,9 +23,9 @@ from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.table import write_atomically, write_rows
 from stowage.stages.settings.sizes import parse_percentage
 
-SHARES = (0.3, 0.4, 0.5, 0.65, 0.8)
+SHARES = (0.3, 0.5, 0.65)
 METHODS = ("auto", "rockmate")
-DEFAULT_MODELS = ("unet", "transformer", "mixer", "gpt2")
+DEFAULT_MODELS = ("unet", "transformer", "t5", "resnet101", "uno", "lstm", "mamba", "regnet", "mixer", "gpt2")
 PREDICTED = ("predicted_peak_bytes", "predicted_overhead", "found_by", "plan_s")
 MEASURED = (
     "peak_bytes",
