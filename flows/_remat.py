@@ -62,6 +62,7 @@ class RematJob:
         quick: plan in seconds.
         threads: of PyTorch in every process, 0 for its default.
         limit_s: a point that does not answer for so long is left out.
+        planning_limit_s: the same for one plan; the first makes the options of all blocks.
     """
 
     models: tuple[str, ...] = DEFAULT_MODELS
@@ -75,6 +76,7 @@ class RematJob:
     quick: bool = False
     threads: int = 0
     limit_s: float = 900.0
+    planning_limit_s: float = 3600.0
 
 
 def job_of(models: str, methods: str, shares: str, *, rounds: int, threads: int, quick: bool) -> RematJob:
@@ -161,6 +163,7 @@ class _Model:
 
     def _enter(self, name: str, **what: Any) -> Served:
         job = self.job
+        limit_s = job.planning_limit_s if what["runs"] == "planner" else job.limit_s
         common = {
             "model": self.name,
             "size": job.size,
@@ -171,7 +174,7 @@ class _Model:
         }
         environment = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
         module = "stowage.flows._remat_contestant"
-        return Served(name, module, common | what, self.root, limit_s=job.limit_s, environment=environment)
+        return Served(name, module, common | what, self.root, limit_s=limit_s, environment=environment)
 
     def _plan(self) -> tuple[dict[str, Any], _Plans]:
         """What is known of the model, and (method, share) -> its plan; of no share, the smallest budget's."""
