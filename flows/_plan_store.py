@@ -36,11 +36,12 @@ class PlanStore:
         self._folder = folder
 
     def key(self, variants: Sequence[Variant], *question: object) -> str:
-        """Of the programs with their costs, and of whatever else is asked; values with a faithful `repr`."""
+        """Of programs with their costs and clusters, and of whatever else is asked; values with a faithful `repr`."""
         digest = hashlib.sha256(_code().encode())
         for variant in variants:
             digest.update(variant.trace.meta.configuration_hash.encode())
             digest.update(repr([_cost(n) for n in variant.nodes]).encode())
+            digest.update(repr([(c.block_hash, c.children) for c in variant.clusters]).encode())
         digest.update(repr(question).encode())
         return digest.hexdigest()[:20]
 

@@ -25,7 +25,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition import MAX_BLOCKS, make_blocks, make_chains
+from stowage.stages.partition import MAX_BLOCKS, Limits, make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.settings.sizes import resolve_budget
@@ -130,26 +130,31 @@ class Costed:
         variants: the trace and its rewrites, with nodes and blocks.
         eager_peak_bytes: see `Planned`.
         costs: of every distinct call.
+        limits: sizes of the clusters of `WHOLE` methods; the defaults where there are none.
     """
 
     target: DeviceDescription
     variants: list[Variant]
     eager_peak_bytes: int
     costs: Sequence[Cost]
+    limits: Limits | None = None
 
     def variants_for(self, method: str) -> list[Variant]:
         """Cut as a method wants it: `WHOLE` methods take one block."""
         if method not in WHOLE:
             return self.variants
-        return _cut({v.name: v.trace for v in self.variants if v.name == rewrite_of(v.name)}, self.costs, 1)
+        whole = {v.name: v.trace for v in self.variants if v.name == rewrite_of(v.name)}
+        return _cut(whole, self.costs, 1, self.limits)
 
 
-def _cut(traces: Mapping[str, TraceTables], costs: Sequence[Cost], max_blocks: int) -> list[Variant]:
+def _cut(
+    traces: Mapping[str, TraceTables], costs: Sequence[Cost], max_blocks: int, limits: Limits | None = None
+) -> list[Variant]:
     by_signature = {c.signature: c for c in costs}
     return [
         Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
         for name, rewritten in traces.items()
-        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks).items()
+        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks, limits=limits).items()
     ]
 
 

@@ -8,71 +8,43 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stowage.flows._project import find_root
 from stowage.flows._remat_names import EAGER, MEMORY_BUDGET, Size
+from stowage.flows._remat_rows import RematRow, describe, markdown_of, picture
 from stowage.flows._served import Served
 from stowage.stages.ir.activations import activation_share
-from stowage.stages.ir.errors import MIB, ParameterError, StowageError
+from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.table import write_atomically, write_rows
-from stowage.stages.report.figures import render
-from stowage.stages.report.remat import Point, remat_figure
 from stowage.stages.settings.sizes import parse_percentage
 
-SHARES = (0.3, 0.4, 0.5, 0.65, 0.8)
+SHARES = (0.3, 0.5, 0.65)
 METHODS = ("auto", "rockmate")
-DEFAULT_MODELS = ("unet", "transformer", "mixer", "gpt2")
+DEFAULT_MODELS = ("unet", "transformer", "t5", "resnet101", "uno", "lstm", "mamba", "regnet", "mixer", "gpt2")
+PREDICTED = ("predicted_peak_bytes", "predicted_overhead", "found_by", "plan_s")
+MEASURED = (
+    "peak_bytes",
+    "activation_share",
+    "eager_peak_bytes",
+    "time_s",
+    "eager_time_s",
+    "overhead",
+    "rounds",
+    "equal",
+    "note",
+)
+"""Columns; methods that find the same plan share its measurement."""
+
 MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 """Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
 
-NAN = float("nan")
 
-
-@dataclass(frozen=True)
-class RematRow:
-    """One point.
-
-    Attributes:
-        model: its name.
-        contestant: a method of planning, or a peer.
-        setting: the share of keep-all's activation budget that was asked for (`50%`), `smallest` for the method's
-            smallest feasible budget, or a peer's value.
-        budget_bytes, predicted_peak_bytes: of the device; -1 for peers.
-        predicted_overhead: predicted time over the prediction for keeping everything, less 1; NaN for peers.
-        found_by: the planner that found the plan, or the backend of a compiled peer.
-        plan_s: time to plan, after the model was traced and profiled; stores are shared, so what the first point of a
-            model solves, later ones find.
-        peak_bytes: measured; -1 where there is no measurement.
-        activation_share: of keep-all's activation budget, at that peak.
-        eager_peak_bytes: of plain PyTorch, measured.
-        time_s, eager_time_s: medians over rounds.
-        overhead: median over rounds of the ratio to plain PyTorch's time in the same round, less 1.
-        rounds: iterations timed.
-        equal: loss and every gradient to plain PyTorch's, bit for bit, in every iteration.
-        note: why there is no measurement.
-    """
-
-    model: str
-    contestant: str
-    setting: str
-    budget_bytes: int = -1
-    predicted_peak_bytes: int = -1
-    predicted_overhead: float = NAN
-    found_by: str = ""
-    plan_s: float = NAN
-    peak_bytes: int = -1
-    activation_share: float = NAN
-    eager_peak_bytes: int = -1
-    time_s: float = NAN
-    eager_time_s: float = NAN
-    overhead: float = NAN
-    rounds: int = 0
-    equal: bool = False
-    note: str = ""
+_Plans = Mapping[tuple[str, float | None], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -90,6 +62,7 @@ class RematJob:
         quick: plan in seconds.
         threads: of PyTorch in every process, 0 for its default.
         limit_s: a point that does not answer for so long is left out.
+        planning_limit_s: the same for one plan; the first makes the options of all blocks.
     """
 
     models: tuple[str, ...] = DEFAULT_MODELS
@@ -103,6 +76,7 @@ class RematJob:
     quick: bool = False
     threads: int = 0
     limit_s: float = 900.0
+    planning_limit_s: float = 3600.0
 
 
 def job_of(models: str, methods: str, shares: str, *, rounds: int, threads: int, quick: bool) -> RematJob:
@@ -156,132 +130,109 @@ class _Turns:
 def remat_rows(
     job: RematJob, home: Path, root: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[RematRow]:
-    """Every point of every model, peers first.
-
-    Raises:
-        StowageError: a model cannot be traced or planned at all.
-    """
+    """Every point of every model, peers first; what cannot be traced, planned or run is a row that says why."""
     for model in job.models:
-        yield from _model_rows(job, model, home, root, say)
-
-
-def _model_rows(job: RematJob, model: str, home: Path, root: Path, say: Callable[[str], None]) -> Iterator[RematRow]:
-    common = {
-        "model": model,
-        "size": job.size,
-        "depth": job.depth,
-        "home": str(home),
-        "quick": job.quick,
-        "threads": job.threads,
-    }
-
-    def enter(name: str, **what: Any) -> Served:
-        environment = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
-        request = common | what
-        return Served(
-            name, "stowage.flows._remat_contestant", request, root, limit_s=job.limit_s, environment=environment
-        )
-
-    planner = enter(f"planner of {model}", runs="planner")
-    about = planner.about
-    try:
-        wanted = [(m, s) for m in job.methods for s in (*job.shares, None)]
-        plans = {(method, share): planner.ask([method, share]) for method, share in wanted}
-    finally:
-        planner.close()
-    say(f"{model}: {about['calls']} calls, planned for {len(plans)} budgets")
-    eager = enter(EAGER, runs=EAGER, setting=1.0)
-    turns = _Turns(eager, job.rounds)
-
-    def point(row: dict[str, Any], **what: Any) -> RematRow:
-        base = {"model": model, **row}
         try:
-            served = enter(f"{row['contestant']} {row['setting']}".strip(), **what)
+            yield from _Model(job, model, home, root, say).rows()
+        except StowageError as error:
+            made = RematRow(model=model, contestant=EAGER, setting="", note=str(error))
+            say(describe(made))
+            yield made
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One model with everyone who takes part."""
+
+    job: RematJob
+    name: str
+    home: Path
+    root: Path
+    say: Callable[[str], None]
+
+    def rows(self) -> Iterator[RematRow]:
+        """Plan for every budget, then measure the peers and the plans."""
+        about, plans = self._plan()
+        eager = self._enter(EAGER, runs=EAGER, setting=1.0)
+        try:
+            for row in self._measured(_Turns(eager, self.job.rounds), about, plans):
+                self.say(describe(row))
+                yield row
+        finally:
+            eager.close()
+
+    def _enter(self, name: str, **what: Any) -> Served:
+        job = self.job
+        limit_s = job.planning_limit_s if what["runs"] == "planner" else job.limit_s
+        common = {
+            "model": self.name,
+            "size": job.size,
+            "depth": job.depth,
+            "home": str(self.home),
+            "quick": job.quick,
+            "threads": job.threads,
+        }
+        environment = {"OMP_NUM_THREADS": str(job.threads)} if job.threads else {}
+        module = "stowage.flows._remat_contestant"
+        return Served(name, module, common | what, self.root, limit_s=limit_s, environment=environment)
+
+    def _plan(self) -> tuple[dict[str, Any], _Plans]:
+        """What is known of the model, and (method, share) -> its plan; of no share, the smallest budget's."""
+        name, started = f"planner of {self.name}", time.perf_counter()
+        planner = self._enter(name, runs="planner")
+        about, plans = planner.about, dict[tuple[str, float | None], dict[str, Any]]()
+        try:
+            for method in self.job.methods:
+                for share in (*self.job.shares, None):
+                    try:
+                        plans[method, share] = planner.ask([method, share])
+                    except StowageError as error:  # late, or ended: another one goes on
+                        plans[method, share] = {"budget": -1, "why": str(error)}
+                        planner.close()
+                        planner = self._enter(name, runs="planner")
+        finally:
+            planner.close()
+        taken = time.perf_counter() - started
+        self.say(f"{self.name}: {about['calls']} calls, planned for {len(plans)} budgets in {taken:.0f} s")
+        return about, plans
+
+    def _measured(self, turns: _Turns, about: dict[str, Any], plans: _Plans) -> Iterator[RematRow]:
+        for name in (n for n in about["peers"] if self.job.peers is None or n in self.job.peers):
+            for value in self.job.memory_budgets if name == MEMORY_BUDGET else (1.0,):
+                row = RematRow(self.name, name, f"{value:g}" if name == MEMORY_BUDGET else "")
+                yield self._point(turns, about, row, runs=name, setting=value)
+        known: dict[str, RematRow] = {}
+        for (method, share), plan in plans.items():
+            row = RematRow(self.name, method, "smallest" if share is None else f"{share:.0%}", plan["budget"])
+            if "why" in plan:
+                yield replace(row, note=f"no plan: {plan['why']}")
+                continue
+            row = replace(row, **{name: plan[name] for name in PREDICTED})
+            if same := known.get(plan["plan_hash"]):
+                yield replace(row, **{name: getattr(same, name) for name in MEASURED})
+                continue
+            row = self._point(turns, about, row, runs="plan", method=method, budget=plan["budget"])
+            known[plan["plan_hash"]] = row
+            yield row
+
+    def _point(self, turns: _Turns, about: dict[str, Any], row: RematRow, **what: Any) -> RematRow:
+        try:
+            served = self._enter(f"{row.contestant} {row.setting}".strip(), **what)
             try:
                 found = turns.measure(served)
             finally:
                 served.close()
         except StowageError as error:
-            return RematRow(**base, note=str(error))
-        base |= served.about  # of a peer: how it is done
+            return replace(row, note=str(error))
         share = activation_share(about["fixed_bytes"], about["keep_all_peak_bytes"], found["peak_bytes"])
-        return RematRow(**base, **found, activation_share=share)
-
-    try:
-        for name in (n for n in about["peers"] if job.peers is None or n in job.peers):
-            for value in job.memory_budgets if name == MEMORY_BUDGET else (1.0,):
-                setting = f"{value:g}" if name == MEMORY_BUDGET else ""
-                made = point({"contestant": name, "setting": setting}, runs=name, setting=value)
-                say(describe(made))
-                yield made
-        for (method, share), plan in plans.items():
-            setting = "smallest" if share is None else f"{share:.0%}"
-            row = {"contestant": method, "setting": setting, "budget_bytes": plan["budget"]}
-            if "why" in plan:
-                made = RematRow(model=model, **row, note=f"no plan: {plan['why']}")
-            else:
-                row |= {k: plan[k] for k in ("predicted_peak_bytes", "predicted_overhead", "found_by", "plan_s")}
-                made = point(row, runs="plan", method=method, budget=plan["budget"])
-            say(describe(made))
-            yield made
-    finally:
-        eager.close()
-
-
-def describe(row: RematRow) -> str:
-    """One line for people."""
-    name = f"{row.model}, {row.contestant} {row.setting}".strip()
-    if row.note:
-        return f"{name}: {row.note}"
-    predicted = f" (predicted {row.predicted_overhead:+.1%})" if row.predicted_peak_bytes >= 0 else ""
-    return (
-        f"{name}: {row.peak_bytes / MIB:,.1f} MiB ({row.activation_share:.0%} of keep-all's activations), overhead "
-        f"{row.overhead:+.1%}{predicted}, {'equal' if row.equal else 'not equal'}"
-    )
-
-
-def markdown_of(rows: Sequence[RematRow]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| model | contestant | setting | budget | peak | activations | overhead | predicted | planned in | equal |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for r in rows:
-        planned = r.predicted_peak_bytes >= 0
-        budget = f"{r.budget_bytes / MIB:,.1f} MiB" if r.budget_bytes >= 0 else ""
-        if r.note:
-            lines.append(f"| {r.model} | {r.contestant} | {r.setting} | {budget} | {r.note} | | | | | |")
-            continue
-        cells = [
-            r.model,
-            r.contestant if r.found_by in ("", r.contestant) else f"{r.contestant} ({r.found_by})",
-            r.setting,
-            budget,
-            f"{r.peak_bytes / MIB:,.1f} MiB",
-            f"{r.activation_share:.0%}",
-            f"**{r.overhead:+.1%}**" if planned else f"{r.overhead:+.1%}",
-            f"{r.predicted_overhead:+.1%}" if planned else "",
-            f"{r.plan_s:.1f} s" if planned else "",
-            "yes" if r.equal else "no",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def picture(rows: Sequence[RematRow]) -> bytes:
-    """Overhead against peak for the rows of one model, as PNG."""
-    lines: dict[str, list[Point]] = {}
-    for r in sorted(rows, key=lambda r: r.peak_bytes):
-        if not r.note:
-            found = Point(r.peak_bytes, r.overhead, r.predicted_peak_bytes, r.predicted_overhead)
-            lines.setdefault(r.contestant, []).append(found)
-    return render(lambda: remat_figure(rows[0].model, lines))[1]
+        return replace(row, **served.about, **found, activation_share=share)  # `about` of a peer: how it is done
 
 
 def run_remat(
     job: RematJob, folder: Path, say: Callable[[str], None], home: Path | None = None, root: Path | None = None
 ) -> str:
-    """Measure, write `remat.parquet`, `remat.md` and a picture a model into `folder`, and return the table.
+    """Measure, write `remat.parquet`, `remat.md`, a picture a model and `remat.png` with all of them into `folder`, and
+    return the table.
 
     Args:
         job: what to measure.
@@ -292,7 +243,6 @@ def run_remat(
 
     Raises:
         ParameterError: a model is not known.
-        StowageError: a model cannot be traced or planned at all.
     """
     from stowage.flows._remat_models import MODELS  # imports torch
 
@@ -305,6 +255,7 @@ def run_remat(
             write_rows(folder / "remat.parquet", RematRow, rows)  # a run that is cut off keeps what it has
     for model in job.models:
         write_atomically(folder / f"remat_{model}.png", picture([r for r in rows if r.model == model]))
+    write_atomically(folder / "remat.png", picture(rows))
     table = markdown_of(rows)
     write_atomically(folder / "remat.md", (table + "\n").encode())
     return table

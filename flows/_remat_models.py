@@ -100,7 +100,7 @@ def _uno(size: Size, depth: int | None) -> RematCase:
 
 
 def _lstm(size: Size, depth: int | None) -> RematCase:
-    width, samples, length = (32, 16, 32) if size == "tiny" else (256, 32, 128)
+    width, samples, length = (32, 16, 32) if size == "tiny" else (256, 64, 64)
     return RematCase(LSTM(16, width, depth or 1), _tokens(16, samples, length), next_token)
 
 

@@ -48,7 +48,7 @@ class Planner:
 
     def reply(self, request: Any) -> dict[str, Any]:
         """What became of a method and a share of keep-all's activation budget, or without a share of the method's
-        smallest feasible budget: its budget, prediction and planning time, or the reason why there is no plan."""
+        smallest feasible budget: its budget, prediction, hash and planning time, or the reason why there is no plan."""
         method, share = request
         try:
             return self._reply(method, share)
@@ -57,6 +57,8 @@ class Planner:
             return {"budget": infeasible.budget_bytes, "why": f"the smallest feasible budget is {least:,.1f} MiB"}
         except StowageError as error:
             return {"budget": -1, "why": str(error)}
+        except Exception as error:  # a defect of a planner is a line of the table; the other points are measured
+            return {"budget": -1, "why": f"{type(error).__name__}: {error}"}
 
     def _reply(self, method: str, share: float | None) -> dict[str, Any]:
         started = time.perf_counter()
@@ -74,4 +76,5 @@ class Planner:
             "predicted_peak_bytes": s.device_peak_bytes,
             "predicted_overhead": s.step_time_s / s.keep_all_time_s - 1,
             "found_by": s.method,
+            "plan_hash": s.plan_hash,
         }

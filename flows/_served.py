@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,  # with its own workers, which end with it
         )
         try:
             self.about = self.ask(request)
@@ -69,7 +71,7 @@ class Served:
 
         def end() -> None:
             late.set()
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
 
         timer = threading.Timer(self._limit_s or 0, end)
         if self._limit_s is not None:

@@ -12,6 +12,7 @@ python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate pr
 python -m stowage.flows.benchmark --remat         rematerialization of models that are no chain, beside what others do:
                                                   overhead against peak, measured and predicted
 python -m stowage.flows.benchmark --remat-depth   time planning of deeper and deeper Transformers and GPT-2
+python -m stowage.flows.benchmark --cluster-sizes plan a Transformer and GPT-2 as one block by clusters of several sizes
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
@@ -209,12 +210,18 @@ def main(
     partition: Annotated[bool, typer.Option(help="Instead, time H-Partition up to 10^6 nodes.")] = False,
     remat: Annotated[bool, typer.Option(help="Instead, overhead against peak of models that are no chain.")] = False,
     remat_depth: Annotated[bool, typer.Option(help="Instead, time planning of deeper Transformers and GPT-2.")] = False,
-    models: Annotated[str, typer.Option(help="Of --remat and --remat-depth: names, with commas.")] = "",
-    methods: Annotated[str, typer.Option(help="Of --remat and --remat-depth: of planning, with commas.")] = "",
-    shares: Annotated[str, typer.Option(help="Of --remat: percent of keep-all's activation budget.")] = "",
-    layers: Annotated[str, typer.Option(help="Of --remat-depth: numbers of layers, with commas.")] = "",
+    cluster_sizes: Annotated[bool, typer.Option(help="Instead, plan by clusters of several sizes.")] = False,
+    models: Annotated[str, typer.Option(help="Of the last three: names, with commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Of the last three: of planning, with commas.")] = "",
+    shares: Annotated[
+        str, typer.Option(help="Of --remat and --cluster-sizes: percent of keep-all's activation budget.")
+    ] = "",
+    layers: Annotated[
+        str, typer.Option(help="Of --remat-depth: numbers of layers, with commas; of --cluster-sizes one.")
+    ] = "",
+    sizes: Annotated[str, typer.Option(help="Of --cluster-sizes: members of a cluster at most, with commas.")] = "",
     threads: Annotated[int, typer.Option(help="Of --remat: threads of PyTorch, 0 for its default.")] = 0,
-    quick: Annotated[bool, typer.Option(help="Of --remat: plan in seconds, less well.")] = False,
+    quick: Annotated[bool, typer.Option(help="Of --remat and --cluster-sizes: plan in seconds, less well.")] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -250,6 +257,12 @@ def main(
             from stowage.flows._remat_depth import depth_job, run_depth
 
             typer.echo(run_depth(depth_job(models, methods, layers), find_root() / OUT, typer.echo))
+            return
+        if cluster_sizes:
+            from stowage.flows._cluster_sizes import cluster_size_job, run_cluster_sizes
+
+            ablation = cluster_size_job(models, methods, sizes, shares, layers, quick=quick)
+            typer.echo(run_cluster_sizes(ablation, find_root() / OUT, typer.echo))
             return
         if papers:
             from stowage.flows._papers import markdown_of as table_of

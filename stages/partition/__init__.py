@@ -14,7 +14,7 @@ from stowage.stages.partition.fold import fold
 from stowage.stages.partition.h_block import block_clusters
 from stowage.stages.partition.h_partition import Limits
 
-__all__ = ["MAX_BLOCKS", "Partitioned", "make_blocks", "make_chains"]
+__all__ = ["MAX_BLOCKS", "Limits", "Partitioned", "make_blocks", "make_chains"]
 
 SMALLEST_BLOCK = 4
 """Forward nodes of a block, at least: smaller neighbours are merged."""

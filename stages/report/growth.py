@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -16,15 +17,21 @@ STAGE_COLOURS = {
     "total": "#222222",
 }
 
+COLUMNS = 4
+"""Panels beside each other, at most."""
+
 Series = Mapping[str, Sequence[tuple[int, float]]]
 """Stage -> (layers, seconds), ascending in layers."""
 
 
 def growth_figure(cases: Mapping[str, Series]) -> Figure:
     """One log-log panel for each case, a line for each stage, and a dotted line that grows with the layers."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    panels = figure.subplots(1, max(len(cases), 1), sharey=True, squeeze=False)[0]
-    for axes, (title, series) in zip(panels, cases.items()):
+    count = max(len(cases), 1)
+    rows = math.ceil(count / COLUMNS)
+    columns = math.ceil(count / rows)
+    figure = Figure(figsize=(10, 0.6 + 3.0 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for axes, (title, series) in zip(grid.flat, cases.items()):
         for stage, points in series.items():
             width = 2.2 if stage == "total" else 1.4
             axes.plot(
@@ -45,6 +52,9 @@ def growth_figure(cases: Mapping[str, Series]) -> Figure:
         axes.xaxis.minorticks_off()
         axes.set_title(title, fontsize=10)
         axes.grid(color="#e6e8eb")
-    panels[0].set_ylabel("seconds")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=8, fontsize=9)
+    for axes in list(grid.flat)[len(cases) :]:
+        axes.set_axis_off()
+    for row in grid:
+        row[0].set_ylabel("processor time (s)")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper left", ncols=8, fontsize=9)
     return figure

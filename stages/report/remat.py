@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
 
 from stowage.stages.report.units import byte_unit
 
-COLOURS = ("#9aa3ad", "#66ccee", "#aa5599", "#44996b", "#4477aa", "#ee9933", "#cc3344", "#555c64", "#222222")
+METHOD_COLOURS = ("#cc3344", "#4477aa", "#ee9933", "#44996b", "#aa5599", "#66ccee", "#8a6d3b", "#222222")
+PEER_MARKS = ("X", "D", "s", "^", "v", "P")
+PEER_COLOURS = ("#222222", "#7d8790", "#555c64", "#9aa3ad", "#b0b7bf", "#7d8790")
+COLUMNS = 3
+"""Panels beside each other, at most."""
+
+HIGH = 100.0
+"""Percent; where a point is above, the upper part of the axis is logarithmic."""
+
+LINEAR = 20.0
+"""Percent up to which it is not."""
+
+TICKS = (0, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 @dataclass(frozen=True)
@@ -23,31 +42,122 @@ class Point:
     predicted_overhead: float = float("nan")
 
 
-def remat_figure(title: str, lines: Mapping[str, Sequence[Point]]) -> Figure:
-    """A line for each contestant as measured, and a dotted one as predicted.
+@dataclass(frozen=True)
+class Panel:
+    """One model.
+
+    Attributes:
+        methods: of planning: name -> points, ascending in measured peak.
+        peers: what others do, likewise.
+        fixed_bytes, activation_bytes: what of a peak is no activation, and what activations take when everything is
+            kept: for a second axis; -1 for none.
+    """
+
+    methods: Mapping[str, Sequence[Point]]
+    peers: Mapping[str, Sequence[Point]]
+    fixed_bytes: int = -1
+    activation_bytes: int = -1
+
+
+def remat_figure(panels: Mapping[str, Panel]) -> Figure:
+    """A panel for each model: lines for methods of planning as measured, dotted ones with hollow marks as predicted,
+    grey marks for peers.
 
     Args:
-        title: of the picture.
-        lines: name -> points, ascending in measured peak.
+        panels: title -> panel; a name has the same colour in all.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    unit, name = byte_unit([p.peak_bytes for points in lines.values() for p in points] or [1])
-    for (contestant, points), colour in zip(lines.items(), _colours(len(lines))):
-        measured = [(p.peak_bytes / unit, 100 * p.overhead) for p in points]
-        axes.plot(*zip(*measured), color=colour, lw=1.6, marker="o", ms=4, label=contestant)
-        predicted = [
-            (p.predicted_peak_bytes / unit, 100 * p.predicted_overhead) for p in points if p.predicted_peak_bytes >= 0
-        ]
-        if predicted:
-            label = f"{contestant}, predicted"
-            axes.plot(*zip(*predicted), ":", color=colour, lw=1.2, marker="o", ms=4, mfc="none", label=label)
-    axes.set(xlabel=f"device memory, measured peak ({name})", ylabel="overhead (%)")
-    axes.set_title(title, fontsize=10)
-    axes.grid(color="#e6e8eb")
-    axes.legend(fontsize=8)
+    columns = min(len(panels), COLUMNS)
+    rows = math.ceil(len(panels) / max(columns, 1))
+    single = len(panels) == 1
+    figure = Figure(figsize=(9.6, 4.8) if single else (4.2 * columns, 0.9 + 3.4 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    methods = dict.fromkeys(name for panel in panels.values() for name in panel.methods)
+    peers = dict.fromkeys(name for panel in panels.values() for name in panel.peers)
+    colours = dict(zip(methods, cycle(METHOD_COLOURS)))
+    marks = dict(zip(peers, zip(cycle(PEER_MARKS), cycle(PEER_COLOURS))))
+    for axes, (title, panel) in zip(grid.flat, panels.items()):
+        _draw(axes, panel, colours, marks)
+        axes.set_title(title, fontsize=10)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
+    for row in grid:
+        row[0].set_ylabel("overhead (%)")
+    figure.legend(
+        handles=_handles(colours, marks, predicted=any(_is_predicted(p) for p in panels.values())),
+        loc="outside right upper" if single else "outside upper left",
+        ncols=1 if single else 4,
+        fontsize=8,
+    )
     return figure
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+def _draw(axes: Axes, panel: Panel, colours: Mapping[str, str], marks: Mapping[str, tuple[str, str]]) -> None:
+    everything = [p for points in (*panel.methods.values(), *panel.peers.values()) for p in points]
+    unit, name = byte_unit([p.peak_bytes for p in everything] or [1])
+    for peer, points in panel.peers.items():
+        mark, colour = marks[peer]
+        x, y = _measured(points, unit)
+        axes.plot(x, y, lw=0, marker=mark, ms=6, mew=0.5, mec="white", color=colour, label=peer, zorder=4)
+    for below, (method, points) in enumerate(panel.methods.items()):  # where lines meet, each shows a rim
+        style: dict[str, Any] = {"color": colours[method], "marker": "o", "ms": 4.5 + 1.6 * below}
+        x, y = _predicted(points, unit)
+        axes.plot(x, y, ":", lw=1.1, alpha=0.8, mfc="white", label=f"{method}, predicted", zorder=2, **style)
+        x, y = _measured(points, unit)
+        axes.plot(x, y, "-", lw=1.6, label=method, zorder=3 - 0.05 * below, **style)
+    axes.set_xlabel(f"peak of device memory ({name})")
+    axes.grid(color="#e6e8eb")
+    _scale(axes, [100 * p.overhead for p in everything])
+    if panel.activation_bytes > 0:
+        _add_shares(axes, panel.fixed_bytes / unit, panel.activation_bytes / unit)
+
+
+def _add_shares(axes: Axes, fixed: float, activations: float) -> None:
+    """A second axis on top: the share of the activation budget."""
+
+    def share(peak: Any) -> Any:
+        return (peak - fixed) / activations
+
+    def peak(share: Any) -> Any:
+        return fixed + share * activations
+
+    above = axes.secondary_xaxis("top", functions=(share, peak))
+    above.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    above.tick_params(labelsize=8, pad=1)
+    above.set_xlabel("share of the activation budget", fontsize=8)
+
+
+def _scale(axes: Axes, overheads: Sequence[float]) -> None:
+    highest = max(overheads, default=0.0)
+    if highest <= HIGH:
+        return
+    axes.set_yscale("symlog", linthresh=LINEAR, linscale=1.0)
+    axes.set_ylim(min(0.0, *overheads) - 4, 1.25 * highest)
+    axes.yaxis.set_major_locator(FixedLocator([t for t in TICKS if t <= 1.25 * highest]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+
+
+def _measured(points: Sequence[Point], unit: int) -> tuple[list[float], list[float]]:
+    return [p.peak_bytes / unit for p in points], [100 * p.overhead for p in points]
+
+
+def _predicted(points: Sequence[Point], unit: int) -> tuple[list[float], list[float]]:
+    known = [p for p in points if p.predicted_peak_bytes >= 0]
+    return [p.predicted_peak_bytes / unit for p in known], [100 * p.predicted_overhead for p in known]
+
+
+def _is_predicted(panel: Panel) -> bool:
+    return any(p.predicted_peak_bytes >= 0 for points in panel.methods.values() for p in points)
+
+
+def _handles(colours: Mapping[str, str], marks: Mapping[str, tuple[str, str]], *, predicted: bool) -> list[Artist]:
+    found: list[Artist] = [
+        Line2D([], [], color=colour, lw=1.7, marker="o", ms=5, label=name) for name, colour in colours.items()
+    ]
+    if predicted:
+        found.append(Line2D([], [], color="#555c64", lw=1.1, ls=":", marker="o", ms=5, mfc="white", label="predicted"))
+    found += [
+        Line2D([], [], lw=0, marker=mark, ms=6, mec="white", mew=0.5, color=colour, label=name)
+        for name, (mark, colour) in marks.items()
+    ]
+    return found

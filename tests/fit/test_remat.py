@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import matplotlib.image
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from stowage.flows._growth import GrowthRow
 from stowage.flows._planning import QUICK
 from stowage.flows._project import find_root
-from stowage.flows._remat import RematJob, RematRow, job_of, markdown_of, run_remat
+from stowage.flows._remat import RematJob, job_of, remat_rows, run_remat
 from stowage.flows._remat_contestant import digest
 from stowage.flows._remat_depth import DepthJob, depth_job, run_depth
 from stowage.flows._remat_models import MODELS, build
 from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
 from stowage.flows._remat_peers import BACKENDS, available, make_peer
+from stowage.flows._remat_rows import RematRow, markdown_of, panel_of
 from stowage.flows._served import Served
 from stowage.stages.ir.errors import MIB, ParameterError, StowageError
 from stowage.stages.ir.table import read_rows
-from stowage.stages.report.remat import Point, remat_figure
+from stowage.stages.report.remat import Panel, Point, remat_figure
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +58,8 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert len(said) == 1 + len(rows)
     assert (tmp_path / "remat.md").read_text() == table + "\n"
     assert len(table.splitlines()) == 2 + len(rows)
-    assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat_mixer.png").read_bytes())).shape[1] == 1050
+    assert (tmp_path / "remat_mixer.png").read_bytes() == (tmp_path / "remat.png").read_bytes()
+    assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat.png").read_bytes())).shape[1] == 1440
 
 
 def run(name: str, peer: str, setting: float = 1.0) -> tuple[str, int, str]:
@@ -134,7 +139,7 @@ def test_options_of_the_command() -> None:
     assert (job.models, job.methods, job.shares) == (("unet", "gpt2"), ("rockmate",), (0.3, 0.5))
     assert (job.rounds, job.threads, job.quick) == (3, 1, True)
     assert job_of("", "", "", rounds=7, threads=0, quick=False) == RematJob()
-    assert set(RematJob().models) <= set(MODELS)
+    assert RematJob().models == MODELS
     with pytest.raises(ParameterError, match="--shares"):
         job_of("", "", "half", rounds=1, threads=0, quick=False)
     with pytest.raises(ParameterError, match="--models names resnet: take some of unet"):
@@ -159,12 +164,96 @@ def test_the_table_says_what_was_measured() -> None:
     assert nothing == "| unet | auto | 10% | 1.0 MiB | no plan | | | | | |"
 
 
-def test_the_picture_has_a_line_a_contestant_and_one_a_prediction() -> None:
-    lines = {"peer": [Point(4 * MIB, 0.0)], "auto": [Point(MIB, 0.5, 2 * MIB, 0.25), Point(3 * MIB, 0.1)]}
-    (axes,) = remat_figure("unet", lines).axes
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    assert drawn == {"peer": [[4, 0]], "auto": [[1, 50], [3, 10]], "auto, predicted": [[2, 25]]}
+def lines_of(axes: Axes) -> dict[str, list[list[float]]]:
+    """Label -> points."""
+    return {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
+
+
+def test_the_picture_has_a_line_a_method_and_marks_for_peers() -> None:
+    planned = Panel({"auto": [Point(MIB, 0.5, 2 * MIB, 0.25), Point(3 * MIB, 0.1)]}, {"peer": [Point(4 * MIB, 0.0)]})
+    (axes,) = remat_figure({"unet": planned}).axes
+    assert lines_of(axes) == {"peer": [[4, 0]], "auto": [[1, 50], [3, 10]], "auto, predicted": [[2, 25]]}
     assert axes.get_title() == "unet"
+    assert axes.get_yscale() == "linear"
+
+
+def test_models_share_colours_and_a_legend() -> None:
+    one = Panel({"auto": [Point(MIB, 0.5)], "rotor": [Point(MIB, 0.7)]}, {"peer": [Point(4 * MIB, 0.0)]})
+    other = Panel({"rotor": [Point(2 * MIB, 30.0)]}, {"peer": [Point(3 * MIB, 0.0)]})
+    figure = remat_figure({"unet": one, "lstm": other})
+    left, right = figure.axes
+    colours = [{str(line.get_label()): line.get_color() for line in axes.lines} for axes in (left, right)]
+    assert colours[0]["rotor"] == colours[1]["rotor"] != colours[0]["auto"]
+    assert (left.get_yscale(), right.get_yscale()) == ("linear", "symlog"), "what takes 31 times as long is high up"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["auto", "rotor", "peer"]
+
+
+def test_a_panel_knows_the_activation_budget() -> None:
+    """10 MiB are no activations, and keeping everything takes 40 MiB of them."""
+    rows = [
+        RematRow("unet", EAGER, "", peak_bytes=50 * MIB, activation_share=1.0, overhead=0.0),
+        RematRow("unet", "rotor", "5%", note="no plan"),
+        RematRow(
+            "unet", "auto", "50%", 31 * MIB, 30 * MIB, 0.08, peak_bytes=30 * MIB, activation_share=0.5, overhead=0.1
+        ),
+    ]
+    panel = panel_of(rows)
+    (plain,) = panel.peers[EAGER]
+    assert (plain.peak_bytes, plain.overhead, plain.predicted_peak_bytes) == (50 * MIB, 0.0, -1)
+    assert panel.methods == {"rotor": [], "auto": [Point(30 * MIB, 0.1, 30 * MIB, 0.08)]}
+    assert (panel.fixed_bytes, panel.activation_bytes) == (10 * MIB, 40 * MIB)
+    axes = remat_figure({"unet": panel}).axes[0]
+    (above,) = axes.child_axes
+    assert above.get_xlabel() == "share of the activation budget"
+    assert panel_of(rows[:2]).activation_bytes == -1
+
+
+class Scripted:
+    """Stands in for a process: two methods find the same plan, one planner dies, one model cannot be traced."""
+
+    begun: ClassVar[list[str]] = []
+
+    def __init__(self, name: str, module: str, request: dict[str, Any], root: Path, **limits: Any) -> None:
+        del module, root, limits
+        self.begun.append(name)
+        if request["model"] == "lstm":
+            raise StowageError(f"{name}: it cannot be traced")
+        planner = {"calls": 9, "fixed_bytes": MIB, "keep_all_peak_bytes": 5 * MIB, "peers": [EAGER]}
+        self.about: dict[str, Any] = planner if request["runs"] == "planner" else {}
+        self.time_s = 0.1 * len(self.begun)
+
+    def ask(self, request: Any) -> dict[str, Any]:
+        if isinstance(request, int):
+            return {"time_s": self.time_s, "digest": "same"}
+        method, *share = request
+        if isinstance(method, int):
+            return {"peak_bytes": 3 * MIB, "digest": "same"}
+        if method == "rotor":
+            raise StowageError("the planner ended early")
+        plan = {"plan_s": 1.0, "predicted_peak_bytes": MIB, "predicted_overhead": 0.1, "found_by": "rockmate"}
+        return plan | {"budget": 3 * MIB, "plan_hash": str(share)}
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_same_plan_is_measured_once_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
+    methods = ("auto", "rotor", "rockmate")
+    job = RematJob(models=("lstm", "unet"), methods=methods, shares=(0.5,), peers=(), rounds=1)
+    unplanned, *rows = remat_rows(job, tmp_path, ROOT)
+    assert (unplanned.model, unplanned.note) == ("lstm", "planner of lstm: it cannot be traced")
+    found = {(r.contestant, r.setting): r for r in rows}
+    assert list(found) == [(m, s) for m in methods for s in ("50%", "smallest")]
+    assert found["rotor", "50%"].note == found["rotor", "smallest"].note == "no plan: the planner ended early"
+    for setting in ("50%", "smallest"):
+        one, other = found["auto", setting], found["rockmate", setting]
+        assert one.time_s > 0
+        assert replace(one, contestant="rockmate") == other
+    begun = [name for name in Scripted.begun if name.startswith(("auto", "rockmate"))]
+    assert begun == ["auto 50%", "auto smallest"], "plans that were measured"
+    assert Scripted.begun.count("planner of unet") == 3, "the first, and one after each that ended"
 
 
 def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
