@@ -143,7 +143,7 @@ class Costed:
         """Cut as a method wants it: `WHOLE` methods take one block."""
         if method not in WHOLE:
             return self.variants
-        whole = {v.name: v.trace for v in self.variants if v.name == rewrite_of(v.name)}
+        whole = {rewrite_of(v.name): v.trace for v in self.variants}
         return _cut(whole, self.costs, 1, self.limits)
 
 
@@ -215,7 +215,7 @@ def cost_traces(
         target: the device that the costs are from.
     """
     variants = _cut(traces, known, MAX_BLOCKS)
-    again = whole is traces[variants[0].name]
+    again = whole is traces[rewrite_of(variants[0].name)]
     eager = eager_peak_bytes(
         whole, variants[0].nodes if again else make_blocks(whole, {c.signature: c for c in known})[0]
     )

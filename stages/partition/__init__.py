@@ -54,6 +54,9 @@ HOLD_FROM = (128, 64, 32, 16)
 LARGE = 80
 """Compute nodes of a block for which exact solving gets slow."""
 
+HUGE = 1000
+"""Compute nodes of a block for which even greedy rules get slow: no plan is made with it where there is another way."""
+
 
 @dataclass(frozen=True)
 class Partitioned:
@@ -68,15 +71,16 @@ def make_chains(
     trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = MAX_BLOCKS, limits: Limits | None = None
 ) -> dict[str, Partitioned]:
     """The chain of blocks, under ""; and where that has a large block and holding long-lived values makes it smaller,
-    the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again. Blocks
-    that holding does not make smaller are partitioned into clusters.
+    the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again; but
+    where holding makes a huge block small, it is the only chain. Blocks that holding does not make smaller are
+    partitioned into clusters.
 
     Raises:
         TableError: a call of the trace has no cost.
     """
     folded = fold(trace, costs).nodes
     plain = _cut(trace, folded, max_blocks, None)
-    largest = _largest(plain[1])
+    largest = before = _largest(plain[1])
     if largest <= LARGE:
         return {"": Partitioned(*plain, [])}
     held: tuple[list[ComputeNode], list[Block]] | None = None
@@ -88,7 +92,8 @@ def make_chains(
             break
     if held is None:
         return {"": Partitioned(*plain, _clusters(trace, *plain, limits))}
-    return {"": Partitioned(*plain, []), HELD: Partitioned(*held, _clusters(trace, *held, limits))}
+    around = {HELD: Partitioned(*held, _clusters(trace, *held, limits))}
+    return around if before > HUGE and largest <= LARGE else {"": Partitioned(*plain, []), **around}
 
 
 def _clusters(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stowage.flows import fit
+from stowage.stages import partition as cut
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
@@ -95,10 +96,27 @@ def test_a_block_that_stays_large_has_clusters() -> None:
     assert made.clusters[-1].node_count == BlockGraph.from_json(made.blocks[0].graph).forward_count
 
 
-def test_training_around_held_values_equals_eager(tmp_path: Path) -> None:
-    def adam(parameters: object) -> torch.optim.Optimizer:
-        return torch.optim.Adam(parameters, lr=1e-2)  # type: ignore[arg-type]
+def adam(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-2)  # type: ignore[arg-type]
 
+
+def test_a_huge_block_that_holding_makes_small_is_in_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "HUGE", LARGE)
+    trace = traced("decoder")
+    assert list(make_chains(trace, costs_for(trace))) == [HELD]
+    step = fit(network(), BATCH, adam, device_budget="60%", loss=loss, quick=True, cache_dir=tmp_path)
+    assert step.plan.variant.endswith(HELD)
+    whole = fit(
+        network(), BATCH, adam, device_budget="60%", loss=loss, method="hiremate", quick=True, cache_dir=tmp_path
+    )
+    assert "+" not in whole.plan.variant, "methods of the whole step cut it in their own way"
+    torch.manual_seed(7)
+    found = [step(BATCH).item() for _ in range(2)]
+    torch.manual_seed(7)
+    assert found == [whole(BATCH).item() for _ in range(2)]
+
+
+def test_training_around_held_values_equals_eager(tmp_path: Path) -> None:
     model, eager = network(), network()
     with pytest.raises(Infeasible) as found:
         fit(model, BATCH, adam, device_budget=1, loss=loss, quick=True, cache_dir=tmp_path)
