@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.solve import search
 from stowage.stages.solve.chain import Execution
+from stowage.stages.solve.late_updates import late_updates, sets_of_updates
 from stowage.stages.solve.offload import Offloader, OffloadPlan
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.sweep import sweeps
+from stowage.stages.solve.sweep import least_bytes, sweeps
 from stowage.stages.solver.outcome import SolverSettings
 
 OFFMATE_SECONDS = 20.0
@@ -42,7 +43,7 @@ def tiered_plans(
         return [p for order in orders for p in sweeps(offloader, order, budget_bytes, away)]
 
     if gradients_wait(offloader):
-        found = swept()
+        found = [p for order in orders for p in _late(offloader, order, budget_bytes, away)]
         return found, list(_shifted(offloader, found, budget_bytes, fastest_s))
     settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=request.seed)
     preprint = request.method == "offmate_preprint"
@@ -55,6 +56,16 @@ def tiered_plans(
         found += others
         fitting += _shifted(offloader, others, budget_bytes, fastest_s)
     return found, fitting
+
+
+def _late(
+    offloader: Offloader, executions: Sequence[Execution], budget_bytes: int, away: frozenset[int]
+) -> Iterator[OffloadPlan]:
+    """Sweeps with more and fewer updates by the CPU."""
+    updates = late_updates(offloader, executions)
+    spare_bytes = budget_bytes - least_bytes(offloader, executions)
+    for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
+        yield from sweeps(offloader, executions, budget_bytes, away, taken)
 
 
 def gradients_wait(offloader: Offloader) -> bool:
