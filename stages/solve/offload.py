@@ -208,9 +208,14 @@ class Offloader:
         """The fixed policies that offload everything, with the fastest and the leanest options."""
         blocks = self.chain.chain_blocks
         fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, o)) for b in blocks]
-        leanest = [min(range(len(b.options)), key=lambda o: (b.options[o].save_bytes, o)) for b in blocks]
-        for chosen in (fastest, leanest):
-            yield from self.streaming(self.executions(chosen))
+        for executions in (self.executions(fastest), self.leanest()):
+            yield from self.streaming(executions)
+
+    def leanest(self) -> list[Execution]:
+        """Every block once, with the option that keeps least for backward."""
+        blocks = self.chain.chain_blocks
+        chosen = [min(range(len(b.options)), key=lambda o: (b.options[o].save_bytes, o)) for b in blocks]
+        return self.executions(chosen)
 
     def cpu_update_s(self, node: ComputeNode) -> float:
         """Seconds of an update node on the CPU: it reads gradient, weight and states, and writes the last two; a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.solve import search
@@ -43,7 +44,14 @@ def tiered_plans(
         return [p for order in orders for p in sweeps(offloader, order, budget_bytes, away)]
 
     if gradients_wait(offloader):
-        found = [p for order in orders for p in _late(offloader, order, budget_bytes, away)]
+        listed = list(orders)
+        found = [p for order in listed for p in _late(offloader, order, budget_bytes, away)]
+        if offloader.below.activations and all(p.outcome.peak_bytes > budget_bytes for p in found):
+            # Gradients that wait may leave no room below for activations. RK-Rotor's orders, which have all of them in
+            # memory, then save too little of those.
+            lean = Offloader(offloader.program, offloader.chain, replace(offloader.below, activations=False))
+            for order in (*listed, lean.leanest()):
+                found += _late(lean, order, budget_bytes, away)
         return found, list(_shifted(offloader, found, budget_bytes, fastest_s))
     settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=request.seed)
     preprint = request.method == "offmate_preprint"
@@ -61,11 +69,16 @@ def tiered_plans(
 def _late(
     offloader: Offloader, executions: Sequence[Execution], budget_bytes: int, away: frozenset[int]
 ) -> Iterator[OffloadPlan]:
-    """Sweeps with more and fewer updates by the CPU."""
+    """Sweeps with more and fewer updates by the CPU; where the host has no room for all that those need, with half of
+    them."""
     updates = late_updates(offloader, executions)
     spare_bytes = budget_bytes - least_bytes(offloader, executions)
     for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
-        yield from sweeps(offloader, executions, budget_bytes, away, taken)
+        found = list(sweeps(offloader, executions, budget_bytes, away, taken))
+        while taken and not found:
+            taken = taken[(len(taken) + 1) // 2 :]
+            found = list(sweeps(offloader, executions, budget_bytes, away, taken))
+        yield from found
 
 
 def gradients_wait(offloader: Offloader) -> bool:
