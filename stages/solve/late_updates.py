@@ -82,7 +82,7 @@ def _has_a_place(offloader: Offloader, gradient: int) -> bool:
 def sets_of_updates(
     offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
 ) -> list[tuple[LateUpdate, ...]]:
-    """Sets to try, each in the order of `updates`: those that are in time as far as can be told, and near it; all; none.
+    """Sets to try, each in the order of `updates`: all; more than are in time as far as can be told; as many; fewer.
 
     Args:
         offloader: of the program.
@@ -95,8 +95,8 @@ def sets_of_updates(
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if in_time(middle) else (low, middle - 1)
-    sizes = dict.fromkeys([*(min(len(updates), round(share * low)) for share in SHARES), len(updates), 0])
-    return [tuple(updates[len(updates) - size :]) for size in sizes]
+    sizes = {min(len(updates), round(share * low)) for share in SHARES} | {len(updates)}
+    return [tuple(updates[len(updates) - size :]) for size in sorted(sizes - {0}, reverse=True)]
 
 
 class _InTime:

@@ -6,7 +6,9 @@ judges every round.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from math import ceil
 from types import MappingProxyType
 
@@ -167,9 +169,15 @@ class _Round:
             self.keys[wait.row] = target - 0.4
             self.keys[free] = target - 0.3
 
+    @cached_property
+    def _shared(self) -> set[int]:
+        """What several updates by the CPU use."""
+        uses = Counter(s for step in self.steps if step.kind == "update" for s in self.touched[step.node])
+        return {s for s, count in uses.items() if count > 1}
+
     def _later_for_updates(self, wait: Wait) -> None:
         """Of what several updates by the CPU read, the scale of clipping: computing goes on until it is below."""
-        if sum(wait.storage in self.touched[s.node] for s in self.steps if s.kind == "update") < 2:
+        if wait.storage not in self._shared:
             return
         ceiling = min((j for j in self.of[wait.storage] if j > wait.row), default=len(self.steps))
         target = min(ceiling, self.time.row_after(wait.wanted_s))

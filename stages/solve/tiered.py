@@ -8,7 +8,7 @@ from dataclasses import replace
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.solve import search
 from stowage.stages.solve.chain import Execution
-from stowage.stages.solve.late_updates import late_updates, sets_of_updates
+from stowage.stages.solve.late_updates import LateUpdate, late_updates, sets_of_updates
 from stowage.stages.solve.offload import Offloader, OffloadPlan
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.sweep import least_bytes, sweeps
@@ -69,16 +69,21 @@ def tiered_plans(
 def _late(
     offloader: Offloader, executions: Sequence[Execution], budget_bytes: int, away: frozenset[int]
 ) -> Iterator[OffloadPlan]:
-    """Sweeps with more and fewer updates by the CPU; where the host has no room for all that those need, with half of
-    them."""
+    """Sweeps with more and fewer updates by the CPU; where the host has no room for what those need, with half of them."""
+    found = list(sweeps(offloader, executions, budget_bytes, away))
+    yield from found
+    if not found:
+        return  # with updates by the CPU more is below
     updates = late_updates(offloader, executions)
     spare_bytes = budget_bytes - least_bytes(offloader, executions)
+    taken: Sequence[LateUpdate] = ()
+    found = []
     for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
-        found = list(sweeps(offloader, executions, budget_bytes, away, taken))
-        while taken and not found:
-            taken = taken[(len(taken) + 1) // 2 :]
-            found = list(sweeps(offloader, executions, budget_bytes, away, taken))
-        yield from found
+        found += sweeps(offloader, executions, budget_bytes, away, taken)
+    while taken and not found:
+        taken = taken[(len(taken) + 1) // 2 :]
+        found += sweeps(offloader, executions, budget_bytes, away, taken) if taken else ()
+    yield from found
 
 
 def gradients_wait(offloader: Offloader) -> bool:
@@ -93,10 +98,19 @@ def gradients_wait(offloader: Offloader) -> bool:
 def _shifted(
     offloader: Offloader, plans: Iterable[OffloadPlan], budget_bytes: int, fastest_s: float
 ) -> Iterator[OffloadPlan]:
-    """The plans that fit with their copies hidden, but for those that computing alone makes slower than another."""
-    fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
-    for plan in sorted(fitting, key=lambda p: p.outcome.time_s - p.outcome.wait_s):
-        if plan.outcome.time_s - plan.outcome.wait_s >= fastest_s * (1 + _SAME):
+    """The plans that fit with their copies hidden, but for those that one resource alone makes slower than another."""
+    link, nodes = offloader.below.link, offloader.program.nodes
+
+    def least_s(plan: OffloadPlan) -> float:
+        """However well its copies are hidden: computing, copying each way, and updating by the CPU, each alone."""
+        found = plan.outcome
+        cpu_s = sum(offloader.cpu_update_s(nodes[s.node]) for s in plan.steps if s.kind == "update")
+        down_s, up_s = found.offload_bytes / link.offload_bytes_per_s, found.reload_bytes / link.reload_bytes_per_s
+        return max(found.time_s - found.wait_s, cpu_s, down_s, up_s)
+
+    fitting = [(least_s(p), p) for p in plans if p.outcome.peak_bytes <= budget_bytes]
+    for at_least_s, plan in sorted(fitting, key=lambda pair: pair[0]):
+        if at_least_s >= fastest_s * (1 + _SAME):
             return
         found = offloader.shifted(plan, budget_bytes)
         fastest_s = min(fastest_s, found.outcome.time_s)
