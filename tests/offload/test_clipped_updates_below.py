@@ -136,7 +136,7 @@ def test_a_missing_wait_for_an_update_is_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_weights_and_states_on_the_disk_behind_the_host(tmp_path: Path) -> None:
     prepared = prepared_for("llama", "momentum", ACTIVE)
     state = sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
-    below = replace(CPU, capacity_bytes=int(0.9 * state), disk=BehindHost(Link(5e8, 5e8, 8e8), 1 << 40))
+    below = replace(CPU, capacity_bytes=int(0.6 * state), disk=BehindHost(Link(5e8, 5e8, 8e8), 1 << 40))
     solved = planned("llama", "momentum", ACTIVE, below)
     homes = {s.storage: s.home for s in solved.slots}
     assert "disk" in {homes[r.storage] for r in solved.rows if r.action == "update"}
