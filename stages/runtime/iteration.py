@@ -132,8 +132,8 @@ class Iteration:
         self._tier.free(name)
 
     def update_below(self, name: str, gradient: str, scale: str | None = None) -> None:
-        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A scale,
-        below too, clips the gradient first."""
+        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A
+        scale, below too, clips the gradient first."""
         self._tier.update(name, gradient, scale)
 
     def changed(self, name: str) -> None:

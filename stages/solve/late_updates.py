@@ -1,9 +1,9 @@
 """Which updates the CPU takes where gradients outlive the step that completes them: clipped ones, accumulated ones.
 
-O-ILP (thesis 4.4) lets the CPU update a weight in the window g_w < t < f_w, from its last gradient around the cycle to its
-first use in forward. With clipping by global norm no update starts before the norm of all gradients is known, at the end of
-backward: g_w is the same, and late, for every weight, and the window is what the device still has to do then, and forward up
-to f_w. So weights that forward uses late come first, and there are only so many that one worker can do in time.
+O-ILP (thesis 4.4) lets the CPU update a weight in the window g_w < t < f_w, from its last gradient around the cycle to
+its first use in forward. With clipping by global norm no update starts before the norm of all gradients is known, at the
+end of backward: g_w is late, and the same for every weight, and the window is what the device still has to do then, and
+forward up to f_w. So weights that forward uses late come first, and there are only so many that one worker can do in time.
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -11,8 +11,9 @@ to f_w. So weights that forward uses late come first, and there are only so many
 | c_w | `time_s` | the update by the CPU, the clipping of its gradient included | s |
 | E | `_end_s` | what the device still does after the norm: its own updates, and their copies | s |
 
-A set S of updates, in the order of f_w, is done in time if the c of those up to w sum up to at most E(S) + the time of forward
-before f_w − the time of the weight's copy up, for every w in S (earliest deadline first with one release time: Jackson, 1955).
+A set S of updates, in the order of f_w, is done in time if the c of those up to w sum up to at most E(S) + the time of
+forward before f_w − the time of the weight's copy up, for every w in S (one release time, earliest deadline first: J. R.
+Jackson, Scheduling a production line to minimize maximum tardiness, 1955).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from stowage.stages.solve.chain import Execution
 from stowage.stages.solve.offload import Offloader
 
 SHARES = (1.0, 0.7, 1.3)
-"""Of the updates that the estimate lets the CPU do in time: it knows nothing of queues, and of what rests on the device."""
+"""Of the updates that the estimate has the CPU do in time: it knows nothing of queues, and not what stays on the device."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""With clipping by global norm the CPU updates too: once the norm is known, and on into the next iteration's forward."""
+"""With clipping by global norm the CPU updates too: once the norm is known, and on into the next iteration."""
 
 from __future__ import annotations
 
