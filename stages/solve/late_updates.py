@@ -1,9 +1,10 @@
 """Which updates the CPU takes where gradients outlive the step that completes them: clipped ones, accumulated ones.
 
 O-ILP (thesis 4.4) lets the CPU update a weight in the window g_w < t < f_w, from its last gradient around the cycle to
-its first use in forward. With clipping by global norm no update starts before the norm of all gradients is known, at the
-end of backward: g_w is late, and the same for every weight, and the window is what the device still has to do then, and
-forward up to f_w. So weights that forward uses late come first, and there are only so many that one worker can do in time.
+its first use in forward. With clipping by global norm no update starts before the norm of all gradients is known, at
+the end of backward: g_w is late, and the same for every weight, and the window is what the device still has to do then,
+and forward up to f_w. So weights that forward uses late come first, and there are only so many that one worker can do
+in time.
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -12,8 +13,8 @@ forward up to f_w. So weights that forward uses late come first, and there are o
 | E | `_end_s` | what the device still does after the norm: its own updates, and their copies | s |
 
 A set S of updates, in the order of f_w, is done in time if the c of those up to w sum up to at most E(S) + the time of
-forward before f_w − the time of the weight's copy up, for every w in S (one release time, earliest deadline first: J. R.
-Jackson, Scheduling a production line to minimize maximum tardiness, 1955).
+forward before f_w − the time of the weight's copy up, for every w in S (one release time, earliest deadline first:
+J. R. Jackson, Scheduling a production line to minimize maximum tardiness, 1955).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stowage.stages.solve.chain import Execution
 from stowage.stages.solve.offload import Offloader
 
 SHARES = (1.0, 0.7, 1.3)
-"""Of the updates that the estimate has the CPU do in time: it knows nothing of queues, and not what stays on the device."""
+"""Of the updates that are in time by the estimate, which knows nothing of queues, and not what stays on the device."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,21 @@ def sets_of_updates(
         updates: see `late_updates`.
         spare_bytes: device memory for weights and states that need not move.
     """
+    count = in_time(offloader, executions, updates, spare_bytes)
+    sizes = {min(len(updates), round(share * count)) for share in SHARES} | {len(updates)}
+    return [tuple(updates[len(updates) - size :]) for size in sorted(sizes - {0}, reverse=True)]
+
+
+def in_time(
+    offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
+) -> int:
+    """How many of the last updates the CPU can do in time; see `sets_of_updates`."""
+    ends_in_time = _InTime(offloader, executions, updates, spare_bytes)
     low, high = 0, len(updates)
-    in_time = _InTime(offloader, executions, updates, spare_bytes)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if in_time(middle) else (low, middle - 1)
-    sizes = {min(len(updates), round(share * low)) for share in SHARES} | {len(updates)}
-    return [tuple(updates[len(updates) - size :]) for size in sorted(sizes - {0}, reverse=True)]
+        low, high = (middle, high) if ends_in_time(middle) else (low, middle - 1)
+    return low
 
 
 class _InTime:

@@ -69,7 +69,7 @@ def tiered_plans(
 def _late(
     offloader: Offloader, executions: Sequence[Execution], budget_bytes: int, away: frozenset[int]
 ) -> Iterator[OffloadPlan]:
-    """Sweeps with more and fewer updates by the CPU; with half of them where the host has no room for what they need."""
+    """Sweeps with more and fewer updates by the CPU; with half of them where the host has no room for that."""
     found = list(sweeps(offloader, executions, budget_bytes, away))
     yield from found
     if not found:
