@@ -218,11 +218,12 @@ class _Emitter:
     def update(self, row: PlanRow) -> None:
         """An update by the CPU, on what is below."""
         call = self.trace.calls[self.nodes[row.node].calls[0]]
-        gradient = self.slots[self.trace.values[call.reads[0]].storage]
+        taken = (call.reads[0], *call.reads[2:])  # the gradient, and the scale that clips it
+        names = ", ".join(json.dumps(self.slots[self.trace.values[v].storage].name) for v in taken)
         self.under_way[row.storage] = "updating"
         where = ", from and to disk" if row.storage in self.on_disk else ""
         note = f"  # on the CPU{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
-        self.lines.append(f"run.update_below({self._slot(row)}, {json.dumps(gradient.name)}){note}")
+        self.lines.append(f"run.update_below({self._slot(row)}, {names}){note}")
 
     def wait(self, row: PlanRow) -> None:
         if self.under_way.get(row.storage) == "updating":

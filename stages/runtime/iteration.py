@@ -131,9 +131,10 @@ class Iteration:
         """Drop the device's copy of a parameter or state."""
         self._tier.free(name)
 
-    def update_below(self, name: str, gradient: str) -> None:
-        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below."""
-        self._tier.update(name, gradient)
+    def update_below(self, name: str, gradient: str, scale: str | None = None) -> None:
+        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A
+        scale, below too, clips the gradient first."""
+        self._tier.update(name, gradient, scale)
 
     def changed(self, name: str) -> None:
         """What is on the device has changed: its copy below is out of date."""

@@ -26,6 +26,7 @@ from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.updates import gradient_slot, is_gradient_slot
 from stowage.stages.runtime.absence import Absent
 from stowage.stages.runtime.below import Tensors, UpdatesBelow
+from stowage.stages.runtime.clipping import apply_scale
 from stowage.stages.runtime.state_dicts import guard_module, guard_optimizer
 from stowage.stages.runtime.weights import absent
 
@@ -239,19 +240,26 @@ class Offloading:
         finally:
             self._raw = False
 
-    def update(self, parameter: str, gradient: str) -> None:
-        """Start the update of a parameter by the CPU; see `UpdatesBelow`."""
+    def update(self, parameter: str, gradient: str, scale: str | None = None) -> None:
+        """Start the update of a parameter by the CPU; see `UpdatesBelow`. A scale clips the gradient where it is."""
         if self._updates is None:
             assert self._optimizer is not None
             self._updates = UpdatesBelow(self._optimizer)
         held = self._parameters[parameter]
+        if is_gradient_slot(gradient):  # it waited in `.grad`
+            held.grad = None
+            self._below.discard(gradient)
+            self._copied.discard(gradient)
         known: dict[str, Any] = self._optimizer.state.get(held, {}) if self._optimizer is not None else {}
         below = {k for k in known if f"{parameter}::{k}" in self._below}
 
         def tensors() -> Tensors:
             state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
             content = self._content(parameter), self._content(gradient), state
+            clipped_by = self._content(scale) if scale is not None else None
             began.append(time.perf_counter())
+            if clipped_by is not None:
+                apply_scale(content[1], clipped_by)
             return content
 
         def keep(weight: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,7 +192,11 @@ class _Replay:
         self.reloading = set(start.reloading)
         self.offloading = set(start.offloading)
         self.copied = set(start.copied)
-        self.updating = {s: self._updated(s) for s in start.updating}
+        parameters = {s.storage for s in storages if s.role == "parameter"}
+        self.update_of = {s: n for n in nodes if n.phase == "update" for s in parameters.intersection(n.mutates)}
+        self.readers = Counter(s for n in self.update_of.values() for s in n.reads)
+        self.updating = set(start.updating)
+        self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
         self.ever_below = set(start.below | start.reloading | start.copied | start.offloading)
         self.runs = [0] * len(nodes)
         self.total_runs = [0] * len(nodes)
@@ -247,6 +252,8 @@ class _Replay:
             raise IllegalPlanError(f"{where} it is not in memory")
         if storage in self.offloading:
             raise IllegalPlanError(f"{where} it is already on its way")
+        if self.in_use[storage]:
+            raise IllegalPlanError(f"{where} an update below is still reading it")
         self.offloading.add(storage)
         self.ever_below.add(storage)
 
@@ -266,14 +273,11 @@ class _Replay:
             self.offloading.discard(storage)
             self.copied.add(storage)
         elif storage in self.updating:
-            self.copied |= self.updating.pop(storage)
+            self.updating.discard(storage)
+            self.in_use.subtract(self.update_of[storage].reads)
+            self.copied |= self.tiered.intersection(self.update_of[storage].mutates)
         else:
             raise IllegalPlanError(f"{where} nothing is under way for it")
-
-    def _updated(self, parameter: int) -> set[int]:
-        """A parameter and its states."""
-        mutated = next(set(n.mutates) for n in self.nodes if n.phase == "update" and parameter in n.mutates)
-        return mutated & self.tiered
 
     def _update(self, number: int, step: Step, where: str) -> None:
         node = self.nodes[step.node]
@@ -291,7 +295,10 @@ class _Replay:
         for storage in node.mutates:
             self.version[storage] = self.version.get(storage, 0) + 1
         self.copied -= set(node.mutates)
-        self.updating[step.storage] = set(node.mutates) & self.tiered
+        # Its gradient is clipped where it is; the scale serves other updates too.
+        self.copied -= {s for s in node.reads if self.readers[s] == 1}
+        self.updating.add(step.storage)
+        self.in_use.update(node.reads)
         self.runs[node.node] += 1
         self.rows.append(
             _Row(number, "update", node.node, step.storage, node.block, step.label, False, self.used, self.used)
@@ -353,7 +360,7 @@ class _Replay:
         ends = (persistent - self.live, self.reloading, self.offloading)
         starts = (self.start.below - self.spent, self.start.reloading, self.start.offloading)
         differing = [a ^ b for a, b in zip(ends, starts)]
-        differing.append(set(self.updating) ^ self.start.updating)
+        differing.append(self.updating ^ self.start.updating)
         differing.append(set(self.start.copied) - self.copied - self.spent)
         for names in ([self.storages[s].name for s in sorted(d)] for d in differing):
             if names:

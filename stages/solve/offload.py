@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.rk_rotor import ChainStep
 from stowage.stages.ir.errors import IllegalPlanError
-from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import BehindHost, Home, Link, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.trace import TraceTables, base_values
@@ -100,6 +100,7 @@ class Offloader:
         program, chain, below: what is planned.
         movable: parameters and states that may be below.
         gradients: those that wait, before or after the iteration, and may be below; with the names of their slots.
+        late: norms of gradients, and the scale that clips all of them.
     """
 
     def __init__(self, program: Program, chain: Chain, below: Below) -> None:
@@ -115,6 +116,7 @@ class Offloader:
             for s, name in waiting.items()
             if below.gradients and program.nbytes[s] >= below.smallest_bytes
         }
+        self.late = frozenset(s for n in program.nodes if n.phase == "update" for s in n.creates)
 
     def needs(self, executions: Sequence[Execution]) -> list[frozenset[int]]:
         """Movable storages that each step of the cycle uses."""
@@ -206,19 +208,25 @@ class Offloader:
         """The fixed policies that offload everything, with the fastest and the leanest options."""
         blocks = self.chain.chain_blocks
         fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, o)) for b in blocks]
-        leanest = [min(range(len(b.options)), key=lambda o: (b.options[o].save_bytes, o)) for b in blocks]
-        for chosen in (fastest, leanest):
-            yield from self.streaming(self.executions(chosen))
+        for executions in (self.executions(fastest), self.leanest()):
+            yield from self.streaming(executions)
+
+    def leanest(self) -> list[Execution]:
+        """Every block once, with the option that keeps least for backward."""
+        blocks = self.chain.chain_blocks
+        chosen = [min(range(len(b.options)), key=lambda o: (b.options[o].save_bytes, o)) for b in blocks]
+        return self.executions(chosen)
 
     def cpu_update_s(self, node: ComputeNode) -> float:
-        """Seconds of an update node on the CPU: it reads gradient, weight and states, and writes the last two."""
-        waiting = any(self.program.storages[s].role == "gradient" for s in node.reads)
-        if not self.below.cpu_update_bytes_per_s or waiting or node.block == SHARED:
-            return math.inf  # it takes a gradient that one block made, and not clipped
+        """Seconds of an update node on the CPU: it reads gradient, weight and states, and writes the last two; a
+        gradient that is clipped is read and written once more before."""
+        if not self.below.cpu_update_bytes_per_s:
+            return math.inf
         sizes = self.program.nbytes
         written = sum(sizes[s] for s in node.mutates)
         read = sum(sizes[s] for s in node.reads if s not in node.mutates)
-        return (2 * written + read) / self.below.cpu_update_bytes_per_s
+        clipping = 2 * read if self.late.intersection(node.reads) else 0
+        return (2 * written + read + clipping) / self.below.cpu_update_bytes_per_s
 
     def executions(self, options: Sequence[int], on_cpu: frozenset[int] = frozenset()) -> list[Execution]:
         """Every block once, with the given options, but for update nodes `on_cpu`."""

@@ -18,7 +18,7 @@ from stowage.stages.formulations.o_ilp_problem import (
 )
 from stowage.stages.formulations.offload_rounding import RoundedPlan
 from stowage.stages.ir.block import BlockGraph, BlockSchedule
-from stowage.stages.ir.graph import SHARED
+from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.solve.chain import Execution, schedule_of
 from stowage.stages.solve.moves import StepMoves
 from stowage.stages.solve.offload import Below, Offloader
@@ -59,7 +59,9 @@ class OffMate:
             for s in n.mutates
             if self._program.storages[s].role == "parameter"
         }
-        self._cpu_update_s = {s: offloader.cpu_update_s(n) for s, n in self._update_node.items()}
+        self._cpu_update_s = {
+            s: math.inf if self._waits(n) else offloader.cpu_update_s(n) for s, n in self._update_node.items()
+        }
         self.choices = [self._three(b) if preprint else self._choices(b) for b in range(self._count)]
 
     # The problem.
@@ -73,6 +75,10 @@ class OffMate:
                     if self._program.storages[storage].role == "parameter":
                         found[storage] += node.time_s
         return dict(found)
+
+    def _waits(self, update: ComputeNode) -> bool:
+        """Whether it does not take a gradient that one block made, as it is."""
+        return update.block == SHARED or any(self._program.storages[s].role == "gradient" for s in update.reads)
 
     def _three(self, block: int) -> list[Choice]:
         """The fastest schedule; the one that saves least; and of cheap recomputation with everything else offloaded."""

@@ -6,11 +6,15 @@ judges every round.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from math import ceil
 from types import MappingProxyType
 
 import numpy as np
 
+from stowage.stages.ir.plan import PlanAction
 from stowage.stages.simulate.plan import Outcome, Step
 from stowage.stages.solve.deadlines import Task, earliest_deadline_first
 from stowage.stages.solve.timeline import FreeRunning, Timeline, Wait
@@ -121,21 +125,24 @@ class _Round:
         return Task(row, tuple(before), wait, release_s, deadline_s, self.rows[row].end_s - start)
 
     def _postpone(self, wait: Wait) -> None:
-        """Wait for an update by the CPU, and start the reload of what it made, when it is done; memory only falls."""
-        reload = wait.row + 1
-        if reload >= len(self.steps) or self.steps[reload].kind != "reload":
-            return
-        if self.steps[reload].storage != wait.storage:
-            return
-        ceiling = min((j for j in self.of[wait.storage] if j > reload), default=len(self.steps))
+        """Wait for an update by the CPU, and start the reload of what it made if that follows, when it is done; memory
+        only falls."""
+        last = wait.row + 1 if self._follows(wait, "reload") else wait.row
+        ceiling = min((ceil(self._key(j)) for j in self.of[wait.storage] if j > last), default=len(self.steps))
         target = min(ceiling, self.time.row_after(wait.wanted_s))
-        if target > reload + 1:
+        if target > last + 1:
             self.keys[wait.row] = target - 0.7
-            self.keys[reload] = target - 0.6
+            if last > wait.row:
+                self.keys[last] = target - 0.6
+
+    def _follows(self, wait: Wait, kind: PlanAction) -> bool:
+        """Whether the row after a wait does that with its storage."""
+        row = wait.row + 1
+        return row < len(self.steps) and self.steps[row].kind == kind and self.steps[row].storage == wait.storage
 
     def _earlier(self, wait: Wait) -> None:
         """Start the reload early enough to hide the wait, as far as there is room."""
-        floor = max((j for j in self.of[wait.storage] if j < wait.copy_row), default=-1) + 1
+        floor = max((int(self._key(j)) for j in self.of[wait.storage] if j < wait.copy_row), default=-1) + 1
         target = max(floor, self.time.row_at(wait.wanted_s))
         size = self.sizes[wait.storage]
         tight = np.flatnonzero(self.room[target : wait.copy_row] < size)
@@ -154,7 +161,8 @@ class _Round:
     def _later(self, wait: Wait) -> None:
         """End the offload, and free what it copied, later, as far as there is room."""
         free = wait.row + 1
-        if free >= len(self.steps) or self.steps[free].kind != "free" or self.steps[free].storage != wait.storage:
+        if not self._follows(wait, "free"):
+            self._later_for_updates(wait)
             return
         ceiling = min((j for j in self.of[wait.storage] if j > free), default=len(self.steps))
         target = min(ceiling, self.time.row_after(wait.wanted_s))
@@ -166,3 +174,18 @@ class _Round:
             self.room[free:target] -= size
             self.keys[wait.row] = target - 0.4
             self.keys[free] = target - 0.3
+
+    @cached_property
+    def _shared(self) -> set[int]:
+        """What several updates by the CPU use."""
+        uses = Counter(s for step in self.steps if step.kind == "update" for s in self.touched[step.node])
+        return {s for s, count in uses.items() if count > 1}
+
+    def _later_for_updates(self, wait: Wait) -> None:
+        """Of what several updates by the CPU read, the scale of clipping: computing goes on until it is below."""
+        if wait.storage not in self._shared:
+            return
+        ceiling = min((j for j in self.of[wait.storage] if j > wait.row), default=len(self.steps))
+        target = min(ceiling, self.time.row_after(wait.wanted_s))
+        if target > wait.row + 1:
+            self.keys[wait.row] = target - 0.4

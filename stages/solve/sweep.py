@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 
 import numpy as np
 
 from stowage.stages.ir.errors import IllegalPlanError
-from stowage.stages.ir.machine import TierState
-from stowage.stages.simulate.plan import Step
 from stowage.stages.solve.chain import Execution
+from stowage.stages.solve.late_updates import LateUpdate
 from stowage.stages.solve.offload import Offloader, OffloadPlan
+from stowage.stages.solve.sweep_rows import Gap, SweepRows
 
 METHOD = "sweep"
 SPARED = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -28,28 +27,12 @@ SPARED = (0.0, 1.0, 2.0, 4.0, 8.0)
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
-class Gap:
-    """A stretch of executions during which a storage may be below.
-
-    Attributes:
-        storage: which.
-        after: position of its last use before; -1 where it is there when the iteration starts.
-        before: position of its next use; beyond the number of executions where that is in the next iteration, and that
-            number where there is none.
-        fresh: what it holds has been made or changed since the gap before.
-        returns: it comes back.
-    """
-
-    storage: int
-    after: int
-    before: int
-    fresh: bool
-    returns: bool = True
-
-
 def sweeps(
-    offloader: Offloader, executions: Sequence[Execution], budget_bytes: int, away: frozenset[int] = frozenset()
+    offloader: Offloader,
+    executions: Sequence[Execution],
+    budget_bytes: int,
+    away: frozenset[int] = frozenset(),
+    updates: Sequence[LateUpdate] = (),
 ) -> Iterator[OffloadPlan]:
     """Plans for given executions, copies not hidden yet; where none fits, the one that needs least.
 
@@ -58,8 +41,9 @@ def sweeps(
         executions: what is computed, in order.
         budget_bytes: of the device.
         away: what is to be below between iterations in any case.
+        updates: those that the CPU does, of some of the executions, in its order; weight and states are below for them.
     """
-    sweep = _Sweep(offloader, executions, away)
+    sweep = _Sweep(offloader, executions, away, updates)
     if sweep.least_bytes > budget_bytes:
         yield from sweep.plan(sweep.gaps)
         return
@@ -73,6 +57,11 @@ def sweeps(
             yield from sweep.plan(chosen)
 
 
+def least_bytes(offloader: Offloader, executions: Sequence[Execution]) -> int:
+    """The peak of given executions where everything leaves that can, and the device updates."""
+    return _Sweep(offloader, executions, frozenset()).least_bytes
+
+
 class _Sweep:
     """Which storages are below, and when.
 
@@ -81,9 +70,18 @@ class _Sweep:
         least_bytes: the peak where everything leaves that can.
     """
 
-    def __init__(self, offloader: Offloader, executions: Sequence[Execution], away: frozenset[int]) -> None:
+    def __init__(
+        self,
+        offloader: Offloader,
+        executions: Sequence[Execution],
+        away: frozenset[int],
+        updates: Sequence[LateUpdate] = (),
+    ) -> None:
         self._offloader = offloader
         self._program = program = offloader.program
+        by_cpu = {u.node.node for u in updates}
+        executions = [e for e in executions if e.node not in by_cpu]
+        away = away.union(*(offloader.movable.intersection(u.node.mutates) for u in updates))
         self._executions = executions
         self._size = program.nbytes
         self._count = len(executions)
@@ -93,7 +91,11 @@ class _Sweep:
         self._changed = [frozenset((*n.mutates, *n.creates)) for n in program.nodes]
         # What is there in every iteration, gradients that wait included.
         self._persistent = offloader.movable | (offloader.gradients.keys() - program.temporary)
-        self.gaps = [*self._persistent_gaps(), *self._temporary_gaps()]
+        self._rows = SweepRows(program, executions, updates, self._persistent)
+        # What goes down for an update by the CPU does not come back.
+        down = {s: self._rows.complete[s] for u in updates for s in u.down}
+        gaps = (*self._persistent_gaps(), *self._temporary_gaps())
+        self.gaps = [g for g in gaps if g.after < down.get(g.storage, self._count)]
         self._away = {
             n for n, g in enumerate(self.gaps) if g.storage in away and (g.before >= self._count or g.after < 0)
         }
@@ -227,56 +229,8 @@ class _Sweep:
 
     def plan(self, chosen: Sequence[Gap]) -> Iterator[OffloadPlan]:
         """The plan, if the referee accepts it."""
-        program = self._program
-        moved = {g.storage for g in chosen}
-        persistent = moved & self._persistent
-        changing = {s for n in program.nodes for s in n.mutates}
-        below = self._below(chosen)
-        copied = below | (persistent - changing)
-        steps, end = self._rows(chosen, copied)
-        if end & persistent != copied - program.consumed:
-            copied = (end & persistent) | (copied & program.consumed)
-            steps, _ = self._rows(chosen, copied)
+        steps, state = self._rows.plan(chosen)
         try:
-            yield self._offloader.judged(METHOD, steps, TierState(below=below, copied=copied))
+            yield self._offloader.judged(METHOD, steps, state)
         except IllegalPlanError:
             return
-
-    def _below(self, chosen: Sequence[Gap]) -> frozenset[int]:
-        """What is below when the iteration starts."""
-        return frozenset(
-            g.storage for g in chosen if g.storage in self._persistent and (g.before >= self._count or g.after < 0)
-        )
-
-    def _rows(self, chosen: Sequence[Gap], copied: frozenset[int]) -> tuple[list[Step], frozenset[int]]:
-        """Rows with copies that nothing hides, and what has a copy below at the end."""
-        leaving: dict[int, list[int]] = defaultdict(list)
-        coming: dict[int, list[int]] = defaultdict(list)
-        for gap in chosen:
-            leaving[gap.after].append(gap.storage)
-            if gap.returns and (gap.before != self._count or gap.after >= 0):
-                coming[gap.before % self._count].append(gap.storage)
-        below = self._below(chosen)
-        valid = set(copied)
-        rows: list[Step] = []
-
-        def leave(position: int, label: str) -> None:
-            for storage in leaving[position]:
-                if position < 0 and storage in below:
-                    continue
-                if storage not in valid:
-                    rows.extend((Step(-1, storage, label, "offload"), Step(-1, storage, label, "wait")))
-                    valid.add(storage)
-                rows.append(Step(-1, storage, label, "free"))
-
-        position, label = -1, ""
-        for step in self._program.steps(self._executions):
-            if step.node >= 0:
-                leave(position, label)
-                position, label = position + 1, step.label
-                for storage in coming[position]:
-                    rows.extend((Step(-1, storage, label, "reload"), Step(-1, storage, label, "wait")))
-                valid -= self._changed[step.node]
-            rows.append(step)
-        leave(position, label)
-        return rows, frozenset(valid)

@@ -27,7 +27,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
-from stowage.stages.trace import trace_step
+from stowage.stages.trace import MicroBatch, trace_step
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 
@@ -68,9 +68,13 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 class Traced:
     """A step's tables and compute nodes: forward, backward, then updates."""
 
-    def __init__(self, architecture: str, device: str, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, architecture: str, device: str, dtype: torch.dtype = torch.float32, max_grad_norm: float | None = None
+    ) -> None:
         model, batch = build(architecture, device, dtype)
-        self.trace: TraceTables = trace_step(model, batch, optimizer=adamw(model))
+        self.trace: TraceTables = trace_step(
+            model, batch, optimizer=adamw(model), micro_batch=MicroBatch(max_grad_norm=max_grad_norm)
+        )
         costs = {c.signature: Cost(c.signature, "", 1e-3, 0, 0, 1, "measured") for c in self.trace.calls}
         folded: list[ComputeNode] = list(fold(self.trace, costs).nodes)
         order = sorted(folded, key=lambda n: (n.phase == "update", n.node))
@@ -161,12 +165,15 @@ class Traced:
     def _updated(self, node: ComputeNode) -> int:
         if node.phase != "update":
             return -1
-        return next(s for s in node.mutates if self.trace.storages[s].role == "parameter")
+        return next((s for s in node.mutates if self.trace.storages[s].role == "parameter"), -1)
 
     def _woven(
         self, plain: list[Step], before: dict[int, list[Step]], after: dict[int, list[Step]], on_cpu: dict[int, int]
     ) -> Plan:
-        gradients = {n: next(s for s in self.nodes[n].reads if s in self.temporary) for n in on_cpu}
+        down = {
+            n: [s for s in self.nodes[n].reads if s in self.temporary] for n in on_cpu
+        }  # with the scale of clipping
+        gone: set[int] = set()
         steps: list[Step] = []
         for step in plain:
             if step.node < 0:
@@ -174,8 +181,10 @@ class Traced:
                 continue
             steps += before[step.node]
             if step.node in on_cpu:
-                gradient = gradients[step.node]
-                steps += [Step(-1, gradient, "below", "offload"), Step(-1, gradient, "below", "wait")]
+                for storage in down[step.node]:
+                    if storage not in gone:
+                        steps += [Step(-1, storage, "below", "offload"), Step(-1, storage, "below", "wait")]
+                        gone.add(storage)
                 steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
             else:
                 steps.append(step)
@@ -187,7 +196,7 @@ class Traced:
             bases.setdefault(value.storage, value.name)
         storages = self.trace.storages
         slots = [Slot(s, storages[s].name, storages[s].nbytes, storages[s].role, "below", True) for s in away]
-        slots += [Slot(g, bases[g], storages[g].nbytes, "temporary", "device", False) for g in gradients.values()]
+        slots += [Slot(g, bases[g], storages[g].nbytes, "temporary", "device", False) for g in sorted(gone)]
         return Plan(steps, slots, TierState(below=frozenset(away), copied=frozenset(away)))
 
     def judge(self, plan: Plan) -> Outcome:
@@ -230,10 +239,14 @@ def _summary() -> PlanSummary:
     return PlanSummary(**{**fields, "variant": "plain"})  # type: ignore[arg-type]
 
 
-def eager(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any]) -> float:
+def eager(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], max_grad_norm: float | None = None
+) -> float:
     """One iteration of plain PyTorch."""
     optimizer.zero_grad()
     loss = model(**batch).loss
     loss.backward()
+    if max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
     return float(loss.detach())

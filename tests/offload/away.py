@@ -19,7 +19,7 @@ from stowage.stages.solve import Below, PlanRequest, solve_plan
 from stowage.stages.solve.select import Solved
 from tests.runtime.beside_eager import MakeOptimizer, differences, eager_step, same
 from tests.solve.prepared import Prepared
-from tests.zoo import Entry
+from tests.zoo import Entry, loss_of
 
 LINK = Link(offload_bytes_per_s=1e9, reload_bytes_per_s=1e9, duplex_bytes_per_s=1.5e9)
 BELOW = Below(LINK, capacity_bytes=1 << 40, staging_bytes=0, smallest_bytes=1024)
@@ -65,9 +65,15 @@ def assert_equal_below(
     *,
     iterations: int = 5,
     moves: set[str] | None = None,
-) -> None:
-    """Losses and the random state after every iteration; then every parameter, buffer and state, and which of them
-    move: those of `moves` and no other, by default all that train and that move in plain PyTorch."""
+    max_grad_norm: float | None = None,
+) -> list[float]:
+    """Losses, norms and the random state after every iteration; then every parameter, buffer and state, and which of
+    them move: those of `moves` and no other, by default all that train and that move in plain PyTorch.
+
+    Returns:
+        The norms, where gradients are clipped.
+    """
+    norms: list[float] = []
     (eager, batch, loss), (model, _, _) = build(), build()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     eager_optimizer, planned_optimizer = optimizer(eager), optimizer(model)
@@ -77,12 +83,16 @@ def assert_equal_below(
         state = torch.get_rng_state()
         for iteration in range(iterations):
             torch.set_rng_state(state)
-            expected = eager_step(eager, batch, loss, eager_optimizer)
+            expected, norm = clipped_step(eager, batch, loss, eager_optimizer, max_grad_norm)
             after = torch.get_rng_state()
             torch.set_rng_state(state)
             found = program(batch)
             assert torch.equal(torch.get_rng_state(), after), f"random state after iteration {iteration}"
             assert same(found.detach(), expected), f"loss of iteration {iteration}: {found} and {expected}"
+            assert (program.grad_norm is None) == (norm is None)
+            if norm is not None:
+                assert same(program.grad_norm, norm), f"norm of iteration {iteration}"
+                norms.append(float(norm))
             state = after
     offloading.fetch_all()
     assert differences(model, eager) == []
@@ -92,6 +102,21 @@ def assert_equal_below(
     assert moved_in_eager == []
     if moves is not None:
         assert {n for n, p in model.named_parameters() if not torch.equal(p, before[n])} == moves
+    return norms
+
+
+def clipped_step(
+    model: nn.Module, batch: Any, loss: Any, optimizer: torch.optim.Optimizer, max_grad_norm: float | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One iteration of plain PyTorch: the loss, and the norm by which gradients were clipped."""
+    if max_grad_norm is None:
+        return eager_step(model, batch, loss, optimizer), None
+    value = loss_of(model, batch, loss)
+    torch.autograd.backward(value)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return value.detach(), norm
 
 
 def actions(solved: Solved) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.solve.select import Solved
-from stowage.stages.trace import trace_step
+from stowage.stages.trace import MicroBatch, trace_step
 from tests.solve.prepared import Prepared, prepare_trace
 from tests.zoo import Entry, loss_of
 
@@ -24,10 +24,13 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def prepare(build: Callable[[], Entry], optimizer: MakeOptimizer | None = adamw) -> Prepared:
+def prepare(
+    build: Callable[[], Entry], optimizer: MakeOptimizer | None = adamw, micro_batch: MicroBatch | None = None
+) -> Prepared:
     """Trace a model that is thrown away afterwards."""
     model, batch, loss = build()
-    return prepare_trace(trace_step(model, batch, loss=loss, optimizer=optimizer(model) if optimizer else None))
+    made = optimizer(model) if optimizer else None
+    return prepare_trace(trace_step(model, batch, loss=loss, optimizer=made, micro_batch=micro_batch))
 
 
 def program_of(

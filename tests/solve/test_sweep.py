@@ -14,6 +14,7 @@ from stowage.stages.ir.machine import Link
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Step
 from stowage.stages.solve.chain import Chain, Execution
+from stowage.stages.solve.late_updates import late_updates
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solve.race import Race, keep_everything
 from stowage.stages.solve.select import program_of
@@ -57,6 +58,28 @@ def test_random_steps(trace: TraceTables, share: float, activations: bool) -> No
         assert computed(plan.steps) == [e.node for e in executions]
     if budget >= everything:
         assert plans[0].outcome.reload_bytes == plans[0].outcome.offload_bytes == 0
+
+
+@settings(max_examples=60, **QUICK)
+@given(training_steps(), st.floats(0.0, 1.1), st.integers(1, 4))
+def test_random_steps_with_updates_by_the_cpu(trace: TraceTables, share: float, every: int) -> None:
+    """The same with any updates taken by the CPU: each starts once, after its gradient is below, and nothing of it is
+    computed on the device; it is waited for before its weight is used."""
+    offloader = offloader_of(prepare_trace(trace), replace(TINY, cpu_update_bytes_per_s=1e3))
+    executions = executions_of(offloader)
+    updates = late_updates(offloader, executions)[::every]
+    sweep = _Sweep(offloader, executions, frozenset(), updates)
+    taken = [u.node.node for u in updates]
+    plans = list(sweeps(offloader, executions, sweep.least_bytes + int(share * 100), updates=updates))
+    assert plans, "the referee refuses none of them"
+    for plan in plans:
+        assert plan.outcome.peak_bytes <= sweep.least_bytes + int(share * 100)
+        assert sorted(s.node for s in plan.steps if s.kind == "update") == sorted(taken)
+        on_device = [s.node for s in plan.steps if s.kind == "compute"]
+        assert on_device == [e.node for e in executions if e.node not in taken]
+        assert plan.state.updating == {u.weight for u in updates}
+        hidden = offloader.shifted(plan, plan.outcome.peak_bytes)
+        assert hidden.outcome.time_s <= plan.outcome.time_s
 
 
 def moved(plan: OffloadPlan) -> int:
