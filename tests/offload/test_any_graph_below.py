@@ -1,0 +1,86 @@
+"""Models that are no chain, from below: what H-ILP and TW-Remat find for a large block is among O-ILP's options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from stowage.stages.device.tiers import DiskTier
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.machine import Link
+from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.partition import HELD, Limits, make_chains
+from stowage.stages.partition.h_block import block_clusters
+from stowage.stages.solve import tiered
+from stowage.stages.solve.chain import Chain
+from stowage.stages.solve.offload import Offloader
+from stowage.stages.solve.offmate import OffMate
+from stowage.stages.solve.select import program_of
+from stowage.stages.solver.outcome import SolverSettings
+from stowage.stages.trace import trace_step
+from tests.offload.away import BELOW, actions, assert_equal_below, smallest_below, solve_below
+from tests.runtime.beside_eager import adamw
+from tests.solve.prepared import Prepared, light_options
+from tests.solve.synthetic_steps import costs_for
+from tests.zoo import REMAT
+
+GRID = GridSize(2, 2, cluster_peaks=3, cluster_saves=2, top_peaks=4, top_saves=1, greedy_levels=4)
+SETTINGS = SolverSettings(time_limit_s=0.3)
+SLOW = Link(2e7, 2e7, 3e7)
+"""A link on which activations are cheaper to compute again."""
+
+
+@cache
+def chains(name: str) -> tuple[Prepared, Prepared]:
+    """A step with its large block whole, solved by clusters and by TW-Remat alone; and cut around held values."""
+    model, batch, loss = REMAT[name]()
+    trace = trace_step(model, batch, loss=loss, optimizer=adamw(model), label=name)
+    made = make_chains(trace, costs_for(trace))
+    plain, held = made[""], made[HELD]
+    large = max(plain.blocks, key=lambda b: len(b.nodes))
+    clusters = block_clusters(trace, plain.nodes, [large], Limits(top_size=12, size=8))
+    solved = options_for_blocks(
+        [BlockGraph.from_json(large.graph)], size=GRID, settings=SETTINGS, workers=2, clusters=clusters
+    )[large.block_hash]
+    fixed = ("keep_all", "recompute_all")
+    own = [o for o in solved if o.formulation in (*fixed, "tw_remat") or o.formulation.startswith("h_")]
+    others = [b for b in plain.blocks if b.block_hash != large.block_hash]
+    whole = Prepared(trace, plain.nodes, plain.blocks, [*own, *light_options(others)])
+    return whole, Prepared(trace, held.nodes, held.blocks, light_options(held.blocks))
+
+
+def test_schedules_of_large_blocks_are_options() -> None:
+    prepared, _ = chains("transformer")
+    assert len(prepared.blocks) > 1
+    program = program_of(prepared.trace, prepared.nodes)
+    offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
+    offmate = OffMate(offloader, SETTINGS)
+    number = max(range(len(prepared.blocks)), key=lambda b: len(prepared.blocks[b].nodes))
+    known = offloader.chain.options[prepared.blocks[number].block_hash]
+    offered = {known[c.option].formulation for c in offmate.choices[number]}
+    assert "tw_remat" in offered
+    assert any(f.startswith("h_") for f in offered), offered
+    assert len(offmate.problem(1 << 40).blocks[number].options) == len(offmate.choices[number])
+
+
+@pytest.mark.parametrize("cut", ["whole", "held"])
+def test_training_from_below_equals_eager(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O-ILP's own plans, which sweeps beat on models this small."""
+    monkeypatch.setattr(tiered, "sweeps", lambda *arguments: iter(()))
+    monkeypatch.setattr(Offloader, "fixed", lambda self: iter(()))
+    prepared = chains("transformer")[cut == "held"]
+    below = replace(BELOW, link=SLOW)
+    budget = smallest_below(prepared, below)
+    assert budget < sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
+    solved = solve_below(prepared, budget, below=below)
+    assert solved.summary.method == "offmate"
+    assert solved.summary.device_peak_bytes <= budget
+    assert solved.summary.recomputed_bytes > 0
+    assert actions(solved)["reload"] > 20
+    tier = DiskTier(tmp_path)
+    assert_equal_below(REMAT["transformer"], prepared, solved, tier, adamw, iterations=3)
+    tier.close()
