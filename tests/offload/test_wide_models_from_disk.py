@@ -1,0 +1,44 @@
+"""Language models of width 256 train from disk as in plain PyTorch: every weight, state and loss, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stowage.stages.device.tiers import DiskTier
+from stowage.stages.solve import eager_peak_bytes
+from stowage.stages.workload.models import build_model
+from stowage.stages.workload.samples import sample_batch
+from tests.offload.away import actions, assert_equal_below, solve_below
+from tests.offload.test_lora_from_disk import MODELS
+from tests.offload.test_offloaded_training import OPTIMIZERS
+from tests.runtime.beside_eager import prepare
+from tests.zoo import Entry
+
+
+def language_model(architecture: str) -> Callable[[], Entry]:
+    """Builds the same model each time, in training mode."""
+
+    def build() -> Entry:
+        model = build_model(architecture, MODELS[architecture][0], seed=0)
+        return model, sample_batch(model, 2, 16, 1), None
+
+    return build
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_to_eager_from_disk(name: str, optimizer: str, tmp_path: Path) -> None:
+    build = language_model(name)
+    prepared = prepare(build, OPTIMIZERS[optimizer])
+    budget = int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes))
+    solved = solve_below(prepared, budget)
+    assert solved.summary.device_peak_bytes <= budget
+    assert actions(solved)["offload"] >= 5
+    model, _, _ = build()
+    tier = DiskTier(tmp_path)
+    everything = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert_equal_below(build, prepared, solved, tier, OPTIMIZERS[optimizer], moves=everything)
+    tier.close()
