@@ -26,7 +26,7 @@ PROCESS_BYTES = 640 * MIB
 """What a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""
 
 SPIN = {"GOMP_SPINCOUNT": "1000"}
-"""For the plan's process: OpenMP's threads soon give their cores to copies instead of spinning until the others come."""
+"""For the plan's process: OpenMP's threads soon give their cores to copies, instead of spinning while they wait."""
 
 RESOLUTION = 1 / 32
 """Of the limit that plain PyTorch needs."""
