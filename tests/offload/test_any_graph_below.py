@@ -29,7 +29,7 @@ from tests.solve.synthetic_steps import costs_for
 from tests.zoo import REMAT
 
 GRID = GridSize(2, 2, cluster_peaks=3, cluster_saves=2, top_peaks=4, top_saves=1, greedy_levels=4)
-SETTINGS = SolverSettings(time_limit_s=0.3)
+SETTINGS = SolverSettings(time_limit_s=1.0)
 SLOW = Link(2e7, 2e7, 3e7)
 """A link on which activations are cheaper to compute again."""
 
