@@ -59,15 +59,10 @@ def plans(
     best_s = search.best_s
     spent_s = search.spent_s
     for other in others:
-        if best_s > search.bound_s * CLOSE and not _enough(best_s, spent_s, settings):
+        if best_s > search.bound_s * CLOSE and not (best_s < math.inf and spent_s > SOLVES * settings.time_limit_s):
             yield from other.run()
             best_s = min(best_s, other.best_s)
             spent_s += other.spent_s
-
-
-def _enough(best_s: float, spent_s: float, settings: SolverSettings) -> bool:
-    """Whether a plan fits and the solves took so long that no more are worth it."""
-    return best_s < math.inf and spent_s > SOLVES * settings.time_limit_s
 
 
 class _Search:
@@ -122,8 +117,8 @@ class _Search:
             closest = min if math.isinf(self.best_s) else max
             excess = closest((p.outcome.peak_bytes for p in found), default=0) - budget_bytes
             good = self.best_s <= answer.solution.objective_s * CLOSE
-            good = good or _enough(self.best_s, self.spent_s, self._settings)
-            if not feasible or excess <= 0 or good or asked_bytes < budget_bytes // 2:
+            late = self.best_s < math.inf and self.spent_s > SOLVES * self._settings.time_limit_s
+            if not feasible or excess <= 0 or good or late or asked_bytes < budget_bytes // 2:
                 return
             asked_bytes -= excess
 
