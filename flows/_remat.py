@@ -24,9 +24,9 @@ from stowage.stages.ir.table import write_atomically, write_rows
 from stowage.stages.settings.sizes import parse_percentage
 
 SHARES = (0.3, 0.5, 0.65)
-METHODS = ("auto", "rockmate")
+METHODS = ("auto", "rotor", "chen_sqrt")
 DEFAULT_MODELS = ("unet", "transformer", "t5", "resnet101", "uno", "lstm", "mamba", "regnet", "mixer", "gpt2")
-PREDICTED = ("predicted_peak_bytes", "predicted_overhead", "found_by", "plan_s")
+PREDICTED = ("predicted_peak_bytes", "predicted_time_s", "predicted_overhead", "found_by", "plan_s")
 MEASURED = (
     "peak_bytes",
     "activation_share",
@@ -200,6 +200,8 @@ class _Model:
         for name in (n for n in about["peers"] if self.job.peers is None or n in self.job.peers):
             for value in self.job.memory_budgets if name == MEMORY_BUDGET else (1.0,):
                 row = RematRow(self.name, name, f"{value:g}" if name == MEMORY_BUDGET else "")
+                if name == EAGER:
+                    row = replace(row, predicted_time_s=about["keep_all_time_s"])
                 yield self._point(turns, about, row, runs=name, setting=value)
         known: dict[str, RematRow] = {}
         for (method, share), plan in plans.items():

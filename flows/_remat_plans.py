@@ -74,6 +74,7 @@ class Planner:
             "budget": budget,
             "plan_s": time.perf_counter() - started,
             "predicted_peak_bytes": s.device_peak_bytes,
+            "predicted_time_s": s.step_time_s,
             "predicted_overhead": s.step_time_s / s.keep_all_time_s - 1,
             "found_by": s.method,
             "plan_hash": s.plan_hash,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from stowage.stages.report.remat import Panel, Point, remat_figure
 from stowage.stages.solve.request import METHODS
 
 NAN = float("nan")
+
+AUTO = "auto"
+"""The method that the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class RematRow:
         setting: the share of keep-all's activation budget that was asked for (`50%`), `smallest` for the method's
             smallest feasible budget, or a peer's value.
         budget_bytes, predicted_peak_bytes: of the device; -1 for peers.
+        predicted_time_s: of an iteration; for plain PyTorch that of keeping everything, for other peers NaN.
         predicted_overhead: predicted time over the prediction for keeping everything, less 1; NaN for peers.
         found_by: the planner that found the plan, or the backend of a compiled peer.
         plan_s: time to plan, after the model was traced and profiled; stores are shared, so what the first point of a
@@ -42,6 +47,7 @@ class RematRow:
     setting: str
     budget_bytes: int = -1
     predicted_peak_bytes: int = -1
+    predicted_time_s: float = NAN
     predicted_overhead: float = NAN
     found_by: str = ""
     plan_s: float = NAN
@@ -62,23 +68,27 @@ def describe(row: RematRow) -> str:
     if row.note:
         return f"{name}: {row.note}"
     predicted = f" (predicted {row.predicted_overhead:+.1%})" if row.predicted_peak_bytes >= 0 else ""
+    times = (
+        "" if math.isnan(row.predicted_time_s) else f", {row.time_s / row.predicted_time_s:.2f} × the predicted time"
+    )
     return (
         f"{name}: {row.peak_bytes / MIB:,.1f} MiB ({row.activation_share:.0%} of keep-all's activations), overhead "
-        f"{row.overhead:+.1%}{predicted}, {'equal' if row.equal else 'not equal'}"
+        f"{row.overhead:+.1%}{predicted}{times}, {'equal' if row.equal else 'not equal'}"
     )
 
 
 def markdown_of(rows: Sequence[RematRow]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| model | contestant | setting | budget | peak | activations | overhead | predicted | planned in | equal |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---|",
+        "| model | contestant | setting | budget | peak | activations | overhead | predicted | time ÷ predicted | auto within "
+        "that peak | planned in | equal |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for r in rows:
         planned = r.predicted_peak_bytes >= 0
         budget = f"{r.budget_bytes / MIB:,.1f} MiB" if r.budget_bytes >= 0 else ""
         if r.note:
-            lines.append(f"| {r.model} | {r.contestant} | {r.setting} | {budget} | {r.note} | | | | | |")
+            lines.append(f"| {r.model} | {r.contestant} | {r.setting} | {budget} | {r.note} | | | | | | | |")
             continue
         cells = [
             r.model,
@@ -89,11 +99,19 @@ def markdown_of(rows: Sequence[RematRow]) -> str:
             f"{r.activation_share:.0%}",
             f"**{r.overhead:+.1%}**" if planned else f"{r.overhead:+.1%}",
             f"{r.predicted_overhead:+.1%}" if planned else "",
+            "" if math.isnan(r.predicted_time_s) else f"{r.time_s / r.predicted_time_s:.2f}",
+            "" if r.contestant == AUTO or (ours := least_overhead(rows, r)) is None else f"{ours:+.1%}",
             f"{r.plan_s:.1f} s" if planned else "",
             "yes" if r.equal else "no",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def least_overhead(rows: Sequence[RematRow], of: RematRow) -> float | None:
+    """The least overhead measured of plans by `AUTO` that took no more memory than a row; None where there are none."""
+    ours = [r for r in rows if (r.model, r.contestant) == (of.model, AUTO) and not r.note]
+    return min((r.overhead for r in ours if r.peak_bytes <= of.peak_bytes), default=None)
 
 
 def picture(rows: Sequence[RematRow]) -> bytes:

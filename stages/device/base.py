@@ -26,6 +26,11 @@ class Device(Protocol):
         """Wall time of `work`, completed."""
         ...
 
+    def evict(self) -> None:
+        """Fill the caches with something else: operations of a step find there what others left, not what they read
+        themselves a moment ago."""
+        ...
+
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` and report the allocator's events; `resident` tensors existed before and may go away inside."""
         ...

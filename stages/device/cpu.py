@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ import torch
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured, measure_allocations
 from stowage.stages.ir.costs import DeviceDescription
+
+CACHE_BYTES = 2 << 20
+"""Of one core, where the machine does not say."""
 
 
 def _model_name() -> str:
@@ -33,15 +37,24 @@ class CpuDevice:
         return f"{_model_name()}, {torch.get_num_threads()} threads"
 
     def fingerprint(self) -> str:
-        """Hash of the processor's name, the number of threads and the torch release."""
+        """Hash of the processor's name, the number of threads, the torch release, and how calls are measured."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cpu|{self.name()}|{release}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"cpu|evicted|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def time_s(self, work: Callable[[], Any]) -> float:
         """Wall time of `work`."""
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
+
+    def evict(self) -> None:
+        """Write twice what the cores have for themselves; the cache that they share stays as it is."""
+        self._other.add_(1)
+
+    @cached_property
+    def _other(self) -> torch.Tensor:
+        own = torch.cpu.get_capabilities().get("l2_cache_size") or CACHE_BYTES
+        return torch.zeros(2 * own * torch.get_num_threads() // 4)
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` under the profiler."""

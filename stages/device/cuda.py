@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ class CudaDevice:
         return str(torch.cuda.get_device_name(self._device))
 
     def fingerprint(self) -> str:
-        """Hash of the card's name and the torch release."""
+        """Hash of the card's name, the torch release, and how calls are measured."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cuda|{self.name()}|{release}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"cuda|evicted|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def time_s(self, work: Callable[[], Any]) -> float:
         """Time between two events around `work`."""
@@ -39,6 +40,15 @@ class CudaDevice:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
+
+    def evict(self) -> None:
+        """Write twice the L2 cache."""
+        self._other.zero_()
+
+    @cached_property
+    def _other(self) -> torch.Tensor:
+        size = 2 * torch.cuda.get_device_properties(self._device).L2_cache_size
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work`; the allocator keeps totals, so there are no single events."""

@@ -20,6 +20,12 @@ THRESHOLD = 1 << 20
 """Bytes. Each block from here on gets fresh, zeroed pages each time it is allocated: a smaller threshold keeps memory
 closer to what is allocated, and takes more time."""
 
+LARGEST = 32 << 20
+"""Bytes: glibc serves no larger block from its heap."""
+
+NEVER = -1
+"""As M_TRIM_THRESHOLD: the heap is not trimmed by itself."""
+
 
 def _glibc() -> ctypes.CDLL | None:
     try:
@@ -38,8 +44,25 @@ def return_freed_memory(threshold_bytes: int = THRESHOLD) -> bool:
     library = _glibc()
     if library is None:
         return False
+    return _set(library, (M_MMAP_THRESHOLD, threshold_bytes), (M_TRIM_THRESHOLD, threshold_bytes))
+
+
+def keep_freed_memory() -> bool:
+    """Blocks of up to `LARGEST` bytes that are freed stay in the heap, for the rest of this process: the kernel need not
+    zero their pages again in every iteration, as it does when the end of the heap comes and goes.
+
+    The heap grows no further than without; it gives nothing back between iterations. What is free now goes back. False
+    where the allocator is not glibc's, and nothing was done.
+    """
+    library = _glibc()
+    if library is None:
+        return False
+    trim()
+    return _set(library, (M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, NEVER))
+
+
+def _set(library: ctypes.CDLL, *values: tuple[int, int]) -> bool:
     library.mallopt.argtypes, library.mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    values = ((M_MMAP_THRESHOLD, threshold_bytes), (M_TRIM_THRESHOLD, threshold_bytes))
     return all(library.mallopt(name, value) == 1 for name, value in values)
 
 

@@ -28,7 +28,7 @@ def _preemptions() -> int:
 
 
 def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int) -> list[float]:
-    """Times of `work`, after one run to warm up.
+    """Times of `work`, after one run to warm up, each with cold caches, as in a step that touches more than they hold.
 
     At least `least` samples, and more until `seconds` have passed or a hundred are taken. Samples during which another
     process took a core are set aside, as long as `least` others come within twice `seconds`: on a busy machine they say
@@ -39,6 +39,7 @@ def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int
     disturbed: list[float] = []
     start = time.perf_counter()
     while True:
+        device.evict()
         before = _preemptions()
         sample = device.time_s(work)
         (disturbed if _preemptions() > before else clean).append(sample)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables
@@ -46,6 +47,8 @@ def bind(
         raise PlanMismatchError(
             f"The plan was traced on {trace.meta.device}, the model is on {device.type}: trace it there again."
         )
+    if offloading is None and device.type == "cpu":
+        keep_freed_memory()
     return Program(
         load_step(source, source_hash, filename),
         model,

@@ -70,7 +70,36 @@ def test_freed_memory_goes_back_where_a_limit_is_passed() -> None:
     assert unlimited["trims"] == 0
 
 
+FRESH_PAGES = """
+import json, resource, sys, torch
+from stowage.stages.device import heap
+
+torch.set_num_threads(1)
+assert sys.argv[1] == "plain" or heap.keep_freed_memory()
+
+
+def faults_of_one_round():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(mib << 18) for mib in range(1, 25)]
+    del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+print(json.dumps([faults_of_one_round() for _ in range(4)]))
+"""
+
+
+def test_kept_memory_needs_no_fresh_pages() -> None:
+    faults = {}
+    for how in ("plain", "kept"):
+        ended = subprocess.run([sys.executable, "-c", FRESH_PAGES, how], capture_output=True, text=True, check=True)
+        faults[how] = json.loads(ended.stdout)
+    assert faults["plain"][-1] > 10_000, "glibc gives the end of its heap back"
+    assert faults["kept"][-1] < 1_000
+
+
 def test_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_glibc", lambda: None)
     assert not heap.return_freed_memory()
+    assert not heap.keep_freed_memory()
     assert not heap.trim()

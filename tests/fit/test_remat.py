@@ -151,17 +151,21 @@ def test_options_of_the_command() -> None:
 
 
 def test_the_table_says_what_was_measured() -> None:
+    planned = RematRow("unet", "auto", "50%", 2 * MIB, 2 * MIB, 1.0, 0.08, "rockmate", 1.0)
     rows = [
         RematRow("unet", MEMORY_BUDGET, "0.3", peak_bytes=3 * MIB, activation_share=0.7, overhead=0.2),
-        RematRow(
-            "unet", "auto", "50%", 2 * MIB, 2 * MIB, 0.08, "rockmate", 1.0, 2 * MIB, 0.5, overhead=0.1, equal=True
-        ),
-        RematRow("unet", "auto", "10%", MIB, note="no plan"),
+        replace(planned, peak_bytes=2 * MIB, activation_share=0.5, time_s=1.1, overhead=0.1, equal=True),
+        RematRow("unet", MEMORY_BUDGET, "0.1", peak_bytes=MIB, activation_share=0.2, overhead=0.2),
+        replace(planned, setting="10%", budget_bytes=MIB, note="no plan"),
     ]
-    peer, plan, nothing = markdown_of(rows).splitlines()[2:]
-    assert peer == "| unet | activation_memory_budget | 0.3 |  | 3.0 MiB | 70% | +20.0% |  |  | no |"
-    assert plan == "| unet | auto (rockmate) | 50% | 2.0 MiB | 2.0 MiB | 50% | **+10.0%** | +8.0% | 1.0 s | yes |"
-    assert nothing == "| unet | auto | 10% | 1.0 MiB | no plan | | | | | |"
+    peer, plan, lean, nothing = markdown_of(rows).splitlines()[2:]
+    assert peer == "| unet | activation_memory_budget | 0.3 |  | 3.0 MiB | 70% | +20.0% |  |  | +10.0% |  | no |"
+    assert plan == (
+        "| unet | auto (rockmate) | 50% | 2.0 MiB | 2.0 MiB | 50% | **+10.0%** | +8.0% | 1.10 |  | 1.0 s | yes |"
+    )
+    assert lean == "| unet | activation_memory_budget | 0.1 |  | 1.0 MiB | 20% | +20.0% |  |  |  |  | no |"
+    assert nothing == "| unet | auto | 10% | 1.0 MiB | no plan | | | | | | | |"
+    assert len({line.count("|") for line in markdown_of(rows).splitlines()}) == 1, "as many cells in every line"
 
 
 def lines_of(axes: Axes) -> dict[str, list[list[float]]]:
@@ -220,6 +224,7 @@ class Scripted:
         if request["model"] == "lstm":
             raise StowageError(f"{name}: it cannot be traced")
         planner = {"calls": 9, "fixed_bytes": MIB, "keep_all_peak_bytes": 5 * MIB, "peers": [EAGER]}
+        planner["keep_all_time_s"] = 1.0
         self.about: dict[str, Any] = planner if request["runs"] == "planner" else {}
         self.time_s = 0.1 * len(self.begun)
 
@@ -231,8 +236,8 @@ class Scripted:
             return {"peak_bytes": 3 * MIB, "digest": "same"}
         if method == "rotor":
             raise StowageError("the planner ended early")
-        plan = {"plan_s": 1.0, "predicted_peak_bytes": MIB, "predicted_overhead": 0.1, "found_by": "rockmate"}
-        return plan | {"budget": 3 * MIB, "plan_hash": str(share)}
+        plan = {"plan_s": 1.0, "predicted_peak_bytes": MIB, "predicted_time_s": 1.0, "predicted_overhead": 0.1}
+        return plan | {"found_by": "rockmate"} | {"budget": 3 * MIB, "plan_hash": str(share)}
 
     def close(self) -> None:
         pass

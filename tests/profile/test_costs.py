@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from stowage.stages.device import device_of
+from stowage.stages.device.cpu import CpuDevice
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.trace import TraceTables
@@ -115,6 +118,25 @@ def test_measured_costs_are_those_of_every_distinct_call(tmp_path: Path) -> None
     again = profile_trace(trace, HERE, store, progress=lambda done, total: seen.append((done, total)))
     assert again == costs, "nothing is measured twice"
     assert seen[-1] == (0, 0)
+
+
+def test_each_sample_finds_cold_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    evict, time_s = CpuDevice.evict, CpuDevice.time_s
+
+    def evicted(device: CpuDevice) -> None:
+        happened.append("evicted")
+        evict(device)
+
+    def timed(device: CpuDevice, work: Callable[[], Any]) -> float:
+        happened.append("timed")
+        return time_s(device, work)
+
+    monkeypatch.setattr(CpuDevice, "evict", evicted)
+    monkeypatch.setattr(CpuDevice, "time_s", timed)
+    costs = profile_trace(small_trace(9), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=3)
+    alone = sum(b == "timed" and a == "timed" for a, b in pairwise(["timed", *happened]))
+    assert alone == len(costs), "the first run of each call warms up"
 
 
 def test_a_foreign_device_is_refused_unless_everything_is_known(tmp_path: Path) -> None:
