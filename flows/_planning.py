@@ -138,13 +138,26 @@ class Costed:
     eager_peak_bytes: int
     costs: Sequence[Cost]
     limits: Limits | None = None
+    _whole: list[Variant] = field(default_factory=list, init=False, repr=False, compare=False)
+    _options: dict[tuple[bool, Path, Effort], list[Option]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def variants_for(self, method: str) -> list[Variant]:
         """Cut as a method wants it: `WHOLE` methods take one block."""
         if method not in WHOLE:
             return self.variants
-        whole = {rewrite_of(v.name): v.trace for v in self.variants}
-        return _cut(whole, self.costs, 1, self.limits)
+        if not self._whole:
+            traces = {rewrite_of(v.name): v.trace for v in self.variants}
+            self._whole.extend(_cut(traces, self.costs, 1, self.limits))
+        return self._whole
+
+    def options_for(self, method: str, home: Path, effort: Effort) -> list[Option]:
+        """Schedules of every distinct block of `variants_for`, solved or looked up once."""
+        key = method in WHOLE, home, effort
+        if key not in self._options:
+            self._options[key] = block_options(self.variants_for(method), home, effort)
+        return self._options[key]
 
 
 def _cut(
@@ -341,7 +354,7 @@ def plan_costed(
     options: list[Option] = []
     if solved is None:
         progress("options")
-        options = block_options(variants, home, effort)
+        options = costed.options_for(method, home, effort)
         progress("solve")
         solved = solve_variants(
             variants,

@@ -68,9 +68,7 @@ def describe(row: RematRow) -> str:
     if row.note:
         return f"{name}: {row.note}"
     predicted = f" (predicted {row.predicted_overhead:+.1%})" if row.predicted_peak_bytes >= 0 else ""
-    times = (
-        "" if math.isnan(row.predicted_time_s) else f", {row.time_s / row.predicted_time_s:.2f} × the predicted time"
-    )
+    times = "" if math.isnan(row.predicted_time_s) else f", {row.time_s / row.predicted_time_s:.2f} × predicted time"
     return (
         f"{name}: {row.peak_bytes / MIB:,.1f} MiB ({row.activation_share:.0%} of keep-all's activations), overhead "
         f"{row.overhead:+.1%}{predicted}{times}, {'equal' if row.equal else 'not equal'}"
@@ -80,8 +78,8 @@ def describe(row: RematRow) -> str:
 def markdown_of(rows: Sequence[RematRow]) -> str:
     """The rows as a Markdown table."""
     lines = [
-        "| model | contestant | setting | budget | peak | activations | overhead | predicted | time ÷ predicted | auto within "
-        "that peak | planned in | equal |",
+        "| model | contestant | setting | budget | peak | activations | overhead | predicted | time ÷ predicted "
+        "| auto within that peak | planned in | equal |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for r in rows:

@@ -48,8 +48,8 @@ def return_freed_memory(threshold_bytes: int = THRESHOLD) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Blocks of up to `LARGEST` bytes that are freed stay in the heap, for the rest of this process: the kernel need not
-    zero their pages again in every iteration, as it does when the end of the heap comes and goes.
+    """Blocks of up to `LARGEST` bytes that are freed stay in the heap, for the rest of this process: the kernel need
+    not zero their pages again in every iteration, as it does when the end of the heap comes and goes.
 
     The heap grows no further than without; it gives nothing back between iterations. What is free now goes back. False
     where the allocator is not glibc's, and nothing was done.

@@ -18,6 +18,9 @@ Deviations from the thesis, each of which makes the plan cheaper or truer:
   after s are done: G_s is added to its need. So gradients that stay are subtracted exactly, not as a constant.
 - When block t < L−1 runs for the last time nobody needs x_{t+1} any more; its tail options leave out what only x_{t+1}
   needed (a recomputed block stops early).
+- Where that saves most of the sub-problems, memory is counted above G_t: then sub-problems over equal blocks are equal
+  wherever they stand, though gradients pile up beside them (those of a scan's inputs, made step by step). The
+  difference between two such counts is rounded up to slots.
 - (2.21) lets i reach t: keeping x_t and running block t alone is a valid choice.
 - In (2.20) and (2.21) indices i of options and times belong to block s.
 """
@@ -33,6 +36,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
+
+MANY = 1000
+"""Sub-problems that are solved at once."""
+
+SAVING = 4
+"""Times fewer sub-problems, at least, for which differences are rounded."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class RkRotor:
         self.blocks = blocks
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self._row, distinct = _equal_subproblems(blocks)
+        self._row, distinct, self._base = _numbered(blocks)
         self._opt: Floats = np.full((len(distinct), slots + 1), np.inf)
         self._fast_time, self._fast_need = self._fast_forwards()
         self._input = np.array([self._up(b.input_bytes) for b in blocks], dtype=np.int64)
@@ -120,8 +129,8 @@ class RkRotor:
         """Times, kept slots and needed slots of block s's options inside sub-problem s..t (validity of 2.20)."""
         tail = s == t and t < len(self.blocks) - 1
         options = self.blocks[s].tail_options if tail else self.blocks[s].options
-        waiting = self.blocks[t].gradient_bytes + self.blocks[t].resident_bytes
-        staying = self.blocks[s].resident_bytes
+        waiting = self._waiting(t)
+        staying = self.blocks[s].resident_bytes - int(self._base[t])
         need = [self._up(max(o.forward_peak_bytes + waiting, o.backward_peak_bytes + staying)) for o in options]
         return (
             np.array([o.time_s for o in options]),
@@ -141,14 +150,25 @@ class RkRotor:
 
     def _second_case(self, s: int, t: int, memory: Slots) -> Floats:
         """(2.21): blocks s..i−1 run fast, x_i is kept; rows are i = s+1..t, columns memory."""
-        waiting = self.blocks[t].gradient_bytes + self.blocks[t].resident_bytes
         borders = np.arange(s + 1, t + 1)
-        need = -(-(self._fast_need[s, borders] + waiting) // self.slot_bytes)
+        need = -(-(self._fast_need[s, borders] + self._waiting(t)) // self.slot_bytes)
         left = memory[None, :] - self._input[borders][:, None]
         after = np.where(left >= 0, self._opt[self._row[borders, t][:, None], np.maximum(left, 0)], np.inf)
-        before = self._opt[self._row[s, borders - 1][:, None], memory[None, :]]
+        left = memory[None, :] - self._shift(borders - 1, t)[:, None]
+        before = self._opt[self._row[s, borders - 1][:, None], np.clip(left, 0, self.slots)]
+        before = np.where(left >= 0, before, np.inf)
         total = self._fast_time[s, borders][:, None] + after + before
         return np.where(memory[None, :] >= need[:, None], total, np.inf)
+
+    def _waiting(self, t: int) -> int:
+        """Bytes above the count of s..t that are in memory from its start: g_t, and G_t unless it is counted from."""
+        block = self.blocks[t]
+        return block.gradient_bytes + block.resident_bytes - int(self._base[t])
+
+    def _shift(self, ends: Slots, t: int) -> Slots:
+        """Slots between the count of a sub-problem that ends with t and of one inside that ends with each of `ends`."""
+        shift: Slots = -((self._base[t] - self._base[ends]) // self.slot_bytes)
+        return shift
 
     def time_s(self, slots: int) -> float:
         """Opt(0, L−1, slots), infinite when infeasible."""
@@ -184,21 +204,37 @@ class RkRotor:
                 todo = [ChainStep("fast", s)]
                 for j in range(s + 1, i):
                     todo += [ChainStep("fast", j), ChainStep("drop", j)]
-                todo += [(i, t, m - int(self._input[i])), ChainStep("drop", i), (s, i - 1, m)]
+                todo += [(i, t, m - int(self._input[i])), ChainStep("drop", i), (s, i - 1, self._inside(i - 1, t, m))]
             stack.extend(reversed(todo))
         return steps
 
+    def _inside(self, end: int, t: int, m: int) -> int:
+        return min(m - int(self._shift(np.array([end]), t)[0]), self.slots)
 
-def _equal_subproblems(blocks: Sequence[ChainBlock]) -> tuple[Slots, list[tuple[int, int]]]:
+
+def _numbered(blocks: Sequence[ChainBlock]) -> tuple[Slots, list[tuple[int, int]], Slots]:
+    """What `_equal_subproblems` finds, and t -> bytes from which a sub-problem s..t counts memory: none, or G_t."""
+    resident = np.array([b.resident_bytes for b in blocks], dtype=np.int64)
+    row, distinct = _equal_subproblems(blocks, resident)
+    if len(distinct) <= MANY:
+        return row, distinct, np.zeros_like(resident)
+    relative_row, fewer = _equal_subproblems(blocks, np.diff(resident, append=resident[-1]))
+    if len(fewer) * SAVING > len(distinct):
+        return row, distinct, np.zeros_like(resident)
+    return relative_row, fewer, resident - resident[-1]
+
+
+def _equal_subproblems(blocks: Sequence[ChainBlock], resident: Slots) -> tuple[Slots, list[tuple[int, int]]]:
     """(s, t) -> a number that equal sub-problems share, and the first (s, t) of each number, short ones first.
 
-    A sub-problem is known by its blocks, and by whether its last block is that of the chain.
+    A sub-problem is known by its blocks, and by whether its last block is that of the chain. `resident` is what of the
+    gradients that stay tells blocks apart.
     """
     count = len(blocks)
     kinds: dict[tuple[object, ...], int] = {}
     kind = []
-    for b in blocks:
-        costs = (b.input_bytes, b.gradient_bytes, b.resident_bytes, b.fast_time_s, b.fast_peak_bytes)
+    for b, stays in zip(blocks, resident.tolist()):
+        costs = (b.input_bytes, b.gradient_bytes, stays, b.fast_time_s, b.fast_peak_bytes)
         kind.append(kinds.setdefault((*costs, tuple(b.options), tuple(b.tail_options)), len(kinds)))
     row = np.full((count, count), -1, dtype=np.int64)
     numbers: dict[tuple[int, int], int] = {}

@@ -20,6 +20,8 @@ class Option:
         forward, backward: `BlockSchedule` parts, encoded: node k is k, freeing allocation i is −1 − i.
         forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: see
             `simulate.BlockCost`.
+        tail_time_s, tail_save_bytes, tail_forward_peak_bytes, tail_backward_peak_bytes: both parts' time, and the same
+            bytes, of a last run, when nobody needs the block's output any more (`formulations.tail`).
         formulation, status, gap: how it was found.
     """
 
@@ -33,6 +35,10 @@ class Option:
     forward_peak_bytes: int
     backward_peak_bytes: int
     recomputed_bytes: int
+    tail_time_s: float
+    tail_save_bytes: int
+    tail_forward_peak_bytes: int
+    tail_backward_peak_bytes: int
     formulation: str
     status: str
     gap: float

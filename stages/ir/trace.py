@@ -17,6 +17,10 @@ StorageRole = Literal["parameter", "buffer", "input", "constant", "state", "grad
 Phase = Literal["forward", "backward", "update"]
 
 
+ALIGNED = 64
+"""Elements after which, in any type, memory is aligned as at the start of a storage: a line of cache is 64 bytes."""
+
+
 @dataclass(frozen=True)
 class Storage:
     """One piece of memory; everything that shares it is freed together (aNode).
@@ -61,6 +65,13 @@ class Value:
     name: str
     source: str = ""
 
+    @property
+    def form(self) -> str:
+        """What an operator's time depends on: type, shape, strides, and of the offset how it is aligned."""
+        shape = "x".join(map(str, self.shape))
+        stride = ",".join(map(str, self.stride))
+        return f"{self.dtype}[{shape}][{stride}]+{self.offset % ALIGNED}"
+
 
 @dataclass(frozen=True)
 class Call:
@@ -82,7 +93,7 @@ class Call:
         phase: see `Phase`.
         module: path of the module that made the call, "" at the top; for backward calls, of the forward call.
         location: `file:line` in the user's code, or "".
-        signature: operator + dtypes + shapes + strides + constants; equal signatures cost the same (see `profile`).
+        signature: operator + the forms of tensors + constants; equal signatures cost the same (see `profile`).
     """
 
     call: int

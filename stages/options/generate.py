@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
+from stowage.stages.ir.encoding import encode, schedule_of
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
-from stowage.stages.options.encoding import encode, schedule_of_option
 from stowage.stages.options.h_regions import clusters_by_block
 from stowage.stages.options.h_work import HierarchyWork
 from stowage.stages.options.pool import Answer, Job, work
@@ -17,6 +17,7 @@ from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
 from stowage.stages.simulate.block import replay_block
+from stowage.stages.simulate.tail import with_costs
 from stowage.stages.solver.outcome import SolverSettings
 
 Progress = Callable[[int, int], None]
@@ -180,7 +181,7 @@ def found_of(options: Iterable[Option]) -> list[Found]:
     """Options as what a formulation found."""
     return [
         Found(
-            schedule_of_option(o),
+            schedule_of(o),
             SolveReport(
                 o.formulation,
                 "heuristic",
@@ -214,12 +215,16 @@ def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
                 forward_peak_bytes=cost.forward_peak_bytes,
                 backward_peak_bytes=cost.backward_peak_bytes,
                 recomputed_bytes=cost.recomputed_bytes,
+                tail_time_s=cost.forward_time_s + cost.backward_time_s,
+                tail_save_bytes=cost.save_bytes,
+                tail_forward_peak_bytes=cost.forward_peak_bytes,
+                tail_backward_peak_bytes=cost.backward_peak_bytes,
                 formulation=one.report.formulation,
                 status=one.report.status,
                 gap=one.report.gap,
             )
         )
-    return [replace(option, option=position) for position, option in enumerate(_undominated(judged))]
+    return [replace(with_costs(o, graph), option=position) for position, o in enumerate(_undominated(judged))]
 
 
 def _undominated(options: Sequence[Option]) -> list[Option]:

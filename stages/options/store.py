@@ -10,11 +10,11 @@ from pathlib import Path
 
 from stowage.stages.formulations import h_policies, h_retention, retention, selective, tw_remat
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
-from stowage.stages.options.encoding import schedule_of_option
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.cp import cp_version
@@ -64,7 +64,7 @@ class OptionStore:
         try:
             options = read_rows(self.path(key), Option)
             for option in options:
-                cost = replay_block(graph, schedule_of_option(option))
+                cost = replay_block(graph, schedule_of(option))
                 stated = (option.save_bytes, option.forward_peak_bytes, option.backward_peak_bytes)
                 if stated != (cost.save_bytes, cost.forward_peak_bytes, cost.backward_peak_bytes):
                     return None

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.ir.encoding import decode, encode
 from stowage.stages.ir.h_graph import HGraph
-from stowage.stages.options.encoding import decode, encode
 from stowage.stages.options.h_tasks import HFound, explored
 from stowage.stages.options.tasks import Found, Grid, GridSize, grid, row, sweep
 from stowage.stages.solver.outcome import SolverSettings

@@ -121,9 +121,6 @@ def _copy(mask: _Mask, values: list[Value], *, read: int, returned: int) -> Call
     """A copy into the type of the returned value; its number is filled in later."""
     keywords = {"dtype": {"dtype": values[returned].dtype}}
     arguments = json.dumps({"args": [{"value": read}], "kwargs": keywords}, separators=(",", ":"))
-    value = values[read]
-    shape = "x".join(map(str, value.shape))
-    described = f'"{value.dtype}[{shape}]{list(value.stride)}+{value.offset}"'.replace(" ", "")
     target = "aten._to_copy.default"
     return Call(
         call=-1,
@@ -139,5 +136,5 @@ def _copy(mask: _Mask, values: list[Value], *, read: int, returned: int) -> Call
         phase=mask.draw.phase,
         module=mask.draw.module,
         location=mask.draw.location,
-        signature=target + re.sub(r'\{"value":\d+\}', lambda _: described, arguments),
+        signature=target + re.sub(r'\{"value":\d+\}', f'"{values[read].form}"', arguments),
     )

@@ -43,6 +43,7 @@ from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.simulate.tail import with_costs
 from stowage.stages.solve.chain import Chain
 from stowage.stages.solve.offload import Below, Offloader
 from stowage.stages.solve.offmate import OffMate
@@ -138,7 +139,7 @@ def growing_chain(
     chain: Chain, growth: Sequence[int], nodes: Sequence[ComputeNode], options: Sequence[Option]
 ) -> list[ChainBlock]:
     """The chain without what does not grow: the same schedules, costed with only what is proportional to the batch."""
-    blocks = []
+    blocks, graphs = [], dict[str, BlockGraph]()
     for b, block in enumerate(chain.blocks):
         graph = chain.graph(b)
         allocations = tuple(
@@ -148,9 +149,10 @@ def growing_chain(
             replace(row, time_s=0.0, workspace_bytes=0) if nodes[n].phase == "update" else row
             for row, n in zip(graph.nodes, block.nodes, strict=True)
         )
-        lean: BlockGraph = replace(graph, nodes=rows, allocations=allocations)
+        lean = replace(graph, nodes=rows, allocations=allocations)
+        graphs[block.block_hash] = lean
         blocks.append(replace(block, graph=lean.to_json(), resident_bytes=0))
-    return Chain(blocks, nodes, options).chain_blocks
+    return Chain(blocks, nodes, [with_costs(o, graphs[o.block_hash]) for o in options]).chain_blocks
 
 
 def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequence[int]) -> _Amounts:

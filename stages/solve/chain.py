@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from stowage.stages.formulations.fixed import fast_forward
 from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, ChainStep
-from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
-from stowage.stages.ir.errors import IllegalPlanError, TableError
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.encoding import schedule_of
+from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
-from stowage.stages.simulate.block import BlockCost, replay_block
+from stowage.stages.simulate.block import replay_block
+from stowage.stages.simulate.tail import tail_of
 
 
 @dataclass(frozen=True)
@@ -31,60 +33,6 @@ class Execution:
     step: int = 0
 
 
-def decode(actions: Iterable[int]) -> tuple[Action, ...]:
-    """Inverse of the encoding in `Option`."""
-    return tuple(Action("compute", a) if a >= 0 else Action("free", -1 - a) for a in actions)
-
-
-def schedule_of(option: Option) -> BlockSchedule:
-    """The block schedule of an option."""
-    return BlockSchedule(decode(option.forward), decode(option.backward))
-
-
-def without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
-    """The same schedule when nobody needs the block's output any more: drop executions that served it alone.
-
-    Once nodes are dropped too if they create nothing: they ran when the block ran first.
-    """
-    relaxed = replace(graph, output=())
-    rows = [*schedule.forward, *schedule.backward]
-    border = len(schedule.forward)
-    wanted = set(graph.outgoing)
-    kept: list[tuple[int, Action]] = []
-    for number in range(len(rows) - 1, -1, -1):
-        action = rows[number]
-        if action.kind == "free":
-            continue
-        node = graph.nodes[action.index]
-        forward = action.index < graph.forward_count
-        if not forward or wanted.intersection(node.creates):
-            kept.append((number, action))
-            wanted.difference_update(node.creates)
-            wanted.update(node.reads)
-    kept.reverse()
-    last: dict[int, int] = {}
-    following: list[list[int]] = []
-    alive: dict[int, int] = dict.fromkeys(graph.incoming, -1)
-    for position, (_, action) in enumerate(kept):
-        node = graph.nodes[action.index]
-        for a in node.creates:
-            if a in alive:
-                following[max(last[a], 0)].append(a)
-            alive[a], last[a] = position, position
-        for a in node.reads:
-            last[a] = position
-        following.append([])
-    for a in alive:
-        if a not in graph.outgoing:
-            following[last.get(a, len(kept) - 1)].append(a)
-    parts: tuple[list[Action], list[Action]] = ([], [])
-    for (number, action), dying in zip(kept, following):
-        part = parts[0] if number < border else parts[1]
-        part.append(action)
-        part.extend(Action("free", a) for a in sorted(dying))
-    return relaxed, BlockSchedule(tuple(parts[0]), tuple(parts[1]))
-
-
 class Chain:
     """Blocks with their options."""
 
@@ -98,7 +46,6 @@ class Chain:
             if block.block_hash not in self.options:
                 raise TableError(f"Block {block.block} ({block.block_hash}) has no options: run the options stage.")
         self._graphs = {b.block_hash: BlockGraph.from_json(b.graph) for b in blocks}
-        self._tails: dict[tuple[str, int], BlockSchedule] = {}
         self._computed: dict[tuple[str, str, int, bool], tuple[int, ...]] = {}
 
     def graph(self, block: int) -> BlockGraph:
@@ -130,40 +77,21 @@ class Chain:
         return found
 
     def _costs(self, block_hash: str, graph: BlockGraph) -> tuple[list[ChainOption], list[ChainOption], float, int]:
-        def of(cost: BlockCost) -> ChainOption:
-            return ChainOption(
-                time_s=cost.forward_time_s + cost.backward_time_s,
-                save_bytes=cost.save_bytes,
-                forward_peak_bytes=cost.forward_peak_bytes,
-                backward_peak_bytes=cost.backward_peak_bytes,
-            )
-
-        options: list[ChainOption] = []
-        tails: list[ChainOption] = []
-        for number, option in enumerate(self.options[block_hash]):
-            schedule = schedule_of(option)
-            options.append(of(replay_block(graph, schedule)))
-            tails.append(self._tail_cost(block_hash, number, graph, schedule, of, options[-1]))
+        options = [
+            ChainOption(o.forward_time_s + o.backward_time_s, o.save_bytes, o.forward_peak_bytes, o.backward_peak_bytes)
+            for o in self.options[block_hash]
+        ]
+        tails = [
+            ChainOption(o.tail_time_s, o.tail_save_bytes, o.tail_forward_peak_bytes, o.tail_backward_peak_bytes)
+            for o in self.options[block_hash]
+        ]
         pinned = any(n.once and n.creates for n in graph.nodes[: graph.forward_count])
         fast = replay_block(graph, fast_forward(graph), complete=False)
         return options, tails, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
 
-    def _tail_cost(
-        self, block_hash: str, number: int, graph: BlockGraph, schedule: BlockSchedule, of: object, whole: ChainOption
-    ) -> ChainOption:
-        relaxed, tail = without_output(_with_effects_done(graph), schedule)
-        try:
-            cost = replay_block(relaxed, tail)
-        except IllegalPlanError:
-            self._tails[block_hash, number] = schedule
-            return whole
-        self._tails[block_hash, number] = tail
-        return of(cost)  # type: ignore[operator, no-any-return]
-
     def executions(self, steps: Iterable[ChainStep]) -> list[Execution]:
         """The node executions of a sequence, in order; shared nodes first, what waits for the last gradient at the end.
         Effects happen once."""
-        assert self.chain_blocks
         found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
         late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
         tail = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
@@ -194,18 +122,7 @@ class Chain:
                 actions = fast_forward(self.graph(step.block)).forward
             else:
                 option = self.options[block_hash][step.option]
-                schedule = self._tails[block_hash, step.option] if step.tail else schedule_of(option)
+                schedule = tail_of(option, self.graph(step.block)) if step.tail else schedule_of(option)
                 actions = schedule.forward if step.kind == "forward" else schedule.backward
             self._computed[key] = tuple(a.index for a in actions if a.kind == "compute")
         return self._computed[key]
-
-
-def _with_effects_done(graph: BlockGraph) -> BlockGraph:
-    """The block on a second run: forward nodes that only have effects have had them, so they cost nothing."""
-    return replace(
-        graph,
-        nodes=tuple(
-            replace(n, time_s=0.0, workspace_bytes=0) if k < graph.forward_count and n.once and not n.creates else n
-            for k, n in enumerate(graph.nodes)
-        ),
-    )

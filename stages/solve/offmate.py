@@ -18,8 +18,9 @@ from stowage.stages.formulations.o_ilp_problem import (
 )
 from stowage.stages.formulations.offload_rounding import RoundedPlan
 from stowage.stages.ir.block import BlockGraph, BlockSchedule
+from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.graph import SHARED, ComputeNode
-from stowage.stages.solve.chain import Execution, schedule_of
+from stowage.stages.solve.chain import Execution
 from stowage.stages.solve.moves import StepMoves
 from stowage.stages.solve.offload import Below, Offloader
 from stowage.stages.solver.outcome import SolverSettings

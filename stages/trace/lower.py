@@ -251,9 +251,7 @@ def call_signature(target: str, encoded: str, values: list[Value]) -> str:
     """Operator and arguments, every tensor by its form; see `Call.signature`."""
 
     def describe(match: re.Match[str]) -> str:
-        value = values[int(match.group(1))]
-        shape = "x".join(map(str, value.shape))
-        return f'"{value.dtype}[{shape}]{list(value.stride)}+{value.offset}"'.replace(" ", "")
+        return f'"{values[int(match.group(1))].form}"'
 
     return target + re.sub(r'\{"value":(\d+)\}', describe, encoded)
 

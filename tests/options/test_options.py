@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.options import generate, pool
-from stowage.stages.options.encoding import decode, encode, schedule_of_option
 from stowage.stages.options.generate import generate_options, options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
@@ -37,7 +37,7 @@ def check(graph: BlockGraph, options: list[Option]) -> None:
     assert [o.formulation for o in options if o.formulation in FIXED].count("keep_all") == 1
     assert [o.formulation for o in options if o.formulation in FIXED].count("recompute_all") == 1
     for o in options:
-        cost = replay_block(graph, schedule_of_option(o))
+        cost = replay_block(graph, schedule_of(o))
         assert dataclasses.asdict(cost) == {name: getattr(o, name) for name in dataclasses.asdict(cost)}
     times = [costs(o)[0] for o in options]
     assert all(a <= b + 1e-9 for a, b in itertools.pairwise(times))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor, _equal_subproblems
+from stowage.stages.formulations import rk_rotor
+from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor, Slots, _equal_subproblems
 from stowage.stages.solve.policies import fixed_policies, segments
 from tests.solve.chain_machine import peak_of, persistent_schedules, time_of, with_drops
 
@@ -58,12 +62,25 @@ def chains(draw: st.DrawFn, max_blocks: int = 4) -> list[ChainBlock]:
     return blocks
 
 
+def resident(blocks: list[ChainBlock]) -> Slots:
+    return np.array([b.resident_bytes for b in blocks])
+
+
+def relative(blocks: list[ChainBlock], slots: int, slot_bytes: int) -> RkRotor:
+    """The table that counts memory above the gradients that stay, which only long chains have."""
+    with mock.patch.multiple(rk_rotor, MANY=0, SAVING=0):
+        return RkRotor(blocks, slots, slot_bytes)
+
+
+@pytest.mark.parametrize("make", [RkRotor, relative])
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(chains())
-def test_equals_exhaustive_search_for_every_memory(blocks: list[ChainBlock]) -> None:
+@given(blocks=chains())
+def test_equals_exhaustive_search_for_every_memory(
+    make: Callable[[list[ChainBlock], int, int], RkRotor], blocks: list[ChainBlock]
+) -> None:
     all_of_them = [(peak_of(blocks, s), time_of(blocks, s)) for s in persistent_schedules(blocks)]
     slots = 1 + max(peak for peak, time_s in all_of_them if math.isfinite(time_s))
-    table = RkRotor(blocks, slots, 1)
+    table = make(blocks, slots, 1)
     for memory in range(slots + 1):
         best = min((time_s for peak, time_s in all_of_them if peak <= memory), default=math.inf)
         assert table.time_s(memory) == pytest.approx(best), f"memory {memory}"
@@ -75,10 +92,13 @@ def test_equals_exhaustive_search_for_every_memory(blocks: list[ChainBlock]) -> 
     assert table.smallest_slots() == finite[0]
 
 
+@pytest.mark.parametrize("make", [RkRotor, relative])
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(chains(max_blocks=6), st.integers(2, 5))
-def test_coarse_slots_never_exceed_memory_nor_beat_the_optimum(blocks: list[ChainBlock], slot_bytes: int) -> None:
-    coarse, fine = RkRotor(blocks, 30, slot_bytes), RkRotor(blocks, 30 * slot_bytes, 1)
+@given(blocks=chains(max_blocks=6), slot_bytes=st.integers(2, 5))
+def test_coarse_slots_never_exceed_memory_nor_beat_the_optimum(
+    make: Callable[[list[ChainBlock], int, int], RkRotor], blocks: list[ChainBlock], slot_bytes: int
+) -> None:
+    coarse, fine = make(blocks, 30, slot_bytes), RkRotor(blocks, 30 * slot_bytes, 1)
     for slots in range(31):
         assert coarse.time_s(slots) >= fine.time_s(slots * slot_bytes) - 1e-9
         if math.isfinite(coarse.time_s(slots)):
@@ -152,7 +172,7 @@ def test_a_hundred_blocks_and_five_hundred_slots() -> None:
 def test_equal_blocks_share_rows_and_change_nothing(blocks: list[ChainBlock], count: int) -> None:
     """A chain of one repeated block, against every schedule."""
     repeated = [blocks[0]] * (count - 1) + [blocks[-1]]
-    row, distinct = _equal_subproblems(repeated)
+    row, distinct = _equal_subproblems(repeated, resident(repeated))
     if len(blocks) == 2:
         # Of any length, ending before the last block or with it.
         assert len(distinct) <= 2 * count - 1
@@ -170,4 +190,18 @@ def test_rows_grow_with_the_chain_not_with_its_square() -> None:
     block = ChainBlock(1, 1, 0, (option,), (option,), 1.0, 2)
     other = ChainBlock(2, 1, 0, (option,), (option,), 1.0, 2)
     for layers in (5, 50):
-        assert len(_equal_subproblems([block, other] * layers)[1]) == 3 * 2 * layers - 3
+        chain = [block, other] * layers
+        assert len(_equal_subproblems(chain, resident(chain))[1]) == 3 * 2 * layers - 3
+
+
+def test_gradients_that_pile_up_evenly_leave_rows_equal() -> None:
+    option = ChainOption(2.0, 2, 3, 4)
+    piled = [ChainBlock(1, 1, 7 * (60 - b), (option,), (option,), 1.0, 2) for b in range(61)]
+    table, apart = RkRotor(piled, 900, 1), _equal_subproblems(piled, resident(piled))[1]
+    assert len(apart) == 61 * 62 // 2
+    assert len(table._opt) < 2 * 61, "one row for each length, ending before the last block or with it"
+    with mock.patch.object(rk_rotor, "MANY", 10**6):
+        plain = RkRotor(piled, 900, 1)
+    assert [table.time_s(m) for m in range(901)] == [plain.time_s(m) for m in range(901)]
+    for memory in (table.smallest_slots() or 0, 600, 900):
+        assert peak_of(piled, table.sequence(memory)) <= memory

@@ -18,6 +18,6 @@ def decode(codes: Iterable[int]) -> tuple[Action, ...]:
     return tuple(Action("compute", c) if c >= 0 else Action("free", -1 - c) for c in codes)
 
 
-def schedule_of_option(option: Option) -> BlockSchedule:
+def schedule_of(option: Option) -> BlockSchedule:
     """The schedule that an option stands for."""
     return BlockSchedule(decode(option.forward), decode(option.backward))

@@ -1,0 +1,108 @@
+"""The last run of a block: nobody needs its output any more (see `rk_rotor`), and its effects have happened."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
+from stowage.stages.ir.encoding import schedule_of
+from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.plan import Option
+from stowage.stages.simulate.block import replay_block
+
+
+def with_costs(option: Option, graph: BlockGraph) -> Option:
+    """The option with what its schedule costs, and its last run; where the schedule cannot do without what only the
+    output needs, that is like any other.
+
+    Raises:
+        IllegalPlanError: the schedule is illegal.
+    """
+    schedule = schedule_of(option)
+    last = cost = replay_block(graph, schedule)
+    with suppress(IllegalPlanError):
+        last = replay_block(*_last_run(graph, schedule))
+    return replace(
+        option,
+        forward_time_s=cost.forward_time_s,
+        backward_time_s=cost.backward_time_s,
+        save_bytes=cost.save_bytes,
+        forward_peak_bytes=cost.forward_peak_bytes,
+        backward_peak_bytes=cost.backward_peak_bytes,
+        recomputed_bytes=cost.recomputed_bytes,
+        tail_time_s=last.forward_time_s + last.backward_time_s,
+        tail_save_bytes=last.save_bytes,
+        tail_forward_peak_bytes=last.forward_peak_bytes,
+        tail_backward_peak_bytes=last.backward_peak_bytes,
+    )
+
+
+def tail_of(option: Option, graph: BlockGraph) -> BlockSchedule:
+    """The schedule of the option's last run."""
+    schedule = schedule_of(option)
+    relaxed, tail = _last_run(graph, schedule)
+    try:
+        replay_block(relaxed, tail)
+    except IllegalPlanError:
+        return schedule
+    return tail
+
+
+def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
+    return _without_output(_with_effects_done(graph), schedule)
+
+
+def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
+    """The same schedule when nobody needs the block's output any more: drop executions that served it alone.
+
+    Once nodes are dropped too if they create nothing: they ran when the block ran first.
+    """
+    relaxed = replace(graph, output=())
+    rows = [*schedule.forward, *schedule.backward]
+    border = len(schedule.forward)
+    wanted = set(graph.outgoing)
+    kept: list[tuple[int, Action]] = []
+    for number in range(len(rows) - 1, -1, -1):
+        action = rows[number]
+        if action.kind == "free":
+            continue
+        node = graph.nodes[action.index]
+        forward = action.index < graph.forward_count
+        if not forward or wanted.intersection(node.creates):
+            kept.append((number, action))
+            wanted.difference_update(node.creates)
+            wanted.update(node.reads)
+    kept.reverse()
+    last: dict[int, int] = {}
+    following: list[list[int]] = []
+    alive: dict[int, int] = dict.fromkeys(graph.incoming, -1)
+    for position, (_, action) in enumerate(kept):
+        node = graph.nodes[action.index]
+        for a in node.creates:
+            if a in alive:
+                following[max(last[a], 0)].append(a)
+            alive[a], last[a] = position, position
+        for a in node.reads:
+            last[a] = position
+        following.append([])
+    for a in alive:
+        if a not in graph.outgoing:
+            following[last.get(a, len(kept) - 1)].append(a)
+    parts: tuple[list[Action], list[Action]] = ([], [])
+    for (number, action), dying in zip(kept, following):
+        part = parts[0] if number < border else parts[1]
+        part.append(action)
+        part.extend(Action("free", a) for a in sorted(dying))
+    return relaxed, BlockSchedule(tuple(parts[0]), tuple(parts[1]))
+
+
+def _with_effects_done(graph: BlockGraph) -> BlockGraph:
+    """The block on a second run: forward nodes that only have effects have had them, so they cost nothing."""
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(n, time_s=0.0, workspace_bytes=0) if k < graph.forward_count and n.once and not n.creates else n
+            for k, n in enumerate(graph.nodes)
+        ),
+    )
