@@ -199,7 +199,16 @@ def test_a_panel_knows_the_activation_budget() -> None:
         RematRow("unet", EAGER, "", peak_bytes=50 * MIB, activation_share=1.0, overhead=0.0),
         RematRow("unet", "rotor", "5%", note="no plan"),
         RematRow(
-            "unet", "auto", "50%", 31 * MIB, 30 * MIB, 0.08, peak_bytes=30 * MIB, activation_share=0.5, overhead=0.1
+            "unet",
+            "auto",
+            "50%",
+            31 * MIB,
+            30 * MIB,
+            1.0,
+            0.08,
+            peak_bytes=30 * MIB,
+            activation_share=0.5,
+            overhead=0.1,
         ),
     ]
     panel = panel_of(rows)
