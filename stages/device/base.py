@@ -26,9 +26,9 @@ class Device(Protocol):
         """Wall time of `work`, completed."""
         ...
 
-    def evict(self) -> None:
-        """Fill the caches with something else: operations of a step find there what others left, not what they read
-        themselves a moment ago."""
+    def evict(self, touched_bytes: int) -> None:
+        """Fill the caches with something else: an operation that touches `touched_bytes` finds there what others of its
+        size left, not what it read itself a moment ago."""
         ...
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:

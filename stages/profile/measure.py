@@ -27,7 +27,7 @@ def _preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int) -> list[float]:
+def _samples(device: Device, work: Callable[[], Any], touched_bytes: int, seconds: float, least: int) -> list[float]:
     """Times of `work`, after one run to warm up, each with cold caches, as in a step that touches more than they hold.
 
     At least `least` samples, and more until `seconds` have passed or a hundred are taken. Samples during which another
@@ -39,7 +39,7 @@ def _samples(device: Device, work: Callable[[], Any], seconds: float, least: int
     disturbed: list[float] = []
     start = time.perf_counter()
     while True:
-        device.evict()
+        device.evict(touched_bytes)
         before = _preemptions()
         sample = device.time_s(work)
         (disturbed if _preemptions() > before else clean).append(sample)
@@ -77,7 +77,9 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, s
             error = problem
     else:
         raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.")
-    times = _samples(device, lambda: operator(*args, **kwargs), seconds, least)
+    touched = {trace.values[v].storage for v in (*call.reads, *call.returns) if v >= 0}
+    touched_bytes = sum(trace.storages[s].nbytes for s in touched)
+    times = _samples(device, lambda: operator(*args, **kwargs), touched_bytes, seconds, least)
     return Cost(
         signature=call.signature,
         device=device.fingerprint(),
@@ -125,6 +127,12 @@ def measure_update(
 
     first = device.measure(update)
     steady = device.measure(update)
-    times = _samples(device, update, seconds, least)
+    touched_bytes = 2 * parameter.nbytes + sum(t.nbytes for t in _tensors(optimizer))
+    times = _samples(device, update, touched_bytes, seconds, least)
     workspace = max(first.peak_bytes - max(first.end_bytes, 0), steady.peak_bytes - max(steady.end_bytes, 0), 0)
     return Cost(call.signature, device.fingerprint(), statistics.median(times), 0, workspace, len(times), "measured")
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The states."""
+    return [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]

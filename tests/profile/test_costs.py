@@ -124,9 +124,10 @@ def test_each_sample_finds_cold_caches(tmp_path: Path, monkeypatch: pytest.Monke
     happened: list[str] = []
     evict, time_s = CpuDevice.evict, CpuDevice.time_s
 
-    def evicted(device: CpuDevice) -> None:
+    def evicted(device: CpuDevice, touched_bytes: int) -> None:
+        assert touched_bytes > 0
         happened.append("evicted")
-        evict(device)
+        evict(device, touched_bytes)
 
     def timed(device: CpuDevice, work: Callable[[], Any]) -> float:
         happened.append("timed")
