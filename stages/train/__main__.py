@@ -103,9 +103,11 @@ def compare(planned: list[StepRecord], eager: list[StepRecord]) -> list[StepReco
 
 
 def median_time_s(records: list[StepRecord]) -> float:
-    """The first iteration left out when others exist: it warms up."""
-    times = [r.time_s for r in records]
-    return statistics.median(times[1:] or times or [math.nan])
+    """Where others exist, the first iteration is left out, which warms up, and those whose memory is recorded: the
+    profiler takes time, of plain PyTorch more."""
+    later = records[1:] or records
+    apart = [r for r in later if r.peak_bytes < 0]
+    return statistics.median([r.time_s for r in apart or later] or [math.nan])
 
 
 def metrics_of(
