@@ -16,6 +16,7 @@ from torch import nn
 
 from stowage.flows._fit import fit
 from stowage.flows._served import serve
+from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.runtime.measure import Measurement, measure_iteration
 from stowage.stages.settings import parse_settings
 from stowage.stages.workload import token_stream
@@ -61,6 +62,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     def batches(i: int) -> Any:
         return batch_at(stream, trace.batch_size, trace.sequence_length, settings.train.seed, i)
 
+    keep_freed_memory()  # plain PyTorch has what runs under a plan has
     torch.manual_seed(settings.train.seed)
     method = request["method"]
     if method in ("eager", "gradient_checkpointing"):

@@ -17,6 +17,7 @@ import torch
 from stowage.flows._remat_models import RematCase, build
 from stowage.flows._remat_peers import available, make_peer
 from stowage.flows._served import serve
+from stowage.stages.device.heap import keep_freed_memory
 
 
 def digest(loss: float, case: RematCase, parameters: list[torch.nn.Parameter]) -> str:
@@ -30,6 +31,7 @@ def digest(loss: float, case: RematCase, parameters: list[torch.nn.Parameter]) -
 
 def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A planner, a plan's step or a peer."""
+    keep_freed_memory()  # plain PyTorch and the others have what runs under a plan has
     if threads := request["threads"]:
         torch.set_num_threads(threads)
     case = build(request["model"], request["size"], request["depth"])

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from torch import nn
 
 from stowage.stages.device import device_of
+from stowage.stages.device.heap import keep_freed_memory, trim
 from stowage.stages.device.tiers import open_tier
 from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.errors import PlanMismatchError, TableError
@@ -157,6 +158,8 @@ def main() -> None:
     run_name = run_hash(settings, summary)
     checkpoint = STORE / "checkpoints" / summary.plan_hash / f"{run_name}.safetensors"
     eager = Run()
+    if settings.trace.device == "cpu":
+        keep_freed_memory()  # plain PyTorch has what the plan has
     with Progress() as bar:
         if settings.train.compare_eager:
             task = bar.add_task("plain PyTorch", total=steps)
@@ -174,6 +177,7 @@ def main() -> None:
             )
             del setup
             gc.collect()
+            trim()
         task = bar.add_task("under the plan", total=steps)
         tier = open_tier(settings.trace.device, settings.solve.offload_dir) if slots else None
         setup = set_up(settings)
