@@ -103,10 +103,14 @@ def compare(planned: list[StepRecord], eager: list[StepRecord]) -> list[StepReco
     ]
 
 
+WARM_UP = 3
+"""Iterations; the kernel finds pages for the first, and fewer for the next two."""
+
+
 def median_time_s(records: list[StepRecord]) -> float:
-    """Where others exist, the first iteration is left out, which warms up, and those whose memory is recorded: the
-    profiler takes time, of plain PyTorch more."""
-    later = records[1:] or records
+    """Where others exist, the first iterations are left out, which get their memory from the system, and those whose
+    memory is recorded: the profiler takes time."""
+    later = records[WARM_UP:] or records[1:] or records
     apart = [r for r in later if r.peak_bytes < 0]
     return statistics.median([r.time_s for r in apart or later] or [math.nan])
 

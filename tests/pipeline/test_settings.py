@@ -31,7 +31,7 @@ def test_the_main_job_loads() -> None:
     assert settings.trace.optimizer is not None
     assert settings.trace.optimizer.arguments["lr"] == 1e-4
     assert settings.solve.device_budget == "50%"
-    assert settings.train.measure_every == 2
+    assert settings.train.measure_every == 3
 
 
 @pytest.mark.parametrize(
