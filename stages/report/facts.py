@@ -18,7 +18,7 @@ class Facts:
 
     Attributes:
         peak_bytes, eager_peak_bytes: highest device bytes of the measured iterations, everything included.
-        step_s, eager_step_s: median seconds of an iteration, without the first, which warms up.
+        step_s, eager_step_s: median seconds of the iterations that are `timed`.
         compared: iterations whose loss plain PyTorch also computed.
         equal: those of them with the same loss, bit for bit.
         loss_difference: the largest difference among them.
@@ -39,17 +39,27 @@ def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> 
     for sample in memory:
         peaks[sample.series] = max(peaks.get(sample.series, -1), sample.resident_bytes)
     measured = max([s.peak_bytes for s in steps if s.peak_bytes >= 0] + [peaks.get("measured", -1)])
-    warm = steps[1:] or steps
     compared = [s for s in steps if not math.isnan(s.eager_loss)]
     return Facts(
         peak_bytes=None if measured < 0 else measured,
         eager_peak_bytes=peaks.get("eager"),
-        step_s=_median(s.time_s for s in warm),
-        eager_step_s=_median(s.eager_time_s for s in warm),
+        step_s=_median(s.time_s for s in timed(steps)),
+        eager_step_s=_median(s.eager_time_s for s in timed(steps)),
         compared=len(compared),
         equal=sum(same_loss(s) for s in compared),
         loss_difference=max((abs(s.loss - s.eager_loss) for s in compared), default=0.0),
     )
+
+
+WARM_UP = 3
+"""Iterations; the kernel finds pages for the first, and fewer for the next two."""
+
+
+def timed(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    """The iterations that say how long one takes: where others exist, without the first, which get their memory from
+    the system, and without those whose memory is recorded, as the profiler takes time."""
+    later = steps[WARM_UP:] or steps[1:] or steps
+    return [s for s in later if s.peak_bytes < 0] or later
 
 
 def same_loss(step: StepRecord) -> bool:

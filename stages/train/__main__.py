@@ -29,6 +29,7 @@ from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
+from stowage.stages.report.facts import timed
 from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.contents import Contents
@@ -103,16 +104,9 @@ def compare(planned: list[StepRecord], eager: list[StepRecord]) -> list[StepReco
     ]
 
 
-WARM_UP = 3
-"""Iterations; the kernel finds pages for the first, and fewer for the next two."""
-
-
 def median_time_s(records: list[StepRecord]) -> float:
-    """Where others exist, the first iterations are left out, which get their memory from the system, and those whose
-    memory is recorded: the profiler takes time."""
-    later = records[WARM_UP:] or records[1:] or records
-    apart = [r for r in later if r.peak_bytes < 0]
-    return statistics.median([r.time_s for r in apart or later] or [math.nan])
+    """Of the iterations that say how long one takes."""
+    return statistics.median([r.time_s for r in timed(records)] or [math.nan])
 
 
 def metrics_of(
