@@ -121,7 +121,8 @@ class _Builder:
                 self.tables.options.append(
                     Option(
                         h, o, (0, 1, -1), (2,), 0.166, 0.33 + 0.001 * again, int(save * MIB), 70 * MIB, 90 * MIB,
-                        int(again * MIB), "rk_checkmate", "optimal" if o else "feasible", 0.0 if o else 0.004,
+                        int(again * MIB), 0.496 + 0.001 * again, int(save * MIB), 70 * MIB, 90 * MIB,
+                        "rk_checkmate", "optimal" if o else "feasible", 0.0 if o else 0.004,
                     )
                 )  # fmt: skip
 
