@@ -23,8 +23,8 @@ OTHERS = 4
 """Operations of a size that run between one that makes a tensor and one that reads it, as measured: on steps of 0.1 to
 4 s, the sum of calls measured so came closest to the step."""
 
-MOST_OTHERS_BYTES = 128 << 20
-"""More makes no difference."""
+MOST_OTHERS_BYTES = 16 << 20
+"""Profiling takes so much memory for it, beside a model that may have little."""
 
 
 def _model_name() -> str:

@@ -152,7 +152,8 @@ def growing_chain(
         lean = replace(graph, nodes=rows, allocations=allocations)
         graphs[block.block_hash] = lean
         blocks.append(replace(block, graph=lean.to_json(), resident_bytes=0))
-    return Chain(blocks, nodes, [with_costs(o, graphs[o.block_hash]) for o in options]).chain_blocks
+    own = [with_costs(o, graphs[o.block_hash]) for o in options if o.block_hash in graphs]
+    return Chain(blocks, nodes, own).chain_blocks
 
 
 def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequence[int]) -> _Amounts:
