@@ -27,6 +27,12 @@ MOST_OTHERS_BYTES = 16 << 20
 """Profiling takes so much memory for it, beside a model that may have little."""
 
 
+def _least_bytes() -> int:
+    """Twice what the cores that run threads have for themselves."""
+    own = torch.cpu.get_capabilities().get("l2_cache_size") or CACHE_BYTES
+    return 2 * int(own) * torch.get_num_threads()
+
+
 def _model_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -57,13 +63,11 @@ class CpuDevice:
     def evict(self, touched_bytes: int) -> None:
         """Write twice what the cores have for themselves, or `OTHERS` times what is touched: steps of large operations
         leave little in the cache that cores share, those of small ones more."""
-        own = torch.cpu.get_capabilities().get("l2_cache_size") or CACHE_BYTES
-        least = 2 * own * torch.get_num_threads()
-        self._other[: max(least, min(OTHERS * touched_bytes, MOST_OTHERS_BYTES)) // 4].add_(1)
+        self._other[: max(_least_bytes(), min(OTHERS * touched_bytes, MOST_OTHERS_BYTES)) // 4].add_(1)
 
     @cached_property
     def _other(self) -> torch.Tensor:
-        return torch.zeros(MOST_OTHERS_BYTES // 4)
+        return torch.zeros(max(_least_bytes(), MOST_OTHERS_BYTES) // 4)
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` under the profiler."""

@@ -74,7 +74,7 @@ def test_training_from_below_equals_eager(cut: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Offloader, "fixed", lambda self: iter(()))
     prepared = chains("transformer")[cut == "held"]
     below = replace(BELOW, link=SLOW)
-    budget = smallest_below(prepared, below) * 21 // 20  # the very smallest is a sweep's
+    budget = smallest_below(prepared, below) * 6 // 5  # nearer to it rounding alone, without sweeps, may find no plan
     assert budget < sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
     solved = solve_below(prepared, budget, below=below)
     assert solved.summary.method == "offmate"
