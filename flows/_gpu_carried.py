@@ -36,8 +36,11 @@ def unpack(path: Path, folder: Path) -> None:
         raise TableError(f"{path} is missing: run the step before, and carry its file here.")
     try:
         with tarfile.open(path, mode="r:gz") as archive:
-            if not hasattr(tarfile, "data_filter"):  # Python 3.11.0 to 3.11.3
-                raise TableError("Unpacking needs Python 3.11.4 or later: install a newer one.")
-            archive.extractall(folder, filter="data")
+            for member in archive:
+                content = archive.extractfile(member)
+                target = (folder / member.name).resolve()
+                if content is None or not target.is_relative_to(folder.resolve()):
+                    raise TableError(f"{path} has {member.name}, which is no file of its folder: carry it again.")
+                write_atomically(target, content.read())  # tarfile's own filter came with Python 3.11.4
     except (tarfile.TarError, OSError, EOFError) as error:
         raise TableError(f"{path} is damaged ({error}): carry it again.") from error

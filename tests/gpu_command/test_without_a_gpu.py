@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,16 @@ def test_carried_files_come_back(tmp_path: Path) -> None:
         unpack(tmp_path / "packed", tmp_path / "e")
     with pytest.raises(TableError, match="is missing: run the step before"):
         unpack(tmp_path / "nothing", tmp_path / "e")
+
+
+def test_a_carried_file_stays_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "outside.txt").write_text("x")
+    with tarfile.open(tmp_path / "packed", mode="w:gz") as archive:
+        archive.add(tmp_path / "outside.txt", "../outside.txt")
+    (tmp_path / "outside.txt").unlink()
+    with pytest.raises(TableError, match=r"\.\./outside\.txt, which is no file of its folder"):
+        unpack(tmp_path / "packed", tmp_path / "a")
+    assert not (tmp_path / "outside.txt").exists()
 
 
 @pytest.mark.parametrize(
