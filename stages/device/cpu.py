@@ -23,8 +23,8 @@ OTHERS = 4
 """Operations of a size that run between one that makes a tensor and one that reads it, as measured: on steps of 0.1 to
 4 s, the sum of calls measured so came closest to the step."""
 
-MOST_OTHERS_BYTES = 16 << 20
-"""Profiling takes so much memory for it, beside a model that may have little."""
+MOST_OTHERS_BYTES = 128 << 20
+"""Profiling takes so much memory for it, and gives it back. With less, what cores share stays warm for large calls."""
 
 
 def _least_bytes() -> int:
@@ -52,7 +52,7 @@ class CpuDevice:
     def fingerprint(self) -> str:
         """Hash of the processor's name, the number of threads, the torch release, and how calls are measured."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cpu|evicted|{self.name()}|{release}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"cpu|evicted {MOST_OTHERS_BYTES}|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def time_s(self, work: Callable[[], Any]) -> float:
         """Wall time of `work`."""

@@ -18,30 +18,30 @@ class Option:
         block_hash: which block.
         option: position among the block's options.
         forward, backward: `BlockSchedule` parts, encoded: node k is k, freeing allocation i is −1 − i.
-        forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: see
-            `simulate.BlockCost`.
-        tail_time_s, tail_save_bytes, tail_forward_peak_bytes, tail_backward_peak_bytes: both parts' time, and the same
-            bytes, of a last run, when nobody needs the block's output any more (`formulations.tail`).
         formulation, status, gap: how it was found.
+        forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: see
+            `simulate.BlockCost`; `simulate.tail` fills them and the following.
+        tail_time_s, tail_save_bytes, tail_forward_peak_bytes, tail_backward_peak_bytes: both parts' time, and the same
+            bytes, of a last run, when nobody needs the block's output any more.
     """
 
     block_hash: str
     option: int
     forward: tuple[int, ...]
     backward: tuple[int, ...]
-    forward_time_s: float
-    backward_time_s: float
-    save_bytes: int
-    forward_peak_bytes: int
-    backward_peak_bytes: int
-    recomputed_bytes: int
-    tail_time_s: float
-    tail_save_bytes: int
-    tail_forward_peak_bytes: int
-    tail_backward_peak_bytes: int
     formulation: str
     status: str
     gap: float
+    forward_time_s: float = 0.0
+    backward_time_s: float = 0.0
+    save_bytes: int = 0
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+    recomputed_bytes: int = 0
+    tail_time_s: float = 0.0
+    tail_save_bytes: int = 0
+    tail_forward_peak_bytes: int = 0
+    tail_backward_peak_bytes: int = 0
 
 
 PlanAction = Literal["compute", "free", "offload", "reload", "wait", "update"]

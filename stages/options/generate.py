@@ -16,8 +16,7 @@ from stowage.stages.options.pool import Answer, Job, work
 from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
-from stowage.stages.simulate.block import replay_block
-from stowage.stages.simulate.tail import with_costs
+from stowage.stages.simulate.tail import with_costs, with_tail_costs
 from stowage.stages.solver.outcome import SolverSettings
 
 Progress = Callable[[int, int], None]
@@ -200,31 +199,22 @@ def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
         IllegalPlanError: a schedule is illegal (a formulation's bug).
     """
     block_hash = graph.content_hash()
-    judged: list[Option] = []
-    for one in found:
-        cost = replay_block(graph, one.schedule)
-        judged.append(
+    judged = [
+        with_costs(
             Option(
                 block_hash=block_hash,
                 option=0,
                 forward=encode(one.schedule.forward),
                 backward=encode(one.schedule.backward),
-                forward_time_s=cost.forward_time_s,
-                backward_time_s=cost.backward_time_s,
-                save_bytes=cost.save_bytes,
-                forward_peak_bytes=cost.forward_peak_bytes,
-                backward_peak_bytes=cost.backward_peak_bytes,
-                recomputed_bytes=cost.recomputed_bytes,
-                tail_time_s=cost.forward_time_s + cost.backward_time_s,
-                tail_save_bytes=cost.save_bytes,
-                tail_forward_peak_bytes=cost.forward_peak_bytes,
-                tail_backward_peak_bytes=cost.backward_peak_bytes,
                 formulation=one.report.formulation,
                 status=one.report.status,
                 gap=one.report.gap,
-            )
+            ),
+            graph,
         )
-    return [replace(with_costs(o, graph), option=position) for position, o in enumerate(_undominated(judged))]
+        for one in found
+    ]
+    return [replace(with_tail_costs(o, graph), option=position) for position, o in enumerate(_undominated(judged))]
 
 
 def _undominated(options: Sequence[Option]) -> list[Option]:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
 from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Option
-from stowage.stages.simulate.block import replay_block
+from stowage.stages.simulate.block import BlockCost, replay_block
 
 
 def with_costs(option: Option, graph: BlockGraph) -> Option:
-    """The option with what its schedule costs, and its last run; where the schedule cannot do without what only the
-    output needs, that is like any other.
+    """The option with what its schedule costs.
 
     Raises:
         IllegalPlanError: the schedule is illegal.
     """
-    schedule = schedule_of(option)
-    last = cost = replay_block(graph, schedule)
-    with suppress(IllegalPlanError):
-        last = replay_block(*_last_run(graph, schedule))
+    cost = replay_block(graph, schedule_of(option))
     return replace(
         option,
         forward_time_s=cost.forward_time_s,
@@ -31,6 +26,19 @@ def with_costs(option: Option, graph: BlockGraph) -> Option:
         forward_peak_bytes=cost.forward_peak_bytes,
         backward_peak_bytes=cost.backward_peak_bytes,
         recomputed_bytes=cost.recomputed_bytes,
+    )
+
+
+def with_tail_costs(option: Option, graph: BlockGraph) -> Option:
+    """The option with what its last run costs; where its schedule cannot do without what only the output needs, that
+    is a run like any other.
+
+    Raises:
+        IllegalPlanError: the schedule is illegal.
+    """
+    last, _ = _last_run(graph, schedule_of(option))
+    return replace(
+        option,
         tail_time_s=last.forward_time_s + last.backward_time_s,
         tail_save_bytes=last.save_bytes,
         tail_forward_peak_bytes=last.forward_peak_bytes,
@@ -40,17 +48,15 @@ def with_costs(option: Option, graph: BlockGraph) -> Option:
 
 def tail_of(option: Option, graph: BlockGraph) -> BlockSchedule:
     """The schedule of the option's last run."""
-    schedule = schedule_of(option)
-    relaxed, tail = _last_run(graph, schedule)
+    return _last_run(graph, schedule_of(option))[1]
+
+
+def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockCost, BlockSchedule]:
+    relaxed, tail = _without_output(_with_effects_done(graph), schedule)
     try:
-        replay_block(relaxed, tail)
+        return replay_block(relaxed, tail), tail
     except IllegalPlanError:
-        return schedule
-    return tail
-
-
-def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
-    return _without_output(_with_effects_done(graph), schedule)
+        return replay_block(graph, schedule), schedule
 
 
 def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:

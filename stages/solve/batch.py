@@ -43,7 +43,7 @@ from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.simulate.tail import with_costs
+from stowage.stages.simulate.tail import with_costs, with_tail_costs
 from stowage.stages.solve.chain import Chain
 from stowage.stages.solve.offload import Below, Offloader
 from stowage.stages.solve.offmate import OffMate
@@ -152,7 +152,8 @@ def growing_chain(
         lean = replace(graph, nodes=rows, allocations=allocations)
         graphs[block.block_hash] = lean
         blocks.append(replace(block, graph=lean.to_json(), resident_bytes=0))
-    own = [with_costs(o, graphs[o.block_hash]) for o in options if o.block_hash in graphs]
+    own = [o for o in options if o.block_hash in graphs]
+    own = [with_tail_costs(with_costs(o, graphs[o.block_hash]), graphs[o.block_hash]) for o in own]
     return Chain(blocks, nodes, own).chain_blocks
 
 

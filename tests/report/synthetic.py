@@ -120,9 +120,12 @@ class _Builder:
             for o, (save, again) in enumerate(((58.0, 0.0), (31.0, 27.0), (12.0, 46.0))):
                 self.tables.options.append(
                     Option(
-                        h, o, (0, 1, -1), (2,), 0.166, 0.33 + 0.001 * again, int(save * MIB), 70 * MIB, 90 * MIB,
-                        int(again * MIB), 0.496 + 0.001 * again, int(save * MIB), 70 * MIB, 90 * MIB,
-                        "rk_checkmate", "optimal" if o else "feasible", 0.0 if o else 0.004,
+                        block_hash=h, option=o, forward=(0, 1, -1), backward=(2,),
+                        formulation="rk_checkmate", status="optimal" if o else "feasible", gap=0.0 if o else 0.004,
+                        forward_time_s=0.166, backward_time_s=0.33 + 0.001 * again, save_bytes=int(save * MIB),
+                        forward_peak_bytes=70 * MIB, backward_peak_bytes=90 * MIB, recomputed_bytes=int(again * MIB),
+                        tail_time_s=0.496 + 0.001 * again, tail_save_bytes=int(save * MIB),
+                        tail_forward_peak_bytes=70 * MIB, tail_backward_peak_bytes=90 * MIB,
                     )
                 )  # fmt: skip
 
