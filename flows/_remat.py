@@ -6,6 +6,7 @@ machine slows both. Peaks come from the allocator's events. An iteration is forw
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows._project import find_root
+from stowage.flows._remat_asked import Asked, Plan, Planners
 from stowage.flows._remat_names import EAGER, MEMORY_BUDGET, Size
 from stowage.flows._remat_rows import RematRow, describe, markdown_of, picture
 from stowage.flows._served import Served
@@ -42,9 +44,6 @@ MEASURED = (
 
 MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 """Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
-
-
-_Plans = Mapping[tuple[str, float | None], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -151,15 +150,25 @@ class _Model:
     say: Callable[[str], None]
 
     def rows(self) -> Iterator[RematRow]:
-        """Plan for every budget, then measure the peers and the plans."""
-        about, plans = self._plan()
-        eager = self._enter(EAGER, runs=EAGER, setting=1.0)
-        try:
-            for row in self._measured(_Turns(eager, self.job.rounds), about, plans):
+        """Measure the peers, plan for every budget and for what they took, then measure the plans."""
+        with contextlib.ExitStack() as stack:
+            planner = Planners(lambda: self._enter(f"planner of {self.name}", runs="planner"))
+            stack.callback(planner.close)
+            eager = stack.enter_context(contextlib.closing(self._enter(EAGER, runs=EAGER, setting=1.0)))
+            turns = _Turns(eager, self.job.rounds)
+            peaks: list[int] = []
+            for row in self._peers(turns, planner.about):
+                peaks.append(row.peak_bytes)
                 self.say(describe(row))
                 yield row
-        finally:
-            eager.close()
+            started = time.perf_counter()
+            plans = planner.plans(self.job.methods, self.job.shares, [peak for peak in peaks if peak >= 0])
+            planner.close()
+            calls, taken = planner.about["calls"], time.perf_counter() - started
+            self.say(f"{self.name}: {calls} calls, planned for {len(plans)} budgets in {taken:.0f} s")
+            for row in self._planned(turns, planner.about, plans):
+                self.say(describe(row))
+                yield row
 
     def _enter(self, name: str, **what: Any) -> Served:
         job = self.job
@@ -176,36 +185,18 @@ class _Model:
         module = "stowage.flows._remat_contestant"
         return Served(name, module, common | what, self.root, limit_s=limit_s, environment=environment)
 
-    def _plan(self) -> tuple[dict[str, Any], _Plans]:
-        """What is known of the model, and (method, share) -> its plan; of no share, the smallest budget's."""
-        name, started = f"planner of {self.name}", time.perf_counter()
-        planner = self._enter(name, runs="planner")
-        about, plans = planner.about, dict[tuple[str, float | None], dict[str, Any]]()
-        try:
-            for method in self.job.methods:
-                for share in (*self.job.shares, None):
-                    try:
-                        plans[method, share] = planner.ask([method, share])
-                    except StowageError as error:  # late, or ended: another one goes on
-                        plans[method, share] = {"budget": -1, "why": str(error)}
-                        planner.close()
-                        planner = self._enter(name, runs="planner")
-        finally:
-            planner.close()
-        taken = time.perf_counter() - started
-        self.say(f"{self.name}: {about['calls']} calls, planned for {len(plans)} budgets in {taken:.0f} s")
-        return about, plans
-
-    def _measured(self, turns: _Turns, about: dict[str, Any], plans: _Plans) -> Iterator[RematRow]:
+    def _peers(self, turns: _Turns, about: dict[str, Any]) -> Iterator[RematRow]:
         for name in (n for n in about["peers"] if self.job.peers is None or n in self.job.peers):
             for value in self.job.memory_budgets if name == MEMORY_BUDGET else (1.0,):
                 row = RematRow(self.name, name, f"{value:g}" if name == MEMORY_BUDGET else "")
                 if name == EAGER:
                     row = replace(row, predicted_time_s=about["keep_all_time_s"])
                 yield self._point(turns, about, row, runs=name, setting=value)
+
+    def _planned(self, turns: _Turns, about: dict[str, Any], plans: Mapping[Asked, Plan]) -> Iterator[RematRow]:
         known: dict[str, RematRow] = {}
-        for (method, share), plan in plans.items():
-            row = RematRow(self.name, method, "smallest" if share is None else f"{share:.0%}", plan["budget"])
+        for asked, plan in plans.items():
+            row = RematRow(self.name, asked.method, asked.setting, plan["budget"])
             if "why" in plan:
                 yield replace(row, note=f"no plan: {plan['why']}")
                 continue
@@ -213,7 +204,7 @@ class _Model:
             if same := known.get(plan["plan_hash"]):
                 yield replace(row, **{name: getattr(same, name) for name in MEASURED})
                 continue
-            row = self._point(turns, about, row, runs="plan", method=method, budget=plan["budget"])
+            row = self._point(turns, about, row, runs="plan", method=asked.method, budget=plan["budget"])
             known[plan["plan_hash"]] = row
             yield row
 

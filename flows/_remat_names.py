@@ -11,3 +11,6 @@ EAGER = "plain PyTorch"
 CHECKPOINTING = "gradient_checkpointing_enable"
 EVERY_ROOT = "torch.utils.checkpoint"
 MEMORY_BUDGET = "activation_memory_budget"
+
+AUTO = "auto"
+"""The method that the others are compared with."""

@@ -47,11 +47,11 @@ class Planner:
         }
 
     def reply(self, request: Any) -> dict[str, Any]:
-        """What became of a method and a share of keep-all's activation budget, or without a share of the method's
+        """What became of a method, and a share of keep-all's activation budget or bytes, or without both the method's
         smallest feasible budget: its budget, prediction, hash and planning time, or the reason why there is no plan."""
-        method, share = request
+        method, share, budget = request
         try:
-            return self._reply(method, share)
+            return self._reply(method, share, budget)
         except Infeasible as infeasible:
             least = infeasible.smallest_feasible_bytes / MIB
             return {"budget": infeasible.budget_bytes, "why": f"the smallest feasible budget is {least:,.1f} MiB"}
@@ -60,15 +60,10 @@ class Planner:
         except Exception as error:  # a defect of a planner is a line of the table; the other points are measured
             return {"budget": -1, "why": f"{type(error).__name__}: {error}"}
 
-    def _reply(self, method: str, share: float | None) -> dict[str, Any]:
+    def _reply(self, method: str, share: float | None, budget: int | None) -> dict[str, Any]:
         started = time.perf_counter()
-        if share is None:
-            try:
-                self._plan(method, NOT_MUCH)
-            except Infeasible as infeasible:
-                budget = infeasible.smallest_feasible_bytes
-        else:
-            budget = device_budget(self._fixed, self._whole.keep_all_peak_bytes, share)
+        if budget is None:
+            budget = self._smallest(method) if share is None else self._share(share)
         s = self._plan(method, budget).summary
         return {
             "budget": budget,
@@ -79,3 +74,13 @@ class Planner:
             "found_by": s.method,
             "plan_hash": s.plan_hash,
         }
+
+    def _share(self, share: float) -> int:
+        return device_budget(self._fixed, self._whole.keep_all_peak_bytes, share)
+
+    def _smallest(self, method: str) -> int:
+        try:
+            self._plan(method, NOT_MUCH)
+        except Infeasible as infeasible:
+            return infeasible.smallest_feasible_bytes
+        return NOT_MUCH

@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stowage.flows._remat_names import AUTO
 from stowage.stages.ir.errors import MIB
 from stowage.stages.report.figures import render
 from stowage.stages.report.remat import Panel, Point, remat_figure
 from stowage.stages.solve.request import METHODS
 
 NAN = float("nan")
-
-AUTO = "auto"
-"""The method that the others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class RematRow:
         model: its name.
         contestant: a method of planning, or a peer.
         setting: the share of keep-all's activation budget that was asked for (`50%`), `smallest` for the method's
-            smallest feasible budget, or a peer's value.
+            smallest feasible budget, `in … MiB` for what another contestant takes, or a peer's value.
         budget_bytes, predicted_peak_bytes: of the device; -1 for peers.
         predicted_time_s: of an iteration; for plain PyTorch that of keeping everything, for other peers NaN.
         predicted_overhead: predicted time over the prediction for keeping everything, less 1; NaN for peers.

@@ -48,11 +48,14 @@ def h_retention(
         ValueError: this is no H-Graph.
     """
     solver = HRetention(graph, settings, computations=computations, recompute_backward=recompute_backward)
-    return [solver.solve(peak_bytes, save_bytes) for peak_bytes, save_bytes in budgets]
+    found: list[HAnswer] = []
+    for pair in budgets:
+        found.append(solver.solve(pair, found))
+    return found
 
 
 class HRetention:
-    """`h_retention` one pair of budgets after the other; what is known of earlier ones is used for the next."""
+    """`h_retention` for one pair of budgets; what is known of others is used."""
 
     def __init__(
         self,
@@ -66,22 +69,19 @@ class HRetention:
         self.data = HProblem(graph)
         self.settings, self.computations, self.recompute_backward = settings, computations, recompute_backward
         self._candidates = starts(self.data)
-        self._answers: list[HAnswer] = []
 
-    def solve(self, peak_bytes: int, save_bytes: int) -> HAnswer:
-        """The answer for one pair; see `h_retention`."""
-        known = [answer.runs for answer in self._answers if answer.runs is not None]
-        hint = best_within(self.data, self._candidates, peak_bytes, save_bytes, known)
-        answer = self._settled((peak_bytes, save_bytes), hint) or self._solve((peak_bytes, save_bytes), hint)
-        self._answers.append(answer)
-        return answer
+    def solve(self, budgets: Budgets, known: Sequence[HAnswer] = ()) -> HAnswer:
+        """The answer for one pair, given those for others; see `h_retention`."""
+        runs = [answer.runs for answer in known if answer.runs is not None]
+        hint = best_within(self.data, self._candidates, *budgets, runs)
+        return self._settled(budgets, hint, known) or self._solve(budgets, hint)
 
-    def _settled(self, budgets: Budgets, hint: HRuns | None) -> HAnswer | None:
+    def _settled(self, budgets: Budgets, hint: HRuns | None, known: Sequence[HAnswer]) -> HAnswer | None:
         """The hint, if what is known of larger budgets, or the fastest ways alone, shows that nothing is faster."""
         if hint is None:
             return None
         bound_s = self.data.floor_s
-        for answer in self._answers:
+        for answer in known:
             if answer.report and all(large >= small for large, small in zip(answer.budgets, budgets, strict=True)):
                 bound_s = max(bound_s, answer.report.bound_s)
         found = answer_of(self.data, budgets, hint, "optimal", bound_s, "h_greedy")

@@ -1,50 +1,76 @@
-"""The piece of work behind one cluster that has clusters inside: schedules of its H-Graph over both budgets."""
+"""The pieces of work behind one cluster that has clusters inside: where its budgets lie, and one pair of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stowage.stages.formulations.h_answer import answer_of
-from stowage.stages.formulations.h_budgets import explore
-from stowage.stages.formulations.h_policies import starts
-from stowage.stages.formulations.h_problem import HProblem
+from stowage.stages.formulations.h_answer import Budgets, HAnswer, answer_of
+from stowage.stages.formulations.h_budgets import Met
+from stowage.stages.formulations.h_policies import keep_all, starts
 from stowage.stages.formulations.h_retention import HRetention, smallest_peak
-from stowage.stages.ir.block import SolveReport
-from stowage.stages.ir.h_graph import HGraph, HSchedule
+from stowage.stages.formulations.h_staged import cost_of, timeline
+from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.simulate.h_graph import replay_h_graph
 from stowage.stages.solver.outcome import SolverSettings
 
 
 @dataclass(frozen=True)
-class HFound:
-    """A schedule of an H-Graph and how it was found."""
+class Ends:
+    """Between which budgets an H-Graph is worth solving for, and what is known before that.
 
-    schedule: HSchedule
-    report: SolveReport
+    Attributes:
+        smallest_peak, largest_peak: the least M_peak found, and keep-all's, bytes.
+        leaving: what leaves forward, bytes: the least M_save.
+        found: the fixed policies, and the schedule of the smallest peak.
+    """
+
+    smallest_peak: int
+    largest_peak: int
+    leaving: int
+    found: tuple[HAnswer, ...]
 
 
-def explored(graph: HGraph, peaks: int, saves: int, settings: SolverSettings) -> list[HFound]:
-    """Schedules for several budgets, the fixed policies, and the smallest peak found; all pass the referee.
+@dataclass(frozen=True)
+class HSolved:
+    """An answer, and what its schedule takes; None where there is no schedule."""
 
-    Args:
-        graph: the cluster.
-        peaks, saves: values of M_peak, and for each of M_save.
-        settings: limits of each solve.
+    answer: HAnswer
+    met: Met | None
+
+
+class HTasks:
+    """What there is to do for one H-Graph. All schedules pass the referee.
 
     Raises:
         IllegalPlanError: a formulation's bug.
     """
-    data = HProblem(graph)
-    solver = HRetention(graph, settings)
-    runs, least = smallest_peak(data, settings)
-    no_limit = sum(data.nbytes) + least, sum(data.nbytes) + least
-    answers = explore(data, solver.solve, least, peaks, saves)
-    answers.append(answer_of(data, no_limit, runs, "heuristic", data.floor_s, "smallest_peak"))
-    answers.extend(answer_of(data, no_limit, c.runs, "heuristic", data.floor_s, "h_policies") for c in starts(data))
-    found: dict[HSchedule, HFound] = {}
-    for answer in answers:
-        if answer.schedule is not None and answer.report is not None:
-            found.setdefault(answer.schedule, HFound(answer.schedule, answer.report))
-    for schedule in found:
-        replay_h_graph(graph, schedule)
-    return list(found.values())
+
+    def __init__(self, graph: HGraph, settings: SolverSettings) -> None:
+        self._graph, self._settings = graph, settings
+        self._retention = HRetention(graph, settings)
+
+    def ends(self) -> Ends:
+        """Find the smallest peak."""
+        data = self._retention.data
+        runs, least = smallest_peak(data, self._settings)
+        no_limit = sum(data.nbytes) + least, sum(data.nbytes) + least
+        answers = [answer_of(data, no_limit, runs, "heuristic", data.floor_s, "smallest_peak")]
+        answers += [answer_of(data, no_limit, c.runs, "heuristic", data.floor_s, "h_policies") for c in starts(data)]
+        for answer in answers:
+            self._check(answer)
+        leaving = sum(data.nbytes[d] for d in set(data.graph.nodes[data.graph.loss].reads))
+        return Ends(least, keep_all(data).cost.peak_bytes, leaving, tuple(answers))
+
+    def solve(self, budgets: Budgets, known: Sequence[HAnswer]) -> HSolved:
+        """The fastest schedule found within one pair of budgets, given answers for others."""
+        answer = self._retention.solve(budgets, known)
+        self._check(answer)
+        if answer.runs is None:
+            return HSolved(answer, None)
+        cost = cost_of(self._retention.data, timeline(self._retention.data, answer.runs))
+        return HSolved(answer, Met(cost.time_s, cost.peak_bytes, cost.save_bytes))
+
+    def _check(self, answer: HAnswer) -> None:
+        if answer.schedule is not None:
+            replay_h_graph(self._graph, answer.schedule)

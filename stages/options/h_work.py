@@ -1,7 +1,7 @@
 """A large block on its way through its clusters, from the smallest to the whole (HiRemate, thesis 3.2.2).
 
 Regions that are equal are solved once. Regions of nodes alone are solved as blocks are; those with regions inside as
-H-Graphs, once everything inside is known; those of one level, side by side.
+H-Graphs, once everything inside is known; those of one level, and budgets of one, side by side.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from itertools import chain
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.hierarchy import BlockCluster
+from stowage.stages.options.h_explore import HExploration, HFound
 from stowage.stages.options.h_graphs import Level, RegionOption, Solved, level_of
 from stowage.stages.options.h_lift import Line, lift, line_of, plain_run, schedule_of
 from stowage.stages.options.h_regions import Region, regions_of
-from stowage.stages.options.h_tasks import HFound
-from stowage.stages.options.pool import Answer, Job
+from stowage.stages.options.pool import Job
 from stowage.stages.options.tasks import Found, GridSize
-from stowage.stages.options.worker import h_request, unpack_h
 from stowage.stages.solver.outcome import SolverSettings
 
 SHARE = 0.3
@@ -69,12 +68,11 @@ class HierarchyWork:
         peaks = self.size.top_peaks if whole else self.size.cluster_peaks
         saves = (self.size.top_saves if self.block.output else 1) if whole else self.size.cluster_saves
 
-        def follow(answer: Answer) -> Iterable[Job]:
-            found = unpack_h(answer)
+        def follow(found: list[HFound]) -> Iterable[Job]:
             return self._whole(level, found) if whole else self._known(region, [level.line(f.schedule) for f in found])
 
         limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * SHARE)
-        return [Job(h_request(level.graph, peaks, saves, limits), follow)]
+        return [HExploration(level.graph, peaks, saves, limits, follow).first()]
 
     def _known(self, region: Region, lines: Iterable[Line]) -> Iterable[Job]:
         """Keep the options of a region, and start what waited for them."""

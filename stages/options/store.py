@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stowage.stages.formulations import h_policies, h_retention, retention, selective, tw_remat
+from stowage.stages.formulations import h_budgets, h_policies, h_retention, retention, selective, tw_remat
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.errors import IllegalPlanError, TableError
@@ -20,8 +20,8 @@ from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "2"
-FORMULATIONS = (retention, selective, tw_remat, h_retention, h_policies)
+VERSION = "3"
+FORMULATIONS = (retention, selective, tw_remat, h_budgets, h_retention, h_policies)
 
 
 def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:

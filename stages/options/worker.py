@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from stowage.stages.formulations.h_answer import Budgets, HAnswer
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.ir.encoding import decode, encode
 from stowage.stages.ir.h_graph import HGraph
-from stowage.stages.options.h_tasks import HFound, explored
+from stowage.stages.options.h_tasks import Ends, HSolved, HTasks
 from stowage.stages.options.tasks import Found, Grid, GridSize, grid, row, sweep
 from stowage.stages.solver.outcome import SolverSettings
 
 Request = dict[str, Any]
 
-H_GRAPH = TypeAdapter(HGraph)
-H_FOUND = TypeAdapter(list[HFound])
+H_GRAPH, ENDS, SOLVED = TypeAdapter(HGraph), TypeAdapter(Ends), TypeAdapter(HSolved)
+BUDGETS, ANSWERS = TypeAdapter(Budgets), TypeAdapter(list[HAnswer])
 
 
 def grid_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Request:
@@ -42,23 +45,37 @@ def sweep_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -
     return {**grid_request(graph, size, settings), "task": "sweep"}
 
 
-def h_request(graph: HGraph, peaks: int, saves: int, settings: SolverSettings) -> Request:
-    """Ask for `h_tasks.explored`."""
+def h_ends_request(graph: HGraph, settings: SolverSettings) -> Request:
+    """Ask for `HTasks.ends`."""
+    return {"task": "h_ends", "graph": H_GRAPH.dump_json(graph).decode(), "settings": json.dumps(asdict(settings))}
+
+
+def h_solve_request(graph: HGraph, settings: SolverSettings, budgets: Budgets, known: Sequence[HAnswer]) -> Request:
+    """Ask for `HTasks.solve`."""
+    bare = [replace(answer, schedule=None) for answer in known]
     return {
-        "task": "h_graph",
-        "graph": H_GRAPH.dump_python(graph, mode="json"),
-        "peaks": peaks,
-        "saves": saves,
-        "settings": asdict(settings),
+        **h_ends_request(graph, settings),
+        "task": "h_solve",
+        "budgets": BUDGETS.dump_python(budgets, mode="json"),
+        "known": ANSWERS.dump_python(bare, mode="json"),
     }
+
+
+@lru_cache(maxsize=2)
+def _h_tasks(graph: str, settings: str) -> HTasks:
+    """Prepared once for all budgets that this process is asked for."""
+    return HTasks(H_GRAPH.validate_json(graph), SolverSettings(**json.loads(settings)))
 
 
 def perform(request: Request) -> dict[str, Any]:
     """Do one task; the answer is plain JSON, so that it is the same wherever it was done."""
-    if request["task"] == "h_graph":
-        settings = SolverSettings(**request["settings"])
-        found = explored(H_GRAPH.validate_python(request["graph"]), request["peaks"], request["saves"], settings)
-        return {"found": H_FOUND.dump_python(found, mode="json")}
+    if request["task"] in {"h_ends", "h_solve"}:
+        tasks = _h_tasks(request["graph"], request["settings"])
+        if request["task"] == "h_ends":
+            return {"ends": ENDS.dump_python(tasks.ends(), mode="json")}
+        known = ANSWERS.validate_python(request["known"])
+        solved = tasks.solve(BUDGETS.validate_python(request["budgets"]), known)
+        return {"solved": SOLVED.dump_python(solved, mode="json")}
     graph = BlockGraph.from_json(request["graph"])
     size, settings = GridSize(**request["size"]), SolverSettings(**request["settings"])
     if request["task"] == "grid":
@@ -77,9 +94,14 @@ def unpack(answer: dict[str, Any]) -> list[Found]:
     ]
 
 
-def unpack_h(answer: dict[str, Any]) -> list[HFound]:
-    """Schedules of an answer to `h_request`."""
-    return H_FOUND.validate_python(answer["found"])
+def unpack_ends(answer: dict[str, Any]) -> Ends:
+    """The answer to `h_ends_request`."""
+    return ENDS.validate_python(answer["ends"])
+
+
+def unpack_solved(answer: dict[str, Any]) -> HSolved:
+    """The answer to `h_solve_request`."""
+    return SOLVED.validate_python(answer["solved"])
 
 
 def unpack_grid(answer: dict[str, Any]) -> Grid:

@@ -17,6 +17,7 @@ from stowage.flows._growth import GrowthRow
 from stowage.flows._planning import QUICK
 from stowage.flows._project import find_root
 from stowage.flows._remat import RematJob, job_of, remat_rows, run_remat
+from stowage.flows._remat_asked import peaks_to_match
 from stowage.flows._remat_contestant import digest
 from stowage.flows._remat_depth import DepthJob, depth_job, run_depth
 from stowage.flows._remat_models import MODELS, build
@@ -24,7 +25,7 @@ from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_
 from stowage.flows._remat_peers import BACKENDS, available, make_peer
 from stowage.flows._remat_rows import RematRow, markdown_of, panel_of
 from stowage.flows._served import Served
-from stowage.stages.ir.errors import MIB, ParameterError, StowageError
+from stowage.stages.ir.errors import MIB, ParameterError, StowageError, mib
 from stowage.stages.ir.table import read_rows
 from stowage.stages.report.remat import Panel, Point, remat_figure
 
@@ -32,18 +33,22 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_tiny_run(tmp_path: Path) -> None:
-    """One model, a budget that cannot be met and two that can: planned once, each measured in its own process."""
+    """One model, a peer, a budget that cannot be met and three that can: planned once, each measured in its own
+    process."""
     said: list[str] = []
-    job = RematJob(
-        models=("mixer",), methods=("auto",), shares=(0.01, 0.7), peers=(), rounds=1, size="tiny", quick=True, threads=1
-    )
+    how: dict[str, Any] = {"size": "tiny", "rounds": 1, "quick": True, "threads": 1}
+    job = RematJob(models=("mixer",), methods=("auto",), shares=(0.01, 0.7), peers=(EVERY_ROOT,), **how)
     table = run_remat(job, tmp_path, said.append, root=ROOT)
     rows = read_rows(tmp_path / "remat.parquet", RematRow)
-    assert [(r.contestant, r.setting) for r in rows] == [("auto", "1%"), ("auto", "70%"), ("auto", "smallest")]
-    impossible, wide, smallest = rows
+    peer, impossible, wide, smallest, matched = rows
+    assert (peer.contestant, peer.setting) == (EVERY_ROOT, "")
+    settings = ["1%", "70%", "smallest", f"in {mib(peer.peak_bytes)}"]
+    assert [(r.contestant, r.setting) for r in rows[1:]] == [("auto", setting) for setting in settings]
+    assert peer.equal
+    assert smallest.peak_bytes < matched.peak_bytes <= peer.peak_bytes
     assert impossible.note.startswith("no plan: the smallest feasible budget is")
     assert math.isnan(impossible.overhead)
-    for r in (wide, smallest):
+    for r in (wide, smallest, matched):
         assert r.note == ""
         assert r.equal, "loss and gradients"
         assert r.predicted_peak_bytes <= r.budget_bytes
@@ -60,6 +65,12 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     assert len(table.splitlines()) == 2 + len(rows)
     assert (tmp_path / "remat_mixer.png").read_bytes() == (tmp_path / "remat.png").read_bytes()
     assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat.png").read_bytes())).shape[1] == 1440
+
+
+def test_plans_are_made_for_peaks_that_no_other_plan_stands_for() -> None:
+    assert peaks_to_match([500, 505, 300, 297, 900, 100], [99, 600], 900) == [297, 500]
+    assert peaks_to_match([500], [501], 900) == [500], "a plan that takes more does not stand for it"
+    assert peaks_to_match([], [1], 900) == []
 
 
 def run(name: str, peer: str, setting: float = 1.0) -> tuple[str, int, str]:

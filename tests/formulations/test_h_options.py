@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Callable
 
-from stowage.stages.formulations.h_budgets import explore, refine
+from stowage.stages.formulations.h_answer import Budgets
+from stowage.stages.formulations.h_budgets import Met, answers_of, explore, refine
 from stowage.stages.formulations.h_options import costs_of, select_options, share_counts, undominated
-from stowage.stages.formulations.h_policies import keep_all
-from stowage.stages.formulations.h_problem import HProblem
-from stowage.stages.formulations.h_retention import HRetention, smallest_peak
 from stowage.stages.ir.h_graph import HOption, HRun, HStep
-from stowage.stages.solver.outcome import SolverSettings
-from tests.formulations.h_graphs import layered
-
-LIMITS = SolverSettings(time_limit_s=5.0, gap=0.01)
 
 
 def option(time_s: float, phantom: int, inside: int = 10, reads: tuple[int, ...] = ()) -> HOption:
@@ -66,46 +62,68 @@ def test_every_cluster_offers_one_option_at_least() -> None:
     assert share_counts([10, 10, 10], 10) == [4, 3, 3]
 
 
+def refined(solve: Callable[[int], tuple[float, int] | None], low: int, high: int, count: int) -> list[int]:
+    """Budgets with an answer, largest first."""
+    found = answers_of(refine(low, high, count), solve)
+    return sorted((budget for budget, answer in found.items() if answer is not None), reverse=True)
+
+
 def test_budgets_go_where_answers_differ() -> None:
     calls: list[int] = []
 
-    def solve(budget: int) -> tuple[int, float, int] | None:
+    def solve(budget: int) -> tuple[float, int] | None:
         """A steep end below 200, a flat one above; nothing below 100."""
         calls.append(budget)
         if budget < 100:
             return None
         used = min(budget, 800)
-        return used, 10.0 * 100 / used if used < 200 else 5.0 - (used - 200) / 1000, used
+        return 10.0 * 100 / used if used < 200 else 5.0 - (used - 200) / 1000, used
 
-    answers = refine(solve, 100, 1000, 10)
+    answers = refined(solve, 100, 1000, 10)
     assert len(calls) == len(set(calls)) <= 10
-    assert answers == sorted(answers, reverse=True)
-    assert answers[0] == 800
+    assert answers[0] == 1000
     assert answers[-1] == 100
     evenly = sum(100 + 90 * i < 200 for i in range(10))
     assert sum(budget < 200 for budget in calls) > evenly
     # What is known to be flat is not asked about.
     assert not [budget for budget in calls if 800 < budget < 1000]
     calls.clear()
-    assert refine(solve, 10, 1000, 12)[-1] < 150
-    assert None not in refine(solve, 10, 1000, 12)
+    assert refined(solve, 10, 1000, 12)[-1] < 150
+    assert len(calls) <= 12
 
 
 def test_refining_ends_where_nothing_is_open() -> None:
-    assert refine(lambda budget: (budget, 1.0, 7), 5, 100, 50) == [100, 5]
-    assert refine(lambda budget: None, 5, 100, 50) == []
+    assert refined(lambda budget: (1.0, 7), 5, 100, 50) == [100, 5]
+    assert refined(lambda budget: None, 5, 100, 50) == []
+    assert refined(lambda budget: (1.0, 7), 5, 5, 50) == [5]
+    assert list(refine(5, 100, 0)) == []
 
 
-def test_exploring_gives_a_front_without_repetitions() -> None:
-    graph = layered(5, 3)
-    data = HProblem(graph)
-    solver = HRetention(graph, LIMITS)
-    least = smallest_peak(data, LIMITS)[1]
-    answers = explore(data, solver.solve, least, peaks=4, saves=3)
-    runs = [answer.schedule for answer in answers]
-    assert len(runs) == len(set(runs)) <= 12
-    assert all(runs)
-    times = [answer.report.objective_s for answer in answers if answer.report]
-    assert min(times) == times[0] == keep_all(data).cost.time_s
-    assert len({answer.budgets[0] for answer in answers}) > 2
-    assert any(answer.budgets[1] < answer.budgets[0] for answer in answers)
+def test_budgets_of_a_round_do_not_wait_for_each_other() -> None:
+    rounds = refine(1 << 10, 1 << 20, 15)
+    sizes = []
+    asked = next(rounds)
+    with contextlib.suppress(StopIteration):
+        while True:
+            sizes.append(len(asked))
+            asked = rounds.send([(1e6 / budget, budget) for budget in asked])
+    assert sizes == [2, 1, 2, 4, 4, 2]
+
+
+def test_exploring_asks_no_more_than_it_may() -> None:
+    """Every M_peak that gives something new gets its own values of M_save, none below what leaves forward."""
+    calls: list[Budgets] = []
+
+    def solve(budgets: Budgets) -> Met:
+        calls.append(budgets)
+        peak, save = min(budgets[0], 900), min(budgets[1], budgets[0] // 2)
+        return Met(1000 / peak + 1000 / save, peak, save)
+
+    answers_of(explore(100, 1000, 40, peaks=5, saves=4), solve)
+    assert len(calls) == len(set(calls)) <= 20
+    assert len({peak for peak, _ in calls}) == 5
+    assert min(save for _, save in calls) == 40
+    assert {peak for peak, save in calls if save < peak} == {peak for peak, _ in calls}
+    calls.clear()
+    answers_of(explore(100, 1000, 40, peaks=5, saves=1), solve)
+    assert len(calls) == 5

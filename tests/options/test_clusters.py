@@ -15,17 +15,18 @@ from stowage.stages.formulations.staged import StagedGraph, cost_of, timeline
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.h_explore import HFound
 from stowage.stages.options.h_graphs import Level, RegionOption, Solved, level_of
 from stowage.stages.options.h_lift import Line, lift, plain_run, schedule_of
 from stowage.stages.options.h_owners import owners
 from stowage.stages.options.h_regions import Region, regions_of
-from stowage.stages.options.h_tasks import HFound, explored
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition.h_partition import Limits
 from stowage.stages.simulate.block import BlockCost, replay_block
 from stowage.stages.simulate.h_graph import replay_h_graph
 from stowage.stages.solver.outcome import SolverSettings
 from tests.options.made_clusters import clusters_of
+from tests.options.test_h_explore import explored
 from tests.strategies import attention_block, deep_chain, mlp_block, small_blocks
 
 TINY = Limits(top_size=3, size=3, smallest=2)
