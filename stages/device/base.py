@@ -10,6 +10,9 @@ import torch
 from stowage.stages.device.events import Measured
 from stowage.stages.ir.costs import DeviceDescription
 
+MEASURING = "means, caches as others leave them"
+"""How calls are measured: costs measured otherwise are of another device."""
+
 
 class Device(Protocol):
     """The device tier: it runs operators, and its memory is the budget."""

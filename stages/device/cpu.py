@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stowage.stages.device.base import MEASURING
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured, measure_allocations
 from stowage.stages.ir.costs import DeviceDescription
@@ -19,18 +20,19 @@ from stowage.stages.ir.costs import DeviceDescription
 CACHE_BYTES = 2 << 20
 """Of one core, where the machine does not say."""
 
-OTHERS = 4
-"""Operations of a size that run between one that makes a tensor and one that reads it, as measured: on steps of 0.1 to
-4 s, the sum of calls measured so came closest to the step."""
+FEW, MANY = 4, 16
+"""Operations of a size that run between one that makes a tensor and one that reads it, as measured: where `FEW` fit
+into a core's own cache, a tensor is mostly read from there; larger ones have gone far. The sums of calls measured so
+came closest to steps of 0.06 to 4 s."""
 
 MOST_OTHERS_BYTES = 128 << 20
-"""Profiling takes so much memory for it, and gives it back. With less, what cores share stays warm for large calls."""
+"""Profiling takes so much memory for it, and gives it back."""
 
 
-def _least_bytes() -> int:
-    """Twice what the cores that run threads have for themselves."""
-    own = torch.cpu.get_capabilities().get("l2_cache_size") or CACHE_BYTES
-    return 2 * int(own) * torch.get_num_threads()
+def _others_bytes(touched_bytes: int, cache_bytes: int) -> int:
+    """What runs in between touches, bytes."""
+    near = FEW * touched_bytes
+    return near if near <= cache_bytes else min(MANY * touched_bytes, MOST_OTHERS_BYTES)
 
 
 def _model_name() -> str:
@@ -52,7 +54,7 @@ class CpuDevice:
     def fingerprint(self) -> str:
         """Hash of the processor's name, the number of threads, the torch release, and how calls are measured."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cpu|evicted {MOST_OTHERS_BYTES}|{self.name()}|{release}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"cpu|{MEASURING}|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def time_s(self, work: Callable[[], Any]) -> float:
         """Wall time of `work`."""
@@ -61,13 +63,14 @@ class CpuDevice:
         return time.perf_counter() - start
 
     def evict(self, touched_bytes: int) -> None:
-        """Write twice what the cores have for themselves, or `OTHERS` times what is touched: steps of large operations
-        leave little in the cache that cores share, those of small ones more."""
-        self._other[: max(_least_bytes(), min(OTHERS * touched_bytes, MOST_OTHERS_BYTES)) // 4].add_(1)
+        """Write what other operations of such a size would: after small ones much is still in a core's own cache,
+        after large ones little even in the one that cores share."""
+        own = torch.cpu.get_capabilities().get("l2_cache_size") or CACHE_BYTES
+        self._other[: _others_bytes(touched_bytes, int(own)) // self._other.itemsize].add_(1)
 
     @cached_property
     def _other(self) -> torch.Tensor:
-        return torch.zeros(max(_least_bytes(), MOST_OTHERS_BYTES) // 4)
+        return torch.zeros(MOST_OTHERS_BYTES // torch.float32.itemsize)
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` under the profiler."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from stowage.stages.device.base import MEASURING
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured
 from stowage.stages.device.host_rates import measure_host_rates
@@ -29,7 +30,7 @@ class CudaDevice:
     def fingerprint(self) -> str:
         """Hash of the card's name, the torch release, and how calls are measured."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cuda|evicted|{self.name()}|{release}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"cuda|{MEASURING}|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def time_s(self, work: Callable[[], Any]) -> float:
         """Time between two events around `work`."""

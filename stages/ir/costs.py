@@ -13,7 +13,7 @@ class Cost:
     Attributes:
         signature: of the call (see `Call.signature`).
         device: fingerprint of the device.
-        time_s: median time, seconds.
+        time_s: mean time, seconds.
         output_bytes: bytes of storages it creates.
         workspace_bytes: peak bytes above inputs and outputs, from the allocator's events.
         samples: number of timed executions; 0 for an estimate.

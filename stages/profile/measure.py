@@ -1,4 +1,4 @@
-"""Measure one call: median time, bytes of its results, workspace."""
+"""Measure one call: mean time, bytes of its results, workspace."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def _preemptions() -> int:
 def _samples(device: Device, work: Callable[[], Any], touched_bytes: int, seconds: float, least: int) -> list[float]:
     """Times of `work`, after one run to warm up, each with cold caches, as in a step that touches more than they hold.
 
-    At least `least` samples, and more until `seconds` have passed or a hundred are taken. Samples during which another
-    process took a core are set aside, as long as `least` others come within twice `seconds`: on a busy machine they say
-    more about the neighbour than about the call. Where too few are left, the faster half of all is taken.
+    Their mean is what a call adds to a step: what makes some of them slow does so there too. At least `least` samples,
+    and more until `seconds` have passed or a hundred are taken. Samples during which another process took a core are
+    set aside, as long as `least` others come within twice `seconds`: on a busy machine they say more about the
+    neighbour than about the call. Where too few are left, the faster half of all is taken.
     """
     device.time_s(work)
     clean: list[float] = []
@@ -83,7 +84,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, s
     return Cost(
         signature=call.signature,
         device=device.fingerprint(),
-        time_s=statistics.median(times),
+        time_s=statistics.fmean(times),
         output_bytes=memory.end_bytes,
         workspace_bytes=max(0, memory.peak_bytes - max(memory.end_bytes, 0)),
         samples=len(times),
@@ -130,7 +131,7 @@ def measure_update(
     touched_bytes = 2 * parameter.nbytes + sum(t.nbytes for t in _tensors(optimizer))
     times = _samples(device, update, touched_bytes, seconds, least)
     workspace = max(first.peak_bytes - max(first.end_bytes, 0), steady.peak_bytes - max(steady.end_bytes, 0), 0)
-    return Cost(call.signature, device.fingerprint(), statistics.median(times), 0, workspace, len(times), "measured")
+    return Cost(call.signature, device.fingerprint(), statistics.fmean(times), 0, workspace, len(times), "measured")
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from stowage.stages.device import device_of
-from stowage.stages.device.cpu import CpuDevice
+from stowage.stages.device.cpu import FEW, MOST_OTHERS_BYTES, CpuDevice, _others_bytes
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.trace import TraceTables
@@ -138,6 +138,14 @@ def test_each_sample_finds_cold_caches(tmp_path: Path, monkeypatch: pytest.Monke
     costs = profile_trace(small_trace(9), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=3)
     alone = sum(b == "timed" and a == "timed" for a, b in pairwise(["timed", *happened]))
     assert alone == len(costs), "the first run of each call warms up"
+
+
+def test_small_calls_leave_caches_as_they_are_and_none_takes_much_memory() -> None:
+    cache = 2 << 20
+    assert _others_bytes(0, cache) == 0
+    assert _others_bytes(cache // FEW, cache) == cache
+    assert _others_bytes(cache // FEW + 1, cache) > 3 * cache
+    assert _others_bytes(1 << 40, cache) == MOST_OTHERS_BYTES
 
 
 def test_a_foreign_device_is_refused_unless_everything_is_known(tmp_path: Path) -> None:
