@@ -101,6 +101,7 @@ def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
         peak_budgets=settings.peak_budgets,
         save_budgets=settings.save_budgets,
         max_exact_nodes=settings.max_exact_nodes,
+        formulation=settings.formulation,
     )
     return size, SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed)
 

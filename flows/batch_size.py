@@ -68,7 +68,12 @@ def _planner(root: Path, settings: Settings) -> Any:
         effort=Effort(
             seconds_per_call=settings.profile.seconds_per_call,
             min_samples=settings.profile.min_samples,
-            grid=GridSize(options.peak_budgets, options.save_budgets, max_exact_nodes=options.max_exact_nodes),
+            grid=GridSize(
+                options.peak_budgets,
+                options.save_budgets,
+                max_exact_nodes=options.max_exact_nodes,
+                formulation=options.formulation,
+            ),
             solver=SolverSettings(time_limit_s=options.time_limit_s, seed=options.seed),
             slots=wanted.memory_slots,
         ),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -83,18 +83,6 @@ def explore(
             if budgets:
                 mine = [answers[peak, save] for save in budgets]
                 open_[peak] = _send(inside[peak], [None if a is None else (a.time_s, a.save_bytes) for a in mine])
-
-
-def answers_of(
-    rounds: Generator[list[Asked], Sequence[Answer], None], solve: Callable[[Asked], Answer]
-) -> dict[Asked, Answer]:
-    """All answers, one after the other."""
-    found: dict[Asked, Answer] = {}
-    asked = next(rounds, [])
-    while asked:
-        found.update({one: solve(one) for one in asked})
-        asked = _send(rounds, [found[one] for one in asked])
-    return found
 
 
 def _send(rounds: Generator[list[Asked], Answer, None], answer: Answer) -> list[Asked]:

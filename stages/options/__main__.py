@@ -32,6 +32,7 @@ def main() -> None:
                 peak_budgets=settings.peak_budgets,
                 save_budgets=settings.save_budgets,
                 max_exact_nodes=settings.max_exact_nodes,
+                formulation=settings.formulation,
             ),
             settings=SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed),
             workers=settings.workers or os.cpu_count() or 1,

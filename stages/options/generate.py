@@ -129,12 +129,12 @@ class _Solver:
             found[part] = schedules
             return finish(options_of(graph, [f for p in parts for f in found[p]])) if len(found) == len(parts) else ()
 
-        def leaf(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
+        def direct(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
             return self.block(region, (), size.inside(), lambda o: follow(found_of(o)))
 
         jobs = [Job(sweep_request(graph, size, self.settings), lambda answer: done(_SWEPT, unpack(answer)))]
         if clusters:
-            jobs += HierarchyWork(graph, clusters, size, self.settings, leaf, partial(done, _FROM_CLUSTERS)).first()
+            jobs += HierarchyWork(graph, clusters, size, self.settings, direct, partial(done, _FROM_CLUSTERS)).first()
         return jobs
 
 

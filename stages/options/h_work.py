@@ -1,14 +1,16 @@
 """A large block on its way through its clusters, from the smallest to the whole (HiRemate, thesis 3.2.2).
 
-Regions that are equal are solved once. Regions of nodes alone are solved as blocks are; those with regions inside as
-H-Graphs, once everything inside is known; those of one level, and budgets of one, side by side.
+Regions that are equal are solved once. Every region but the whole is solved as blocks are, from its nodes (Checkmate's
+kind where it is small, TW-Remat, greedy rules: the thesis's direct solvers); those with regions inside as H-Graphs too,
+once everything inside is known. Regions of one level, and budgets of one, are solved side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from typing import Literal
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.hierarchy import BlockCluster
@@ -20,11 +22,13 @@ from stowage.stages.options.pool import Job
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.solver.outcome import SolverSettings
 
+_Way = Literal["direct", "level"]
+
 SHARE = 0.3
 """Of the time limit of a solve: H-Graphs are solved for many budgets, from a schedule that is good already."""
 
-Leaf = Callable[[BlockGraph, Callable[[list[Found]], Iterable[Job]]], Iterable[Job]]
-"""Solves a block of nodes alone: what to do, and what follows when it is done."""
+Direct = Callable[[BlockGraph, Callable[[list[Found]], Iterable[Job]]], Iterable[Job]]
+"""Solves a region from its nodes: what to do, and what follows when it is done."""
 
 
 class HierarchyWork:
@@ -40,12 +44,12 @@ class HierarchyWork:
         clusters: Sequence[BlockCluster],
         size: GridSize,
         settings: SolverSettings,
-        leaf: Leaf,
+        direct: Direct,
         finish: Callable[[list[Found]], Iterable[Job]],
     ) -> None:
         self.block, self.size, self.settings = block, size, settings
         self.top = regions_of(block, clusters)
-        self._leaf, self._finish = leaf, finish
+        self._direct, self._finish = direct, finish
         self._regions: dict[str, Region] = {}
         self._above: dict[str, set[str]] = {}
         for region in _inside_first(self.top):
@@ -53,36 +57,59 @@ class HierarchyWork:
             for member in region.regions():
                 self._above.setdefault(member.key, set()).add(region.key)
         self._missing = {key: {m.key for m in region.regions()} for key, region in self._regions.items()}
+        self._lines: dict[str, dict[_Way, list[Line]]] = {key: {} for key in self._regions}
         self._solved: dict[str, Solved] = {}
 
     def first(self) -> list[Job]:
-        """The regions with nothing but nodes inside."""
-        ready = [region for key, region in self._regions.items() if not self._missing[key]]
-        return list(chain.from_iterable(self._start(region) for region in ready))
+        """All regions from their nodes, and those with nothing but nodes inside as H-Graphs."""
+        jobs: list[Job] = []
+        for key, region in self._regions.items():
+            if "direct" in self._ways(region):
+                jobs += self._direct(region.graph, partial(self._from_nodes, region))
+            if not self._missing[key]:
+                jobs += self._by_level(region)
+        return jobs
 
-    def _start(self, region: Region) -> Iterable[Job]:
+    def _ways(self, region: Region) -> tuple[_Way, ...]:
+        """How a region is solved."""
+        if region.key == self.top.key:
+            return ("level",)
+        small = len(region.graph.nodes) <= self.size.max_exact_nodes
+        return ("direct",) if small and not region.regions() else ("direct", "level")
+
+    def _from_nodes(self, region: Region, found: Iterable[Found]) -> Iterable[Job]:
+        return self._known(region, "direct", _lines(region, found))
+
+    def _by_level(self, region: Region) -> Iterable[Job]:
+        """As an H-Graph, when everything inside is known."""
+        if "level" not in self._ways(region):
+            return ()
         whole = region.key == self.top.key
-        if not region.regions() and not whole and len(region.graph.nodes) <= self.size.max_exact_nodes:
-            return self._leaf(region.graph, lambda found: self._known(region, _lines(region, found)))
         level = level_of(region, self._solved, self.size.cluster_options)
         peaks = self.size.top_peaks if whole else self.size.cluster_peaks
         saves = (self.size.top_saves if self.block.output else 1) if whole else self.size.cluster_saves
 
         def follow(found: list[HFound]) -> Iterable[Job]:
-            return self._whole(level, found) if whole else self._known(region, [level.line(f.schedule) for f in found])
+            if whole:
+                return self._whole(level, found)
+            return self._known(region, "level", [level.line(f.schedule) for f in found])
 
         limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * SHARE)
         return [HExploration(level.graph, peaks, saves, limits, follow).first()]
 
-    def _known(self, region: Region, lines: Iterable[Line]) -> Iterable[Job]:
-        """Keep the options of a region, and start what waited for them."""
-        distinct = list(dict.fromkeys(lines))
+    def _known(self, region: Region, way: _Way, lines: Iterable[Line]) -> Iterable[Job]:
+        """Keep the options of a region when both ways are through, and start what waited for them."""
+        ways, arrived = self._ways(region), self._lines[region.key]
+        arrived[way] = list(lines)
+        if len(arrived) < len(ways):
+            return
+        distinct = list(dict.fromkeys(line for one in ways for line in arrived[one]))
         options = tuple(RegionOption(line, lift(region, line, str(i))) for i, line in enumerate(distinct))
         self._solved[region.key] = Solved(plain_run(region), options)
         for key in sorted(self._above.get(region.key, ())):
             self._missing[key].discard(region.key)
             if not self._missing[key]:
-                yield from self._start(self._regions[key])
+                yield from self._by_level(self._regions[key])
 
     def _whole(self, level: Level, found: Iterable[HFound]) -> Iterable[Job]:
         """Schedules of the block itself."""

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stowage.stages.formulations import h_budgets, h_policies, h_retention, retention, selective, tw_remat
+from stowage.stages.formulations import (
+    checkmate,
+    h_budgets,
+    h_policies,
+    h_retention,
+    retention,
+    rk_checkmate,
+    selective,
+    tw_remat,
+)
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.errors import IllegalPlanError, TableError
@@ -18,10 +27,11 @@ from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.cp import cp_version
+from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "3"
-FORMULATIONS = (retention, selective, tw_remat, h_budgets, h_retention, h_policies)
+VERSION = "4"
+FORMULATIONS = (retention, rk_checkmate, checkmate, selective, tw_remat, h_budgets, h_retention, h_policies)
 
 
 def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:
@@ -31,7 +41,7 @@ def option_key(block_hash: str, size: GridSize, settings: SolverSettings, cluste
         "size": asdict(size),
         "settings": asdict(settings),
         "clusters": [c.children for c in clusters],
-        "versions": [VERSION, *(module.VERSION for module in FORMULATIONS), cp_version()],
+        "versions": [VERSION, *(module.VERSION for module in FORMULATIONS), cp_version(), milp_version()],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 

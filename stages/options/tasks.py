@@ -2,7 +2,8 @@
 
 How the work is cut does not depend on how many workers there are, so neither do the options.
 
-- `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
+- `grid`: fixed policies, the greedy family, TW-Remat's schedules, and the smallest peak there is; from it follow the
+  peak budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far settles it;
 - `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
 """
@@ -14,11 +15,10 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.fixed import keep_all, recompute_all
 from stowage.stages.formulations.lazy import Candidate
-from stowage.stages.formulations.retention import smallest_peak, solve_executions
+from stowage.stages.formulations.retention import smallest_peak
 from stowage.stages.formulations.selective import best_within, family, report_of, selective_frontier
 from stowage.stages.formulations.staged import (
     Executions,
-    StagedCost,
     StagedGraph,
     cost_of,
     run_once,
@@ -27,6 +27,7 @@ from stowage.stages.formulations.staged import (
 )
 from stowage.stages.formulations.tw_remat import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.options.exact import Exact, solve_exactly
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -49,7 +50,7 @@ class Grid:
     Attributes:
         peaks: M_peak, bytes, largest first.
         saves: M_save, bytes, largest first.
-        found: fixed and greedy schedules.
+        found: fixed and greedy schedules, and TW-Remat's.
     """
 
     peaks: tuple[int, ...]
@@ -69,6 +70,7 @@ class GridSize:
         cluster_peaks, cluster_saves: values of each budget for a cluster.
         top_peaks, top_saves: values of each budget for the graph of the largest clusters.
         cluster_options: N_o, options that the clusters of one H-Graph offer together (thesis 3.4.5).
+        formulation: of exact solving.
     """
 
     peak_budgets: int = 6
@@ -81,6 +83,7 @@ class GridSize:
     top_peaks: int = 8
     top_saves: int = 2
     cluster_options: int = 200
+    formulation: Exact = "retention"
 
     def inside(self) -> GridSize:
         """For clusters of nodes alone, which are solved as blocks are."""
@@ -111,6 +114,7 @@ def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
     found = [
         *fixed_policies(graph),
         *(Found(schedule_of(staged, c.line), report_of(staged, c)) for c in greedy),
+        *(Found(schedule, report) for schedule, report in tw_remat(graph, size.greedy_levels)),
         _found(staged, executions, "smallest_peak"),
     ]
     peaks = _spaced(min(least, plain.peak_bytes), plain.peak_bytes, size.peak_budgets)
@@ -125,32 +129,38 @@ def row(
     staged = StagedGraph.of(graph)
     starts = family(staged)
     found: list[Found] = []
-    settled: tuple[StagedCost, bool] | None = None
-    bound_s, hint = sum(node.time_s for node in graph.nodes), None
+    settled: tuple[int, bool] | None = None
+    bound_s, near = sum(node.time_s for node in graph.nodes), None
     for save_bytes in saves:
-        if settled and settled[1] and settled[0].save_bytes <= save_bytes:
+        if settled and settled[1] and settled[0] <= save_bytes:
             continue
         greedy = best_within(staged, starts, peak_bytes, save_bytes)
         if greedy and greedy.cost.time_s <= bound_s * _SAME:
             report = SolveReport("selective", "optimal", greedy.cost.time_s, greedy.cost.time_s)
             found.append(Found(schedule_of(staged, greedy.line), report))
-            settled = greedy.cost, True
+            settled = greedy.cost.save_bytes, True
             continue
-        hint = _hint(greedy, size.computations) or hint
-        executions, report_ = solve_executions(
-            graph, peak_bytes, save_bytes, settings, computations=size.computations, hint=hint
+        within = _hint(greedy, size.computations)
+        near = within or near
+        schedule, report_, executions = solve_exactly(
+            size.formulation,
+            graph,
+            (peak_bytes, save_bytes),
+            settings,
+            computations=size.computations,
+            within=within,
+            near=near,
         )
-        if greedy and (executions is None or report_ is None or greedy.cost.time_s < report_.objective_s / _SAME):
+        if greedy and (schedule is None or report_ is None or greedy.cost.time_s < report_.objective_s / _SAME):
             # More computations of a node than the exact model may use, or its limit came first.
             found.append(Found(schedule_of(staged, greedy.line), report_of(staged, greedy)))
-        if executions is None or report_ is None:
+        if schedule is None or report_ is None:
             if greedy is None and report_ is None:
                 break
             continue
-        hint = executions
-        line = timeline(staged, executions)
-        found.append(Found(schedule_of(staged, line), report_))
-        settled = cost_of(staged, line), report_.status == "optimal"
+        near = executions or near
+        found.append(Found(schedule, report_))
+        settled = replay_block(graph, schedule).save_bytes, report_.status == "optimal"
         bound_s = max(bound_s, report_.bound_s)
     return found
 

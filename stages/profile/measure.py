@@ -28,7 +28,7 @@ def _preemptions() -> int:
 
 
 def _samples(device: Device, work: Callable[[], Any], touched_bytes: int, seconds: float, least: int) -> list[float]:
-    """Times of `work`, after one run to warm up, each with cold caches, as in a step that touches more than they hold.
+    """Times of `work`, after one run to warm up, each with caches as a step leaves them (`Device.evict`).
 
     Their mean is what a call adds to a step: what makes some of them slow does so there too. At least `least` samples,
     and more until `seconds` have passed or a hundred are taken. Samples during which another process took a core are

@@ -190,7 +190,9 @@ class OptionsSettings(_Section):
         time_limit_s: of one solve.
         seed: of the solver.
         workers: solves at the same time; None for the number of cores. Does not change the result.
-        max_exact_nodes: larger blocks are solved by heuristics.
+        max_exact_nodes: larger blocks are solved by clusters and heuristics.
+        formulation: which solves smaller ones: `retention` (intervals, by CP-SAT), or to compare with `rk_checkmate` or
+            `checkmate` (by HiGHS).
         task_runner: where flows solve blocks: in `threads` or `processes` of this machine, which start solver processes
             of their own, or on a `dask` cluster, where `workers` counts solver processes of one block. Does not change
             the result.
@@ -203,6 +205,7 @@ class OptionsSettings(_Section):
     seed: NotNegative = 0
     workers: Positive | None = None
     max_exact_nodes: NotNegative = 80
+    formulation: Literal["retention", "rk_checkmate", "checkmate"] = "retention"
     task_runner: Literal["threads", "processes", "dask"] = "threads"
     dask_scheduler: Address | None = None
 

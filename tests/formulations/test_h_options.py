@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
 
 from stowage.stages.formulations.h_answer import Budgets
-from stowage.stages.formulations.h_budgets import Met, answers_of, explore, refine
+from stowage.stages.formulations.h_budgets import Met, explore, refine
 from stowage.stages.formulations.h_options import costs_of, select_options, share_counts, undominated
 from stowage.stages.ir.h_graph import HOption, HRun, HStep
+
+Asked, Answer = TypeVar("Asked"), TypeVar("Answer")
+
+
+def answers_of(
+    rounds: Generator[list[Asked], Sequence[Answer], None], solve: Callable[[Asked], Answer]
+) -> dict[Asked, Answer]:
+    """All answers, one after the other."""
+    found: dict[Asked, Answer] = {}
+    with contextlib.suppress(StopIteration):
+        asked = next(rounds)
+        while True:
+            found.update({one: solve(one) for one in asked})
+            asked = rounds.send([found[one] for one in asked])
+    return found
 
 
 def option(time_s: float, phantom: int, inside: int = 10, reads: tuple[int, ...] = ()) -> HOption:

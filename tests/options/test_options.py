@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
-from stowage.stages.options import generate, pool
+from stowage.stages.options import generate, pool, tasks
+from stowage.stages.options.exact import Exact
 from stowage.stages.options.generate import generate_options, options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
@@ -128,3 +130,27 @@ def test_encoding_is_reversible() -> None:
     actions = decode((0, -1, 3, -4))
     assert encode(actions) == (0, -1, 3, -4)
     assert [(a.kind, a.index) for a in actions] == [("compute", 0), ("free", 0), ("compute", 3), ("free", 3)]
+
+
+@pytest.mark.parametrize("formulation", ["rk_checkmate", "checkmate"])
+def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: Exact) -> None:
+    graph, patient = deep_chain(1), SolverSettings(time_limit_s=60.0)
+    size = GridSize(3, 3, computations=4)
+    budgets = tasks.grid(graph, size, patient)
+    peak = budgets.peaks[1]
+
+    def times_s(chosen: Exact) -> list[float]:
+        """The fastest within each save budget."""
+        found = tasks.row(graph, peak, budgets.saves, dataclasses.replace(size, formulation=chosen), patient)
+        asked = [one for one in found if one.report.formulation == chosen]
+        assert asked
+        assert all(one.report.status == "optimal" for one in asked)
+        costs = [replay_block(graph, one.schedule) for one in found]
+        assert all(max(c.forward_peak_bytes, c.backward_peak_bytes) <= peak for c in costs)
+        within = [[c for c in costs if c.save_bytes <= save] for save in budgets.saves]
+        return [min((c.forward_time_s + c.backward_time_s for c in inside), default=inf) for inside in within]
+
+    usual, other = times_s("retention"), times_s(formulation)
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(usual, other, strict=True))
+    if formulation == "rk_checkmate":
+        assert usual == pytest.approx(other)

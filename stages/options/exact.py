@@ -1,0 +1,55 @@
+"""Which formulation solves a block, or a cluster of nodes alone, for one pair of budgets."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from stowage.stages.formulations.checkmate import checkmate
+from stowage.stages.formulations.retention import solve_executions
+from stowage.stages.formulations.rk_checkmate_schedule import rk_checkmate
+from stowage.stages.formulations.staged import Executions, StagedGraph, schedule_of, timeline
+from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.solver.outcome import SolverSettings
+
+Exact = Literal["retention", "rk_checkmate", "checkmate"]
+"""Retention intervals on CP-SAT; RK-Checkmate (thesis 2.4) and Checkmate (Jain et al. 2020) on HiGHS, which take longer
+for the same answer or, with Checkmate, for one that is no better."""
+
+
+class Answer(NamedTuple):
+    """A schedule, how it was found, and where the next solve may start; see `retention`."""
+
+    schedule: BlockSchedule | None
+    report: SolveReport | None
+    executions: Executions | None
+
+
+def solve_exactly(
+    formulation: Exact,
+    block: BlockGraph,
+    budgets: tuple[int, int],
+    settings: SolverSettings,
+    *,
+    computations: int,
+    within: Executions | None,
+    near: Executions | None,
+) -> Answer:
+    """The fastest schedule within M_peak and M_save, bytes.
+
+    Args:
+        formulation: which.
+        block: graph to schedule.
+        budgets: M_peak and M_save.
+        settings: limits of the solver.
+        computations: of one node at most; Checkmate and RK-Checkmate know no such limit.
+        within: executions within both budgets.
+        near: executions within similar ones.
+    """
+    if formulation == "retention":
+        executions, report = solve_executions(block, *budgets, settings, computations=computations, hint=within or near)
+        if executions is None:
+            return Answer(None, report, None)
+        staged = StagedGraph.of(block)
+        return Answer(schedule_of(staged, timeline(staged, executions)), report, executions)
+    solve = rk_checkmate if formulation == "rk_checkmate" else checkmate
+    return Answer(*solve(block, *budgets, settings, hint=within), None)
