@@ -1,8 +1,8 @@
 """A large block on its way through its clusters, from the smallest to the whole (HiRemate, thesis 3.2.2).
 
-Regions that are equal are solved once. Every region but the whole is solved as blocks are, from its nodes (Checkmate's
-kind where it is small, TW-Remat, greedy rules: the thesis's direct solvers); those with regions inside as H-Graphs too,
-once everything inside is known. Regions of one level, and budgets of one, are solved side by side.
+Regions that are equal are solved once. Every region but the whole is solved as blocks are, from its nodes (the thesis's
+direct solvers: exactly where it is small, else by TW-Remat and greedy rules); large ones and those with regions inside
+as H-Graphs too, once everything inside is known. Regions of one level, and budgets of one, are solved side by side.
 """
 
 from __future__ import annotations

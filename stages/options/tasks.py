@@ -2,8 +2,7 @@
 
 How the work is cut does not depend on how many workers there are, so neither do the options.
 
-- `grid`: fixed policies, the greedy family, TW-Remat's schedules, and the smallest peak there is; from it follow the
-  peak budgets;
+- `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far settles it;
 - `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
 """
@@ -50,7 +49,7 @@ class Grid:
     Attributes:
         peaks: M_peak, bytes, largest first.
         saves: M_save, bytes, largest first.
-        found: fixed and greedy schedules, and TW-Remat's.
+        found: fixed and greedy schedules.
     """
 
     peaks: tuple[int, ...]
@@ -114,7 +113,6 @@ def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
     found = [
         *fixed_policies(graph),
         *(Found(schedule_of(staged, c.line), report_of(staged, c)) for c in greedy),
-        *(Found(schedule, report) for schedule, report in tw_remat(graph, size.greedy_levels)),
         _found(staged, executions, "smallest_peak"),
     ]
     peaks = _spaced(min(least, plain.peak_bytes), plain.peak_bytes, size.peak_budgets)

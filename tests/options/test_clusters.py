@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -20,7 +20,9 @@ from stowage.stages.options.h_graphs import Level, RegionOption, Solved, level_o
 from stowage.stages.options.h_lift import Line, lift, plain_run, schedule_of
 from stowage.stages.options.h_owners import owners
 from stowage.stages.options.h_regions import Region, regions_of
-from stowage.stages.options.tasks import GridSize
+from stowage.stages.options.h_work import HierarchyWork
+from stowage.stages.options.pool import Job
+from stowage.stages.options.tasks import Found, GridSize, fixed_policies
 from stowage.stages.partition.h_partition import Limits
 from stowage.stages.simulate.block import BlockCost, replay_block
 from stowage.stages.simulate.h_graph import replay_h_graph
@@ -176,6 +178,34 @@ def test_a_large_block_is_solved_by_clusters_too() -> None:
     alone = options_for_blocks([graph], None, size=size, settings=QUICK)[name]
     assert min(_peak(o) for o in one) <= min(_peak(o) for o in alone)
     assert all(a.forward_time_s + a.backward_time_s <= b.forward_time_s + b.backward_time_s for a, b in pairwise(one))
+
+
+def test_every_cluster_is_solved_from_its_nodes_too() -> None:
+    """Direct solvers apply at every level (thesis 3.2.2): a cluster with clusters inside has options of both kinds."""
+    graph = deep_chain(12)
+    size = GridSize(2, 2)
+    asked: dict[str, Callable[[list[Found]], Iterable[Job]]] = {}
+
+    def direct(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
+        asked[region.content_hash()] = follow
+        return ()
+
+    clusters = clusters_of(graph, Limits(top_size=3, size=4))
+    work = HierarchyWork(graph, clusters, size, QUICK, direct, lambda found: ())
+    assert work.first() == []  # H-Graphs wait for what is inside
+    inside = {region.key: region for region in inside_first(work.top) if region.key != work.top.key}
+    assert set(asked) == {region.graph.content_hash() for region in inside.values()}
+    upper = [region for region in inside.values() if region.regions()]
+    assert upper
+    jobs = [
+        job
+        for region in inside.values()
+        if not region.regions()
+        for job in asked[region.graph.content_hash()](fixed_policies(region.graph))
+    ]
+    assert {job.request["task"] for job in jobs} == {"h_ends"}
+    waiting = asked[upper[0].graph.content_hash()]
+    assert list(waiting(fixed_policies(upper[0].graph))) == []  # what holds it waits for its H-Graph too
 
 
 def _peak(option: Option) -> int:
