@@ -1,5 +1,5 @@
-"""An H-Graph as the chain of blocks that RK-Rotor plans (thesis 2.5, 3.2.2): block k is forward node k, and the backward
-nodes that belong to it.
+"""An H-Graph as the chain of blocks that RK-Rotor plans (thesis 2.5, 3.2.2): block k is forward node k, and the
+backward nodes that belong to it.
 
 A cluster's options are the block's; any other node has one, which keeps what its backward reads. What only the next
 node reads in forward is the link to it (x_{k+1}). A value that is read farther away, in forward or backward, or that
@@ -65,6 +65,11 @@ class HChain:
         far = (d for d in self._values if any(self._maker(d) + 1 < r < self._loss for r in self.data.readers[d]))
         return sum(self.data.nbytes[d] for d in far)
 
+    def runs_again(self, k: int) -> bool:
+        """Whether a forward node may run more than once, by itself: not where others add to what it makes."""
+        data = self.data
+        return repeatable(data, k) and all(len(data.contributors[d]) == 1 for d in data.graph.nodes[k].makes)
+
     def blocks(self) -> list[ChainBlock]:
         """The chain."""
         return [self._block(k) for k in range(self._loss)]
@@ -88,9 +93,7 @@ class HChain:
 
     def _stays(self, value: int) -> bool:
         data, k, loss = self.data, self._maker(value), self._loss
-        if value in data.graph.final or len(data.contributors[value]) > 1:
-            return True
-        if not repeatable(data, k) and k not in data.forward_of:
+        if value in data.graph.final or (not self.runs_again(k) and k not in data.forward_of):
             return True
         near = {k, k + 1} if k + 1 in data.readers[value] else {k}
         return any(r != k + 1 if r <= loss else self.owner[r] not in near for r in data.readers[value])
@@ -101,9 +104,7 @@ class HChain:
         begin = self._loss if t == self._loss - 1 else self.begins[t]
 
         def needed(d: int) -> bool:
-            return d in data.graph.final or any(
-                r >= begin or (r <= t and repeatable(data, r)) for r in data.readers[d]
-            )
+            return d in data.graph.final or any(r >= begin or (r <= t and self.runs_again(r)) for r in data.readers[d])
 
         return sum(data.nbytes[d] for d in self._resident if needed(d))
 
@@ -125,7 +126,7 @@ class HChain:
         data, last = self.data, k == self._loss - 1
         below = [d for d in self._own(k - 1) if k in data.readers[d]] if k else []
         plain = next((way for way in data.ways[k] if way.option is None), None)
-        if repeatable(data, k) and plain is not None:
+        if plain is not None and self.runs_again(k):
             fast_time_s, fast_peak_bytes = plain.time_s, self._highest(k, plain)
         else:
             fast_time_s, fast_peak_bytes = 0.0 if k not in data.forward_of else math.inf, 0
@@ -157,10 +158,10 @@ class HChain:
         read = {d for _, other in backward for d in other.reads}
         kept = sum(data.nbytes[d] for d in own if d in read)
         linked = sum(data.nbytes[d] for d in own if d not in read and k + 1 in data.readers[d])
-        forward_peak, backward_peak = self._highest(k, way), self._highest_backward(k, way, backward, kept)
+        forward_peak, backward_peak = self._highest(k, way), self._highest_backward(k, way, backward, kept, linked)
         time_s = sum(other.time_s for _, other in backward)
         cluster = k in data.forward_of
-        again = way.time_s if cluster or repeatable(data, k) else 0.0
+        again = way.time_s if cluster or self.runs_again(k) else 0.0
         option = ChainOption(time_s + again, way.phantom_bytes + kept + linked, forward_peak, backward_peak)
         if not cluster and not kept:
             return option, ChainOption(time_s, 0, 0, backward_peak)
@@ -170,8 +171,9 @@ class HChain:
         wanted = way.option if b in self.data.backward_of else None
         return next(other for other in self.data.ways[b] if other.option == wanted)
 
-    def _highest_backward(self, k: int, way: Way, backward: list[tuple[int, Way]], kept: int) -> int:
-        """Most bytes while the backward nodes of block k run, above what `_block` counts as resident."""
+    def _highest_backward(self, k: int, way: Way, backward: list[tuple[int, Way]], kept: int, linked: int) -> int:
+        """Most bytes while the backward nodes of block k run, above what `_block` counts as resident; in the last block
+        while the loss does, too."""
         data, highest, phantom = self.data, 0, way.phantom_bytes
         last = k == self._loss - 1
         loss = [(self._loss, other) for other in data.ways[self._loss]] if last else []
@@ -180,7 +182,9 @@ class HChain:
                 phantom = 0
             made = {d: data.nbytes[d] for d in data.graph.nodes[b].makes if data.contributors[d][0] == b}
             for step in other.steps:
-                now = step.internal_bytes + phantom + kept + self._gradient_bytes(b)
+                now = (
+                    step.internal_bytes + phantom + kept + self._gradient_bytes(b) + (linked if b == self._loss else 0)
+                )
                 highest = max(highest, now + sum(n for d, n in made.items() if d not in step.unborn))
         return max(0, highest - (0 if last else self._gradient_bytes(self.begins[k])))
 

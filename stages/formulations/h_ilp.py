@@ -8,14 +8,14 @@ from typing import Literal
 from stowage.stages.formulations.h_answer import Budgets, HAnswer, answer_of, no_answer
 from stowage.stages.formulations.h_ilp_equations import build
 from stowage.stages.formulations.h_ilp_model import HIlp
-from stowage.stages.formulations.h_policies import best_within, starts
+from stowage.stages.formulations.h_policies import Incumbent, Incumbents
 from stowage.stages.formulations.h_problem import HProblem
 from stowage.stages.formulations.h_staged import Execution, HRuns, timeline
 from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.milp import MilpSolver, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
+VERSION = "2"
 
 
 def h_ilp(
@@ -36,19 +36,19 @@ def h_ilp(
         solver: "highs" or "cbc".
 
     Returns:
-        An answer for each pair, in order. Each solve starts from the fastest schedule known that fits: a policy's
-        (`h_policies`) or an earlier answer's; where nothing is found within the limit, that schedule is the answer,
-        with status "heuristic".
+        An answer for each pair, in order. Each solve starts from the fastest schedule known that fits: of a
+        policy, of RK-Rotor (`h_policies`) or an earlier answer's; where nothing is found within the limit, it is the
+        answer, with status "heuristic".
 
     Raises:
         ValueError: this is no H-Graph.
     """
     graph.check()
     data = HProblem(graph)
-    candidates, known = starts(data), list[HRuns]()
+    incumbents, known = Incumbents(data), list[HRuns]()
     answers: list[HAnswer] = []
     for peak_bytes, save_bytes in budgets:
-        hint = best_within(data, candidates, peak_bytes, save_bytes, known)
+        hint = incumbents.within(peak_bytes, save_bytes, known)
         answer = _solve(data, (peak_bytes, save_bytes), settings, corrections, solver, hint)
         if answer.runs is not None:
             known.append(answer.runs)
@@ -62,18 +62,18 @@ def _solve(
     settings: SolverSettings,
     corrections: bool,
     solver: MilpSolver,
-    hint: HRuns | None,
+    hint: Incumbent | None,
 ) -> HAnswer:
     model = build(data, *budgets, corrections=corrections)
     if hint is not None:
-        warm_start(model, hint)
+        warm_start(model, hint.runs)
     outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
     if outcome.found:
         status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
         return answer_of(data, budgets, read_runs(model), status, max(outcome.bound, data.floor_s), "h_ilp")
     if hint is not None:
         # Rounded to memory units, or counted without corrections, the hint may not fit; by the byte it does.
-        return answer_of(data, budgets, hint, "heuristic", data.floor_s, "h_greedy")
+        return answer_of(data, budgets, hint.runs, "heuristic", data.floor_s, hint.name)
     return no_answer(budgets, False if outcome.status == "infeasible" else None, outcome.bound, "h_ilp")
 
 

@@ -1,26 +1,30 @@
 """Feasible schedules of an H-Graph at once: keep-all, recompute-all, Chen's √n, and a greedy one for given budgets.
 
-All are choices of `h_lazy.py`. The greedy looks where a budget is broken and gives up what costs the least time per
-byte there: a faster option for a smaller one, a phantom (fast-forward now, forward again later), an idle value; then it
-takes back whatever turns out not to have been needed. They are answers by themselves, and the solvers' first
-incumbents.
+All are choices of `h_lazy.py`, as are RK-Rotor's plans (`h_rotor.py`), from which the greedy starts too. It looks where
+a budget is broken and gives up what costs the least time per byte there: a faster option for a smaller one, a phantom
+(fast-forward now, forward again later), an idle value; then it takes back whatever turns out not to have been needed.
+They are answers by themselves, and the solvers' first incumbents.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from stowage.stages.formulations.h_answer import HAnswer, answer_of
 from stowage.stages.formulations.h_greedy import polish, relieve
 from stowage.stages.formulations.h_lazy import HCandidate, HChoice, candidate_of, repeatable
 from stowage.stages.formulations.h_problem import HProblem
+from stowage.stages.formulations.h_rotor import HRotor
 from stowage.stages.formulations.h_staged import HRuns, cost_of, schedule_of, timeline
 from stowage.stages.ir.h_graph import HGraph, HSchedule
 
-VERSION = "1"
+VERSION = "2"
 # More clusters than this, and taking back is tried for the dearest alone.
 _TRIES = 60
+# Of what grows out of the policies, the fastest so many are polished.
+_POLISHED = 3
 
 
 def fastest_options(data: HProblem) -> tuple[int, ...]:
@@ -69,10 +73,10 @@ def greedy(graph: HGraph, peak_bytes: int, save_bytes: int) -> HAnswer | None:
     """
     graph.check()
     data = HProblem(graph)
-    found = best_within(data, starts(data), peak_bytes, save_bytes)
+    found = Incumbents(data).within(peak_bytes, save_bytes)
     if found is None:
         return None
-    return answer_of(data, (peak_bytes, save_bytes), found, "heuristic", data.floor_s, "h_greedy")
+    return answer_of(data, (peak_bytes, save_bytes), found.runs, "heuristic", data.floor_s, found.name)
 
 
 def starts(data: HProblem) -> list[HCandidate]:
@@ -85,26 +89,48 @@ def starts(data: HProblem) -> list[HCandidate]:
     return list({_key(c.choice): c for c in found}.values())
 
 
-def best_within(
-    data: HProblem, candidates: Iterable[HCandidate], peak_bytes: int, save_bytes: int, known: Iterable[HRuns] = ()
-) -> HRuns | None:
-    """The fastest executions within both budgets: of `known`, of the candidates, and of what grows out of them."""
-    best: tuple[float, HRuns] | None = None
-    for runs in known:
-        cost = cost_of(data, timeline(data, runs))
-        if cost.within(peak_bytes, save_bytes) and (best is None or cost.time_s < best[0]):
-            best = cost.time_s, runs
-    grown: list[HCandidate] = []
-    for start in candidates:
-        for foresight in (0.0, 1.0):
-            found = relieve(data, start, peak_bytes, save_bytes, foresight)
-            if found is not None:
-                grown.append(found)
-    for candidate in sorted(grown, key=lambda c: (c.cost.time_s, c.cost.peak_bytes))[:3]:
-        better = polish(data, candidate, peak_bytes, save_bytes, _TRIES)
-        if best is None or better.cost.time_s < best[0]:
-            best = better.cost.time_s, better.runs
-    return None if best is None else best[1]
+@dataclass(frozen=True)
+class Incumbent:
+    """Executions within budgets, and what found them: "h_rotor" for a plan of RK-Rotor's as it was, else "h_greedy"."""
+
+    runs: HRuns
+    name: str
+
+
+class Incumbents:
+    """Schedules to start from, for any budgets: the policies, and RK-Rotor's plans where it applies."""
+
+    def __init__(self, data: HProblem) -> None:
+        self.data, self.policies = data, starts(data)
+        self._rotor = HRotor.where_it_applies(data, keep_all(data).cost.peak_bytes)
+
+    def within(self, peak_bytes: int, save_bytes: int, known: Iterable[HRuns] = ()) -> Incumbent | None:
+        """The fastest within both budgets: of `known`, of the policies, of RK-Rotor's plans, and of what grows out of
+        them."""
+        data, best = self.data, list[tuple[float, Incumbent]]()
+        for runs in known:
+            cost = cost_of(data, timeline(data, runs))
+            if cost.within(peak_bytes, save_bytes):
+                best.append((cost.time_s, Incumbent(runs, "h_greedy")))
+        by_rotor = self._rotor.near(peak_bytes, save_bytes) if self._rotor else []
+        untouched = {_key(c.choice) for c in by_rotor} - {_key(c.choice) for c in self.policies}
+        grown = _grown(data, self.policies, peak_bytes, save_bytes)[:_POLISHED]
+        grown += _grown(data, by_rotor, peak_bytes, save_bytes)
+        for candidate in {_key(c.choice): c for c in grown}.values():
+            better = polish(data, candidate, peak_bytes, save_bytes, _TRIES)
+            name = "h_rotor" if _key(better.choice) in untouched else "h_greedy"
+            best.append((better.cost.time_s, Incumbent(better.runs, name)))
+        return min(best, key=lambda one: one[0])[1] if best else None
+
+    def smallest(self) -> list[HCandidate]:
+        """What may take least memory: the policies, and RK-Rotor's tightest plans."""
+        return [*self.policies, *(self._rotor.smallest if self._rotor else ())]
+
+
+def _grown(data: HProblem, candidates: Iterable[HCandidate], peak_bytes: int, save_bytes: int) -> list[HCandidate]:
+    """What grows out of candidates until it fits, fastest first."""
+    found = [relieve(data, c, peak_bytes, save_bytes, foresight) for c in candidates for foresight in (0.0, 1.0)]
+    return sorted((c for c in found if c is not None), key=lambda c: (c.cost.time_s, c.cost.peak_bytes))
 
 
 def policy_schedules(graph: HGraph) -> dict[str, HSchedule]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stowage.stages.formulations.h_answer import Budgets, HAnswer, answer_of, no_answer
-from stowage.stages.formulations.h_policies import best_within, starts
+from stowage.stages.formulations.h_policies import Incumbent, Incumbents
 from stowage.stages.formulations.h_problem import HProblem
 from stowage.stages.formulations.h_retention_lines import add_lines
 from stowage.stages.formulations.h_retention_memory import add_peak, add_save
@@ -17,7 +17,7 @@ from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.cp import CpAnswer, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
+VERSION = "2"
 # Times are sums of floats in different orders.
 _SAME = 1e-9
 
@@ -68,15 +68,15 @@ class HRetention:
         graph.check()
         self.data = HProblem(graph)
         self.settings, self.computations, self.recompute_backward = settings, computations, recompute_backward
-        self._candidates = starts(self.data)
+        self.incumbents = Incumbents(self.data)
 
     def solve(self, budgets: Budgets, known: Sequence[HAnswer] = ()) -> HAnswer:
         """The answer for one pair, given those for others; see `h_retention`."""
         runs = [answer.runs for answer in known if answer.runs is not None]
-        hint = best_within(self.data, self._candidates, *budgets, runs)
+        hint = self.incumbents.within(*budgets, runs)
         return self._settled(budgets, hint, known) or self._solve(budgets, hint)
 
-    def _settled(self, budgets: Budgets, hint: HRuns | None, known: Sequence[HAnswer]) -> HAnswer | None:
+    def _settled(self, budgets: Budgets, hint: Incumbent | None, known: Sequence[HAnswer]) -> HAnswer | None:
         """The hint, if what is known of larger budgets, or the fastest ways alone, shows that nothing is faster."""
         if hint is None:
             return None
@@ -84,21 +84,21 @@ class HRetention:
         for answer in known:
             if answer.report and all(large >= small for large, small in zip(answer.budgets, budgets, strict=True)):
                 bound_s = max(bound_s, answer.report.bound_s)
-        found = answer_of(self.data, budgets, hint, "optimal", bound_s, "h_greedy")
+        found = answer_of(self.data, budgets, hint.runs, "optimal", bound_s, hint.name)
         return found if found.report and found.report.gap <= max(self.settings.gap, _SAME) else None
 
-    def _solve(self, budgets: Budgets, hint: HRuns | None) -> HAnswer:
+    def _solve(self, budgets: Budgets, hint: Incumbent | None) -> HAnswer:
         model = HRetentionModel.of(self.data, budgets, self.computations, recompute_backward=self.recompute_backward)
         add_peak(model, budgets[0] // model.unit)
         add_save(model, budgets[1] // model.unit)
         add_lines(model, budgets[0] // model.unit)
         model.cp.minimize(total_time(model))
-        if hint is not None and _fits(model, hint):
-            add_hint(model, hint)
+        if hint is not None and _fits(model, hint.runs):
+            add_hint(model, hint.runs)
         answer = solve_cp(model.cp, self.settings, linear=True)
         outcome = answer.outcome
         bound_s = max(self.data.floor_s, outcome.bound * model.time_unit if outcome.status != "infeasible" else 0.0)
-        known = None if hint is None else answer_of(self.data, budgets, hint, "heuristic", bound_s, "h_greedy")
+        known = None if hint is None else answer_of(self.data, budgets, hint.runs, "heuristic", bound_s, hint.name)
         if not outcome.found:
             feasible = False if outcome.status == "infeasible" else None
             return known or no_answer(budgets, feasible, bound_s, "h_retention")
@@ -113,22 +113,25 @@ class HRetention:
         return found
 
 
-def smallest_peak(data: HProblem, settings: SolverSettings, *, computations: int = 2) -> tuple[HRuns, int]:
+def smallest_peak(incumbents: Incumbents, settings: SolverSettings, *, computations: int = 2) -> tuple[HRuns, int]:
     """Executions with (nearly: within the limits of `settings`) the least M_peak, whatever they take; and that peak."""
+    data, known = incumbents.data, sorted(incumbents.smallest(), key=lambda c: (c.cost.peak_bytes, c.cost.time_s))
+    least = known[0]
     model = HRetentionModel.of(data, (), computations, recompute_backward=False)
-    known = min((c for c in starts(data) if _fits(model, c.runs)), key=lambda c: (c.cost.peak_bytes, c.cost.time_s))
-    before = known.cost.peak_bytes
-    peak = model.cp.new_int_var(0, units(before, model.unit), "peak")
+    hint = next(c for c in known if _fits(model, c.runs))
+    before = units(hint.cost.peak_bytes, model.unit)
+    peak = model.cp.new_int_var(0, before, "peak")
     add_peak(model, peak)
     model.cp.minimize(peak)
-    model.cp.add_hint(peak, units(before, model.unit))
-    add_hint(model, known.runs)
+    model.cp.add_hint(peak, before)
+    add_hint(model, hint.runs)
     answer = solve_cp(model.cp, settings)
-    if not answer.outcome.found:
-        return known.runs, before
-    runs = read_runs(model, answer)
-    cost = cost_of(data, timeline(data, runs))
-    return (runs, cost.peak_bytes) if cost.peak_bytes < before else (known.runs, before)
+    if answer.outcome.found:
+        runs = read_runs(model, answer)
+        cost = cost_of(data, timeline(data, runs))
+        if cost.peak_bytes < least.cost.peak_bytes:
+            return runs, cost.peak_bytes
+    return least.runs, least.cost.peak_bytes
 
 
 def read_runs(model: HRetentionModel, answer: CpAnswer) -> HRuns:

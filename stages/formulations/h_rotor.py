@@ -21,9 +21,10 @@ from stowage.stages.formulations.rk_rotor import ChainBlock, ChainStep, RkRotor
 
 VERSION = "1"
 
-CROSSING = 0.25
+CROSSING = 0.45
 """RK-Rotor is applied where the values that are read in forward beyond the next node are at most this share of the
-bytes that forward makes: they are held without being planned for."""
+bytes that forward makes: they are held without being planned for. Where it was tried, plans grew out of it that were
+faster than the greedy's up to a share of 0.41, and none from 0.47 on."""
 
 SLOTS = 300
 HEADROOM = 1.5
@@ -131,7 +132,7 @@ def choice_of(chain: HChain, steps: Iterable[ChainStep]) -> HChoice:
         j = data.forward_of.get(step.block)
         if j is not None and step.kind == "forward":
             options[j] = step.option
-        if step.block in ran:
+        if step.block in ran and chain.runs_again(step.block):
             cuts.add((step.block, chain.begins[waiting - 1] - 1))
         elif j is not None and step.kind == "fast":
             dropped.add(j)

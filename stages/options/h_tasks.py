@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stowage.stages.formulations.h_answer import Budgets, HAnswer, answer_of
 from stowage.stages.formulations.h_budgets import Met
-from stowage.stages.formulations.h_policies import keep_all, starts
+from stowage.stages.formulations.h_policies import keep_all
 from stowage.stages.formulations.h_retention import HRetention, smallest_peak
 from stowage.stages.formulations.h_staged import cost_of, timeline
 from stowage.stages.ir.h_graph import HGraph
@@ -52,11 +52,12 @@ class HTasks:
 
     def ends(self) -> Ends:
         """Find the smallest peak."""
-        data = self._retention.data
-        runs, least = smallest_peak(data, self._settings)
+        data, incumbents = self._retention.data, self._retention.incumbents
+        runs, least = smallest_peak(incumbents, self._settings)
         no_limit = sum(data.nbytes) + least, sum(data.nbytes) + least
         answers = [answer_of(data, no_limit, runs, "heuristic", data.floor_s, "smallest_peak")]
-        answers += [answer_of(data, no_limit, c.runs, "heuristic", data.floor_s, "h_policies") for c in starts(data)]
+        policies = incumbents.policies
+        answers += [answer_of(data, no_limit, c.runs, "heuristic", data.floor_s, "h_policies") for c in policies]
         for answer in answers:
             self._check(answer)
         leaving = sum(data.nbytes[d] for d in set(data.graph.nodes[data.graph.loss].reads))

@@ -13,6 +13,7 @@ from stowage.stages.formulations import (
     h_budgets,
     h_policies,
     h_retention,
+    h_rotor,
     retention,
     rk_checkmate,
     selective,
@@ -31,7 +32,17 @@ from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings
 
 VERSION = "4"
-FORMULATIONS = (retention, rk_checkmate, checkmate, selective, tw_remat, h_budgets, h_retention, h_policies)
+FORMULATIONS = (
+    retention,
+    rk_checkmate,
+    checkmate,
+    selective,
+    tw_remat,
+    h_budgets,
+    h_retention,
+    h_policies,
+    h_rotor,
+)
 
 
 def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.formulations.h_ilp import h_ilp
-from stowage.stages.formulations.h_policies import greedy, policy_schedules
+from stowage.stages.formulations.h_policies import Incumbents, greedy, policy_schedules
 from stowage.stages.formulations.h_problem import HProblem, flat
 from stowage.stages.formulations.h_retention import h_retention, smallest_peak
 from stowage.stages.formulations.h_staged import cost_of, timeline
@@ -114,7 +114,7 @@ def test_keeping_all_is_known_to_be_best_without_solving() -> None:
 def test_smallest_peak_is_the_smallest() -> None:
     graph = layered(6, 3)
     data = HProblem(graph)
-    runs, peak = smallest_peak(data, LIMITS)
+    runs, peak = smallest_peak(Incumbents(data), LIMITS)
     assert cost_of(data, timeline(data, runs)).peak_bytes == peak
     everything = sum(data.nbytes) + 10**9
     fits, none = h_retention(graph, [(peak, everything), (peak - 1, everything)], LIMITS)

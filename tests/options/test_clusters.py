@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.formulations.fixed import keep_all
+from stowage.stages.formulations.h_chain import HChain
+from stowage.stages.formulations.h_problem import HProblem
 from stowage.stages.formulations.h_retention import h_retention
 from stowage.stages.formulations.retention import solve_executions
 from stowage.stages.formulations.staged import StagedGraph, cost_of, timeline
@@ -79,6 +81,7 @@ def check_regions(graph: BlockGraph, top: Region) -> None:
 def check_levels(top: Region) -> None:
     """From outside a schedule never looks cheaper than it is, and what it holds across the loss is told exactly."""
     for level, found in solved_upwards(top):
+        assert HChain.of(HProblem(level.graph)) is not None, "clusters run backward in the opposite order of forward"
         for one, line in found:
             outside = replay_h_graph(level.graph, one.schedule)
             true = cost(level.region, line)
