@@ -48,7 +48,7 @@ def h_ilp(
     incumbents, known = Incumbents(data), list[HRuns]()
     answers: list[HAnswer] = []
     for peak_bytes, save_bytes in budgets:
-        hint = incumbents.within(peak_bytes, save_bytes, known)
+        hint = next(iter(incumbents.within(peak_bytes, save_bytes, known)), None)
         answer = _solve(data, (peak_bytes, save_bytes), settings, corrections, solver, hint)
         if answer.runs is not None:
             known.append(answer.runs)

@@ -74,9 +74,9 @@ def greedy(graph: HGraph, peak_bytes: int, save_bytes: int) -> HAnswer | None:
     graph.check()
     data = HProblem(graph)
     found = Incumbents(data).within(peak_bytes, save_bytes)
-    if found is None:
+    if not found:
         return None
-    return answer_of(data, (peak_bytes, save_bytes), found.runs, "heuristic", data.floor_s, found.name)
+    return answer_of(data, (peak_bytes, save_bytes), found[0].runs, "heuristic", data.floor_s, found[0].name)
 
 
 def starts(data: HProblem) -> list[HCandidate]:
@@ -104,9 +104,9 @@ class Incumbents:
         self.data, self.policies = data, starts(data)
         self._rotor = HRotor.where_it_applies(data, keep_all(data).cost.peak_bytes)
 
-    def within(self, peak_bytes: int, save_bytes: int, known: Iterable[HRuns] = ()) -> Incumbent | None:
-        """The fastest within both budgets: of `known`, of the policies, of RK-Rotor's plans, and of what grows out of
-        them."""
+    def within(self, peak_bytes: int, save_bytes: int, known: Iterable[HRuns] = ()) -> list[Incumbent]:
+        """What fits both budgets, fastest first: of `known`, of the policies, of RK-Rotor's plans, and of what grows
+        out of them."""
         data, best = self.data, list[tuple[float, Incumbent]]()
         for runs in known:
             cost = cost_of(data, timeline(data, runs))
@@ -120,7 +120,7 @@ class Incumbents:
             better = polish(data, candidate, peak_bytes, save_bytes, _TRIES)
             name = "h_rotor" if _key(better.choice) in untouched else "h_greedy"
             best.append((better.cost.time_s, Incumbent(better.runs, name)))
-        return min(best, key=lambda one: one[0])[1] if best else None
+        return [one for _, one in sorted(best, key=lambda one: one[0])]
 
     def smallest(self) -> list[HCandidate]:
         """What may take least memory: the policies, and RK-Rotor's tightest plans."""

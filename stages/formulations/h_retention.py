@@ -73,8 +73,8 @@ class HRetention:
     def solve(self, budgets: Budgets, known: Sequence[HAnswer] = ()) -> HAnswer:
         """The answer for one pair, given those for others; see `h_retention`."""
         runs = [answer.runs for answer in known if answer.runs is not None]
-        hint = self.incumbents.within(*budgets, runs)
-        return self._settled(budgets, hint, known) or self._solve(budgets, hint)
+        fitting = self.incumbents.within(*budgets, runs)
+        return self._settled(budgets, fitting[0] if fitting else None, known) or self._solve(budgets, fitting)
 
     def _settled(self, budgets: Budgets, hint: Incumbent | None, known: Sequence[HAnswer]) -> HAnswer | None:
         """The hint, if what is known of larger budgets, or the fastest ways alone, shows that nothing is faster."""
@@ -87,18 +87,21 @@ class HRetention:
         found = answer_of(self.data, budgets, hint.runs, "optimal", bound_s, hint.name)
         return found if found.report and found.report.gap <= max(self.settings.gap, _SAME) else None
 
-    def _solve(self, budgets: Budgets, hint: Incumbent | None) -> HAnswer:
+    def _solve(self, budgets: Budgets, fitting: Sequence[Incumbent]) -> HAnswer:
         model = HRetentionModel.of(self.data, budgets, self.computations, recompute_backward=self.recompute_backward)
         add_peak(model, budgets[0] // model.unit)
         add_save(model, budgets[1] // model.unit)
         add_lines(model, budgets[0] // model.unit)
         model.cp.minimize(total_time(model))
-        if hint is not None and _fits(model, hint.runs):
+        # The fastest may run a node more often than the model can say.
+        hint = next((one for one in fitting if _fits(model, one.runs)), None)
+        if hint is not None:
             add_hint(model, hint.runs)
         answer = solve_cp(model.cp, self.settings, linear=True)
         outcome = answer.outcome
         bound_s = max(self.data.floor_s, outcome.bound * model.time_unit if outcome.status != "infeasible" else 0.0)
-        known = None if hint is None else answer_of(self.data, budgets, hint.runs, "heuristic", bound_s, hint.name)
+        best = fitting[0] if fitting else None
+        known = None if best is None else answer_of(self.data, budgets, best.runs, "heuristic", bound_s, best.name)
         if not outcome.found:
             feasible = False if outcome.status == "infeasible" else None
             return known or no_answer(budgets, feasible, bound_s, "h_retention")
