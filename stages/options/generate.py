@@ -160,7 +160,7 @@ class _GridWork:
         self.answers[-1] = list(budgets.found)
         self.expected = len(budgets.peaks) + 1
         return [
-            Job(row_request(self.graph, peak, budgets.saves, self.size, self.settings), self._row(position))
+            Job(row_request(self.graph, budgets, peak, self.size, self.settings), self._row(position))
             # Small peaks take longest: first, so that no worker is left with one at the end.
             for position, peak in reversed(list(enumerate(budgets.peaks)))
         ]

@@ -3,7 +3,7 @@
 How the work is cut does not depend on how many workers there are, so neither do the options.
 
 - `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
-- `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far settles it;
+- `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far fits it;
 - `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
 """
 
@@ -50,11 +50,13 @@ class Grid:
         peaks: M_peak, bytes, largest first.
         saves: M_save, bytes, largest first.
         found: fixed and greedy schedules.
+        smallest: node -> its stages in the schedule of the smallest peak, where tight rows start.
     """
 
     peaks: tuple[int, ...]
     saves: tuple[int, ...]
     found: tuple[Found, ...]
+    smallest: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -117,28 +119,37 @@ def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
     ]
     peaks = _spaced(min(least, plain.peak_bytes), plain.peak_bytes, size.peak_budgets)
     saves = _spaced(output, max(output, plain.save_bytes), size.save_budgets)
-    return Grid(peaks, saves, tuple(found))
+    return Grid(peaks, saves, tuple(found), tuple(tuple(executions[k]) for k in range(len(staged.nodes))))
 
 
 def row(
-    graph: BlockGraph, peak_bytes: int, saves: Sequence[int], size: GridSize, settings: SolverSettings
+    graph: BlockGraph,
+    peak_bytes: int,
+    saves: Sequence[int],
+    size: GridSize,
+    settings: SolverSettings,
+    smallest: Sequence[Sequence[int]],
 ) -> list[Found]:
-    """The fastest schedules under one peak budget, for save budgets given largest first."""
+    """The fastest schedules under one peak budget, for save budgets given largest first; `smallest` as in `Grid`."""
     staged = StagedGraph.of(graph)
     starts = family(staged)
+    tightest = {k: list(stages) for k, stages in enumerate(smallest)}
+    least = cost_of(staged, timeline(staged, tightest))
     found: list[Found] = []
-    settled: tuple[int, bool] | None = None
+    settled: int | None = None
     bound_s, near = sum(node.time_s for node in graph.nodes), None
     for save_bytes in saves:
-        if settled and settled[1] and settled[0] <= save_bytes:
+        if settled is not None and settled <= save_bytes:
             continue
         greedy = best_within(staged, starts, peak_bytes, save_bytes)
         if greedy and greedy.cost.time_s <= bound_s * _SAME:
             report = SolveReport("selective", "optimal", greedy.cost.time_s, greedy.cost.time_s)
             found.append(Found(schedule_of(staged, greedy.line), report))
-            settled = greedy.cost.save_bytes, True
+            settled = greedy.cost.save_bytes
             continue
         within = _hint(greedy, size.computations)
+        if within is None and least.peak_bytes <= peak_bytes and least.save_bytes <= save_bytes:
+            within = tightest
         near = within or near
         schedule, report_, executions = solve_exactly(
             size.formulation,
@@ -149,16 +160,22 @@ def row(
             within=within,
             near=near,
         )
-        if greedy and (schedule is None or report_ is None or greedy.cost.time_s < report_.objective_s / _SAME):
+        if report_ is not None and report_.status != "optimal":
+            # What is not proven here will hardly be for less memory.
+            settings = replace(settings, time_limit_s=settings.time_limit_s / 2)
+        faster = greedy and (schedule is None or report_ is None or greedy.cost.time_s < report_.objective_s / _SAME)
+        if greedy and faster:
             # More computations of a node than the exact model may use, or its limit came first.
             found.append(Found(schedule_of(staged, greedy.line), report_of(staged, greedy)))
+            settled = greedy.cost.save_bytes
         if schedule is None or report_ is None:
-            if greedy is None and report_ is None:
-                break
+            if greedy is None:
+                break  # there is none, or it was not found in time: smaller budgets are harder
             continue
         near = executions or near
         found.append(Found(schedule, report_))
-        settled = replay_block(graph, schedule).save_bytes, report_.status == "optimal"
+        if not faster:
+            settled = replay_block(graph, schedule).save_bytes
         bound_s = max(bound_s, report_.bound_s)
     return found
 

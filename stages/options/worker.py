@@ -33,11 +33,10 @@ def grid_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) ->
     return {"task": "grid", "graph": graph.to_json(), "size": asdict(size), "settings": asdict(settings)}
 
 
-def row_request(
-    graph: BlockGraph, peak: int, saves: tuple[int, ...], size: GridSize, settings: SolverSettings
-) -> Request:
+def row_request(graph: BlockGraph, budgets: Grid, peak: int, size: GridSize, settings: SolverSettings) -> Request:
     """Ask for `tasks.row`."""
-    return {**grid_request(graph, size, settings), "task": "row", "peak": peak, "saves": list(saves)}
+    what = {"peak": peak, "saves": budgets.saves, "smallest": budgets.smallest}
+    return {**grid_request(graph, size, settings), **what, "task": "row"}
 
 
 def sweep_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Request:
@@ -80,9 +79,11 @@ def perform(request: Request) -> dict[str, Any]:
     size, settings = GridSize(**request["size"]), SolverSettings(**request["settings"])
     if request["task"] == "grid":
         budgets = grid(graph, size, settings)
-        return {"peaks": budgets.peaks, "saves": budgets.saves, "found": [_pack(f) for f in budgets.found]}
+        numbers = {"peaks": budgets.peaks, "saves": budgets.saves, "smallest": budgets.smallest}
+        return {**numbers, "found": [_pack(f) for f in budgets.found]}
     if request["task"] == "row":
-        return {"found": [_pack(f) for f in row(graph, request["peak"], request["saves"], size, settings)]}
+        found = row(graph, request["peak"], request["saves"], size, settings, request["smallest"])
+        return {"found": [_pack(f) for f in found]}
     return {"found": [_pack(f) for f in sweep(graph, size)]}
 
 
@@ -106,7 +107,8 @@ def unpack_solved(answer: dict[str, Any]) -> HSolved:
 
 def unpack_grid(answer: dict[str, Any]) -> Grid:
     """The grid of an answer to `grid_request`."""
-    return Grid(tuple(answer["peaks"]), tuple(answer["saves"]), tuple(unpack(answer)))
+    smallest = tuple(tuple(stages) for stages in answer["smallest"])
+    return Grid(tuple(answer["peaks"]), tuple(answer["saves"]), tuple(unpack(answer)), smallest)
 
 
 def _pack(found: Found) -> dict[str, Any]:

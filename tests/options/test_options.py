@@ -141,7 +141,9 @@ def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: E
 
     def times_s(chosen: Exact) -> list[float]:
         """The fastest within each save budget."""
-        found = tasks.row(graph, peak, budgets.saves, dataclasses.replace(size, formulation=chosen), patient)
+        found = tasks.row(
+            graph, peak, budgets.saves, dataclasses.replace(size, formulation=chosen), patient, budgets.smallest
+        )
         asked = [one for one in found if one.report.formulation == chosen]
         assert asked
         assert all(one.report.status == "optimal" for one in asked)
