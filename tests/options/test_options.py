@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stowage.stages.ir.block import BlockGraph
+from stowage.stages.formulations.fixed import keep_all
+from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.options import generate, pool, tasks
-from stowage.stages.options.exact import Exact
+from stowage.stages.options.exact import Answer, Exact
 from stowage.stages.options.generate import generate_options, options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
@@ -156,3 +157,30 @@ def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: E
     assert all(a <= b * (1 + 1e-9) for a, b in zip(usual, other, strict=True))
     if formulation == "rk_checkmate":
         assert usual == pytest.approx(other)
+
+
+@pytest.mark.parametrize("found_in_time", [True, False])
+def test_tight_rows_start_from_the_smallest_peak_and_spend_less_on_what_is_not_proven(
+    found_in_time: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = attention_block()
+    size, limits = GridSize(2, 4), SolverSettings(time_limit_s=2.0)
+    budgets = tasks.grid(graph, size, limits)
+    smallest = dict(enumerate(map(list, budgets.smallest)))
+    asked: list[tuple[int, float, object]] = []
+    answer = keep_all(graph) if found_in_time else None
+    unproven = SolveReport("retention", "feasible", 1.0 if found_in_time else inf, 0.0)
+
+    def solve(
+        formulation: str, block: BlockGraph, pair: tuple[int, int], settings: SolverSettings, **starts: object
+    ) -> Answer:
+        asked.append((pair[1], settings.time_limit_s, starts["within"]))
+        return Answer(answer, unproven, None)
+
+    monkeypatch.setattr(tasks, "solve_exactly", solve)
+    monkeypatch.setattr(tasks, "best_within", lambda *_: None)
+    saves = [sum(a.nbytes for a in graph.allocations), *budgets.saves[1:]]
+    tasks.row(graph, budgets.peaks[-1], saves, size, limits, budgets.smallest)
+    assert asked[0] == (saves[0], 2.0, smallest)
+    # Keep-all's answer fits no smaller budget; where nothing was found in time, smaller budgets are not tried.
+    assert [limit for _, limit, _ in asked] == ([2.0, 1.0, 0.5, 0.25] if found_in_time else [2.0])
