@@ -24,9 +24,10 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.h_regions import clusters_by_block
+from stowage.stages.options.parameters import search_of
 from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.settings import OptionsSettings, load_settings
+from stowage.stages.settings import load_settings
 from stowage.stages.solver.outcome import SolverSettings
 
 Clusters = Mapping[str, Sequence[BlockCluster]]
@@ -93,17 +94,6 @@ def missing_blocks(
 def key_of(block: Block, clusters: Clusters, size: GridSize, limits: SolverSettings) -> str:
     """The key of a block's options in a store."""
     return block_key(BlockGraph.from_json(block.graph), size, limits, clusters.get(block.block_hash, ()))
-
-
-def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
-    """What `stages/options` makes of its parameters."""
-    size = GridSize(
-        peak_budgets=settings.peak_budgets,
-        save_budgets=settings.save_budgets,
-        max_exact_nodes=settings.max_exact_nodes,
-        formulation=settings.formulation,
-    )
-    return size, SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed)
 
 
 @dataclass(frozen=True)

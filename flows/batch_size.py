@@ -47,15 +47,15 @@ def _planner(root: Path, settings: Settings) -> Any:
     # Imports torch and transformers, which take seconds.
     from stowage.flows._batch_plans import BatchPlanner
     from stowage.flows._planning import Effort
-    from stowage.stages.options.tasks import GridSize
+    from stowage.stages.options.parameters import search_of
     from stowage.stages.solve import tier_below
-    from stowage.stages.solver.outcome import SolverSettings
     from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
     from stowage.stages.workload.resize import samples_of
 
     target = read_record(root / DEVICE, DeviceDescription)
-    trace, options, wanted = settings.trace, settings.options, settings.solve
+    trace, wanted = settings.trace, settings.solve
+    grid, solver = search_of(settings.options)
     workload = configured_workload(trace, fake=trace.model.callable is None)
     make = configured_optimizer(trace)
     return BatchPlanner(
@@ -68,13 +68,8 @@ def _planner(root: Path, settings: Settings) -> Any:
         effort=Effort(
             seconds_per_call=settings.profile.seconds_per_call,
             min_samples=settings.profile.min_samples,
-            grid=GridSize(
-                options.peak_budgets,
-                options.save_budgets,
-                max_exact_nodes=options.max_exact_nodes,
-                formulation=options.formulation,
-            ),
-            solver=SolverSettings(time_limit_s=options.time_limit_s, seed=options.seed),
+            grid=grid,
+            solver=solver,
             slots=wanted.memory_slots,
         ),
         costs=settings.profile.costs,

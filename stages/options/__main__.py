@@ -13,28 +13,23 @@ from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.parameters import search_of
 from stowage.stages.options.store import OptionStore
-from stowage.stages.options.tasks import GridSize
 from stowage.stages.settings import load_settings
-from stowage.stages.solver.outcome import SolverSettings
 
 
 def main() -> None:
     """Solve the distinct blocks that the store lacks."""
     settings = load_settings().options
+    size, limits = search_of(settings)
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
     with Progress() as bar:
         task = bar.add_task("options", total=None)
         found = options_for_blocks(
             [BlockGraph.from_json(b.graph) for b in blocks],
             OptionStore(STORE / "options"),
-            size=GridSize(
-                peak_budgets=settings.peak_budgets,
-                save_budgets=settings.save_budgets,
-                max_exact_nodes=settings.max_exact_nodes,
-                formulation=settings.formulation,
-            ),
-            settings=SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed),
+            size=size,
+            settings=limits,
             workers=settings.workers or os.cpu_count() or 1,
             clusters=read_rows(ARTIFACTS / "partition" / "clusters.parquet", BlockCluster),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
