@@ -25,24 +25,6 @@ Progress = Callable[[int, int], None]
 _FIXED = ("keep_all", "recompute_all")
 
 
-def generate_options(
-    graph: BlockGraph,
-    *,
-    peak_budgets: int = 6,
-    save_budgets: int = 6,
-    time_limit_s: float = 5.0,
-    seed: int = 0,
-    max_exact_nodes: int = 80,
-    computations: int = 3,
-    greedy_levels: int = 24,
-    workers: int = 1,
-) -> list[Option]:
-    """All options of one block, fastest first (thesis 2.6.0.0.1); see `options_for_blocks`."""
-    size = GridSize(peak_budgets, save_budgets, computations, max_exact_nodes, greedy_levels)
-    settings = SolverSettings(time_limit_s=time_limit_s, seed=seed)
-    return options_for_blocks([graph], None, size=size, settings=settings, workers=workers)[graph.content_hash()]
-
-
 def options_for_blocks(
     graphs: Iterable[BlockGraph],
     store: OptionStore | None = None,

@@ -16,7 +16,7 @@ from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.options import generate, pool, tasks
 from stowage.stages.options.exact import Answer, Exact
-from stowage.stages.options.generate import generate_options, options_for_blocks
+from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.simulate.block import replay_block
@@ -31,6 +31,11 @@ FIXED = ("keep_all", "recompute_all")
 def costs(o: Option) -> tuple[float, int, int, int]:
     """What options compete in."""
     return o.forward_time_s + o.backward_time_s, o.save_bytes, o.forward_peak_bytes, o.backward_peak_bytes
+
+
+def solved(graph: BlockGraph, size: GridSize) -> list[Option]:
+    """Options of one block."""
+    return options_for_blocks([graph], size=size)[graph.content_hash()]
 
 
 def check(graph: BlockGraph, options: list[Option]) -> None:
@@ -56,12 +61,12 @@ def check(graph: BlockGraph, options: list[Option]) -> None:
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(small_blocks(max_forward=4))
 def test_small_blocks(graph: BlockGraph) -> None:
-    check(graph, generate_options(graph, peak_budgets=3, save_budgets=3, computations=2))
+    check(graph, solved(graph, GridSize(peak_budgets=3, save_budgets=3, computations=2)))
 
 
 def test_realistic_block_has_options_between_the_extremes() -> None:
     graph = mlp_block()
-    options = generate_options(graph, peak_budgets=3, save_budgets=3, computations=2)
+    options = solved(graph, GridSize(peak_budgets=3, save_budgets=3, computations=2))
     check(graph, options)
     assert len(options) >= 8
     # Half of the saved bytes for a few percent of time: what pointwise calls can rebuild.
@@ -72,7 +77,7 @@ def test_realistic_block_has_options_between_the_extremes() -> None:
 
 def test_large_blocks_take_the_greedy_frontier() -> None:
     graph = deep_chain(12)
-    options = generate_options(graph, max_exact_nodes=80, greedy_levels=8)
+    options = solved(graph, GridSize(max_exact_nodes=80, greedy_levels=8))
     check(graph, options)
     assert {o.formulation for o in options} <= {"selective", "tw_remat", *FIXED}
 
@@ -112,7 +117,7 @@ def test_a_damaged_file_is_solved_again(tmp_path: Path) -> None:
 
 def test_options_of_another_block_are_not_trusted(tmp_path: Path) -> None:
     one, two, store = deep_chain(1), attention_block(), OptionStore(tmp_path)
-    options = options_for_blocks([one], None, size=SMALL, settings=LIMITS)[one.content_hash()]
+    options = options_for_blocks([one], size=SMALL, settings=LIMITS)[one.content_hash()]
     key = option_key(two.content_hash(), SMALL, LIMITS)
     store.put(key, options)
     assert store.get(key, two) is None
