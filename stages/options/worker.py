@@ -6,7 +6,11 @@ Plain child processes rather than `multiprocessing`, which would import the user
 from __future__ import annotations
 
 import json
+import os
+import queue
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -119,11 +123,22 @@ def _pack(found: Found) -> dict[str, Any]:
     }
 
 
+def _receive(requests: queue.SimpleQueue[str]) -> None:
+    """Pass requests on, and stop where they end, even in the middle of a solve: nobody waits for its answer then (the
+    planner may have been killed)."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)
+
+
 def main() -> None:
     """Answer until the input ends; what goes wrong is an answer too."""
-    for line in sys.stdin:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: the planner says what there is to say
+    requests = queue.SimpleQueue[str]()
+    threading.Thread(target=_receive, args=(requests,), daemon=True).start()
+    while True:
         try:
-            answer = perform(json.loads(line))
+            answer = perform(json.loads(requests.get()))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import subprocess
+import sys
 from math import inf
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from stowage.stages.options.exact import Answer, Exact
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
+from stowage.stages.options.worker import row_request, sweep_request
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 from tests.strategies import attention_block, deep_chain, mlp_block, small_blocks
@@ -130,6 +134,27 @@ def test_a_failing_worker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "grid_request", broken)
     with pytest.raises(RuntimeError, match="a solver process failed: "):
         options_for_blocks([deep_chain(1)], None, size=SMALL, settings=LIMITS, workers=2)
+
+
+def test_a_worker_stops_in_the_middle_of_a_solve_when_nobody_waits_for_it() -> None:
+    """As after kill -9 of the planner: its end of the pipe closes."""
+    graph, endless = attention_block(), SolverSettings(time_limit_s=1e6)
+    size = GridSize(formulation="rk_checkmate")
+    budgets = tasks.grid(graph, size, LIMITS)
+    long = row_request(graph, budgets, budgets.peaks[2], size, endless)
+    command = [sys.executable, "-m", "stowage.stages.options.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        for request in (sweep_request(deep_chain(1), size, LIMITS), long):
+            worker.stdin.write(json.dumps(request) + "\n")
+            worker.stdin.flush()
+        assert json.loads(worker.stdout.readline())["found"]
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(timeout=3)
+        worker.stdin.close()
+        assert worker.wait(timeout=60) == 0
+        assert worker.stdout.read() == ""
 
 
 def test_encoding_is_reversible() -> None:
