@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from stowage.stages.formulations.h_options import select_options, share_counts
 from stowage.stages.ir.h_graph import HCluster, HGraph, HNode, HOption, HRun, HSchedule, HStep, HValue
 from stowage.stages.options.h_lift import Line, line_of
+from stowage.stages.options.h_order import backward_order
 from stowage.stages.options.h_regions import Region, Single
 
 
@@ -135,16 +136,16 @@ class _Maker:
         loss = len(nodes)
         nodes.append(HNode("loss", self._known(graph.output), self._known(graph.incoming), HRun(0.0), once=True))
         places.append(None)
-        for m in range(len(region.members) - 1, -1, -1):
-            member = region.members[m]
+        for behind in backward_order(region):
+            member = region.members[behind.member]
             if isinstance(member, Single):
-                own = [self.number[k] for k in member.backward]
-                nodes.extend(self._single(k) for k in own)
-                places.extend(Place((k,)) for k in own)
-            elif member.backward:
-                backward_of[m] = len(nodes)
+                (k,) = (self.number[k] for k in behind.nodes)
+                nodes.append(self._single(k))
+                places.append(Place((k,)))
+            else:
+                backward_of[behind.member] = len(nodes)
                 nodes.append(self._backward(member))
-                places.append(Place((), m, backward=True))
+                places.append(Place((), behind.member, backward=True))
         clusters = tuple(
             HCluster(forward_of[m], backward_of[m], tuple(self._option(region.members[m], o) for o in known[m].options))
             for m in sorted(backward_of)

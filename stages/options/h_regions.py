@@ -107,7 +107,7 @@ class _Builder:
             else:
                 members.append(self.region(member - self.count))
         forward = [k for m in members for k in ([m.forward] if isinstance(m, Single) else m.forward)]
-        backward = [k for m in reversed(members) for k in m.backward]
+        backward = sorted(k for m in members for k in m.backward)  # as in the block
         return self._describe(forward, backward, tuple(members), top=cluster == len(self.clusters) - 1)
 
     def _describe(

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.formulations.fixed import keep_all
+from stowage.stages.formulations.retention import smallest_peak
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.options import generate, pool, tasks
-from stowage.stages.options.exact import Answer, Exact
+from stowage.stages.options.exact import Answer, Exact, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
@@ -187,6 +188,18 @@ def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: E
     assert all(a <= b * (1 + 1e-9) for a, b in zip(usual, other, strict=True))
     if formulation == "rk_checkmate":
         assert usual == pytest.approx(other)
+
+
+def test_a_third_computation_is_tried_where_two_do_not_fit() -> None:
+    graph = deep_chain(3)
+    two, three = (smallest_peak(graph, LIMITS, computations=count)[1] for count in (2, 3))
+    assert three < two
+    for peak, most in ((two, 2), (three, 3)):
+        answer = solve_exactly("retention", graph, (peak, peak), LIMITS, computations=3, within=None, near=None)
+        assert answer.executions is not None
+        assert max(map(len, answer.executions.values())) == most
+    nothing = solve_exactly("retention", graph, (three, three), LIMITS, computations=2, within=None, near=None)
+    assert nothing.schedule is None
 
 
 @pytest.mark.parametrize("found_in_time", [True, False])
