@@ -65,7 +65,7 @@ class GridSize:
 
     Attributes:
         peak_budgets, save_budgets: values of each budget (thesis 2.6.0.0.1).
-        computations: of one node at most, in exact solving.
+        computations: of one node at most, in exact solving; more than two for budgets alone that two do not meet.
         max_exact_nodes: blocks with more nodes are left to the greedy rules.
         greedy_levels: peak budgets of the greedy frontier for those.
         cluster_peaks, cluster_saves: values of each budget for a cluster.
