@@ -1,4 +1,5 @@
-"""The hierarchical formulation alone, against the optimum, on every block of the zoo for which that can be proven."""
+"""The hierarchical formulation alone, against the optimum, on blocks of models and random ones for which that can be
+proven."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from stowage.stages.partition.h_partition import Limits
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 from tests.options.made_clusters import clusters_of
+from tests.options.test_clusters import inside_first
 from tests.options.test_h_explore import explored
 from tests.solve.prepared import prepare_model, prepared_zoo
 from tests.strategies import small_blocks
@@ -42,16 +44,12 @@ def small_blocks_of(name: str) -> Iterator[BlockGraph]:
             yield graph
 
 
-def inside_first(region: Region) -> Iterator[Region]:
-    for member in region.regions():
-        yield from inside_first(member)
-        yield member
-
-
 def known_inside(top: Region) -> dict[str, Solved]:
     """Options of every region inside."""
     known: dict[str, Solved] = {}
     for region in inside_first(top):
+        if region is top:
+            continue
         level = level_of(region, known, most_options=60)
         lines = [level.line(f.schedule) for f in explored(level.graph, 4, 3, LIMITS)]
         options = tuple(RegionOption(line, lift(region, line, str(i))) for i, line in enumerate(lines))
