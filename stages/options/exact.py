@@ -50,20 +50,9 @@ def solve_exactly(
         within: executions within both budgets.
         near: executions within similar ones.
     """
-    if formulation == "retention":
-        return _retention(block, budgets, settings, computations, within, near)
-    solve = rk_checkmate if formulation == "rk_checkmate" else checkmate
-    return Answer(*solve(block, *budgets, settings, hint=within), None)
-
-
-def _retention(
-    block: BlockGraph,
-    budgets: tuple[int, int],
-    settings: SolverSettings,
-    computations: int,
-    within: Executions | None,
-    near: Executions | None,
-) -> Answer:
+    if formulation != "retention":
+        solve = rk_checkmate if formulation == "rk_checkmate" else checkmate
+        return Answer(*solve(block, *budgets, settings, hint=within), None)
     report = None
     for count in dict.fromkeys((min(_FEW, computations), computations)):
         executions, report = solve_executions(block, *budgets, settings, computations=count, hint=within or near)
