@@ -116,7 +116,8 @@ def train_in_a_quarter(
         raise StowageError(f"Planning failed: {(planning.stderr.strip().splitlines() or ['no message'])[-1]}")
     run = run_limited(command(budget, steps), limit, environment=environment | SPIN, timeout_s=1800)
     if not run.survived:
-        why = "was killed" if run.killed else (run.output.strip().splitlines() or ["no message"])[-1]
+        last = (run.output.strip().splitlines() or ["no message"])[-1]
+        why = f"was killed at {mib(run.peak_bytes)}, after: {last}" if run.killed else last
         raise StowageError(f"The plan's process in {mib(limit)}: {why}")
     about, *records = _answers(run)
     eager_records = _answers(next(r for r in reversed(found.runs) if r.survived))

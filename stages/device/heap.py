@@ -110,7 +110,7 @@ class ResidentLimit:
         return now
 
 
-RETAINED_BYTES = 128 << 20
+RETAINED_BYTES = 96 << 20
 """Freed memory that the heap may hold besides: with less a step that offloads spends more time on fresh pages."""
 
 

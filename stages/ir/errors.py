@@ -69,8 +69,9 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
 
     def __str__(self) -> str:
         largest = ", ".join(f"{o.name} {mib(o.nbytes)}" for o in self.occupants[:3])
+        budget = mib(self.budget_bytes) if self.budget_bytes >= MIB // 10 else f"{self.budget_bytes:,} B"
         return (
-            f"The device budget of {mib(self.budget_bytes)} cannot be met: the smallest feasible budget is "
+            f"The device budget of {budget} cannot be met: the smallest feasible budget is "
             f"{mib(self.smallest_feasible_bytes)} ({self.smallest_feasible_bytes} bytes), bound at "
             f"{self.binding_step}, where the largest tensors are {largest or 'none'}; raise the budget, or make the "
             "batch or the model smaller."

@@ -78,10 +78,13 @@ class Iteration:
 
     def begin(self, label: str) -> None:
         """A step of the cycle begins."""
-        if self._offloading is not None:
-            self._offloading.keep_to_limit()
+        self._keep_to_limit()
         if self._recorder is not None:
             self._recorder.begin(label)
+
+    def _keep_to_limit(self) -> None:
+        if self._offloading is not None:
+            self._offloading.keep_to_limit()
 
     def _span(self, stream: SpanStream, name: str) -> AbstractContextManager[None]:
         return self._recorder.span(stream, name) if self._recorder is not None else _UNRECORDED
@@ -100,6 +103,7 @@ class Iteration:
     def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
         waited = self.parameter[name].grad is gradient
+        self._keep_to_limit()
         with self._span("update", name):
             if scale is not None:
                 apply_scale(gradient, scale)

@@ -387,6 +387,7 @@ class Offloading:
         tensor = self._tensor(name) if activation is None else activation
         if tensor is None:
             return
+        self.keep_to_limit()
         self._layouts[name] = _Layout.of(tensor)
         self._under_way[name] = _UnderWay("offloading", self.tier.offload(self._at[name], tensor.detach()), tensor)
 
@@ -411,6 +412,7 @@ class Offloading:
         under_way = self._under_way.pop(name, None)
         if under_way is None:
             return None
+        self.keep_to_limit()
         under_way.transfer.wait()
         if under_way.direction == "offloading":
             self._copied.add(name)

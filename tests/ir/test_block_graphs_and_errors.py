@@ -77,6 +77,7 @@ def test_infeasible_is_one_sentence_with_the_largest_tensors() -> None:
     assert "\n" not in text
     assert text.count(". ") == 0
     assert "none" in str(Infeasible(1, 2, "F0"))
+    assert "The device budget of 1 B cannot be met" in str(Infeasible(1, 2, "F0"))
 
 
 def test_mib() -> None:
