@@ -71,7 +71,7 @@ class HRetentionModel:
     time_unit: float
     computations: int
     recompute_backward: bool
-    cp: Any = field(default_factory=cp_model.CpModel)
+    cp: Any = field(default_factory=lambda: cp_model.CpModel())
     runs: dict[int, list[Run]] = field(default_factory=dict)
     ways: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     reads: dict[tuple[int, int, int, int], Any] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class _Model:
     graph: StagedGraph
     unit: int
     time_unit: float
-    cp: Any = field(default_factory=cp_model.CpModel)
+    cp: Any = field(default_factory=lambda: cp_model.CpModel())
     runs: dict[int, list[Computation]] = field(default_factory=dict)
     reads: dict[tuple[int, int, int, int], Any] = field(default_factory=dict)
     ends: dict[tuple[int, int], Any] = field(default_factory=dict)

@@ -6,31 +6,44 @@ import math
 import sys
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
-try:
-    from ortools.sat.python import cp_model
-except ImportError as error:
-    if "highspy" in sys.modules:
-        raise ImportError(
-            "OR-Tools cannot be loaded after highspy (or PuLP, which loads it): import stowage.stages.solver.milp "
-            "before pulp, or take pulp from there."
-        ) from error
-    raise
-
+from stowage.stages.solver.lazy import LazyModule
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
-__all__ = ["CpAnswer", "cp_model", "cp_version", "solve_cp"]
+__all__ = ["CpAnswer", "cp_model", "cp_version", "load_cp_model", "solve_cp"]
+
+
+def load_cp_model() -> ModuleType:
+    """OR-Tools' CP-SAT.
+
+    Raises:
+        ImportError: highspy came first, or there is no OR-Tools.
+    """
+    try:
+        return import_module("ortools.sat.python.cp_model")
+    except ImportError as error:
+        if "highspy" in sys.modules:
+            raise ImportError(
+                "OR-Tools cannot be loaded after highspy (or PuLP, which loads it): take pulp from "
+                "stowage.stages.solver.milp."
+            ) from error
+        raise
+
+
+cp_model: Any = LazyModule(load_cp_model)
 
 # A deterministic second is about a second on an idle machine; the net must not catch a run that is only slowed down.
 WALL_FACTOR = 6.0
 
-_STATUS: dict[int, Status] = {
-    int(cp_model.OPTIMAL): "optimal",
-    int(cp_model.FEASIBLE): "feasible",
-    int(cp_model.INFEASIBLE): "infeasible",
-    int(cp_model.UNKNOWN): "unknown",
+_STATUS: dict[str, Status] = {
+    "OPTIMAL": "optimal",
+    "FEASIBLE": "feasible",
+    "INFEASIBLE": "infeasible",
+    "UNKNOWN": "unknown",
 }
 
 
@@ -67,10 +80,10 @@ def solve_cp(model: Any, settings: SolverSettings, *, linear: bool = False) -> C
     if linear:
         parameters.linearization_level = 2
     started = time.perf_counter()
-    code = int(solver.solve(model))
-    if code not in _STATUS:
+    name = solver.status_name(solver.solve(model))
+    if name not in _STATUS:
         raise ValueError(f"CP-SAT rejects the model: {model.validate()}")
-    status = _STATUS[code]
+    status = _STATUS[name]
     found = status in ("optimal", "feasible")
     outcome = SolverOutcome(
         status=status,

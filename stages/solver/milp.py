@@ -1,7 +1,8 @@
 """The door to MILP solvers, through PuLP: HiGHS by default, CBC where HiGHS is missing or asked for.
 
 Formulations take PuLP from here (`from stowage.stages.solver.milp import pulp`): PuLP loads highspy when it is
-imported, after which OR-Tools cannot be (see `highs_child`), so OR-Tools has to be loaded first.
+imported, after which OR-Tools cannot be (see `highs_child`), so OR-Tools has to be loaded first. Both are when PuLP is
+first used.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
-# isort: off
-from stowage.stages.solver import cp as _cp  # noqa: F401  loads OR-Tools before PuLP loads highspy
-import pulp
-# isort: on
-
+from stowage.stages.solver.cp import load_cp_model
+from stowage.stages.solver.lazy import LazyModule
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
 __all__ = ["MilpSolver", "highs_available", "milp_version", "pulp", "solve_milp"]
+
+
+def _load_pulp() -> ModuleType:
+    load_cp_model()
+    return import_module("pulp")
+
+
+pulp: Any = LazyModule(_load_pulp)
 
 MilpSolver = Literal["highs", "cbc"]
 # Over the time limit, for reading and writing the model; then the child is killed.

@@ -73,8 +73,24 @@ def test_a_malformed_cp_model_is_an_error() -> None:
 
 def test_pulp_before_or_tools_is_explained() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import highspy, stowage.stages.solver.cp"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", "import highspy, stowage.stages.solver.cp as cp; cp.cp_model.CpModel"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     # Should the wheels one day live together, `highs_child` can go.
     assert done.returncode == 1
-    assert "take pulp from there" in done.stderr
+    assert "take pulp from stowage.stages.solver.milp" in done.stderr
+
+
+def test_solvers_are_loaded_when_they_are_used() -> None:
+    code = (
+        "import sys, stowage.flows._fit\n"
+        "heavy = {'pulp', 'ortools', 'pandas', 'highspy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "from stowage.stages.solver.milp import pulp\n"
+        "pulp.LpProblem\n"
+        "assert {'pulp', 'ortools'} <= set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
