@@ -47,6 +47,7 @@ class Chain:
                 raise TableError(f"Block {block.block} ({block.block_hash}) has no options: run the options stage.")
         self._graphs = {b.block_hash: BlockGraph.from_json(b.graph) for b in blocks}
         self._computed: dict[tuple[str, str, int, bool], tuple[int, ...]] = {}
+        self._expanded: dict[ChainStep, tuple[list[Execution], set[int]]] = {}
 
     def graph(self, block: int) -> BlockGraph:
         """The block's graph."""
@@ -99,19 +100,27 @@ class Chain:
         for step in steps:
             if step.kind == "drop":
                 continue
+            runs, once = self._runs(step)
+            if once.isdisjoint(done):
+                found += runs
+            else:
+                found += [run for run in runs if run.node not in once or run.node not in done]
+            done |= once
+        return found + tail
+
+    def _runs(self, step: ChainStep) -> tuple[list[Execution], set[int]]:
+        """The executions of a step, and their nodes that may run once in all."""
+        if step not in self._expanded:
             block = self.blocks[step.block]
             cycle = 2 * len(self.blocks) - 1 - step.block if step.kind == "backward" else step.block
             if step.kind == "fast":
                 label = f"F{step.block} fast"
             else:
                 label = f"{'F' if step.kind == 'forward' else 'B'}{step.block} option {step.option}"
-            for position in self._positions(step):
-                node = block.nodes[position]
-                if self.nodes[node].once and node in done:
-                    continue
-                done.add(node)
-                found.append(Execution(node, label, cycle))
-        return found + tail
+            nodes = [block.nodes[position] for position in self._positions(step)]
+            runs = [Execution(node, label, cycle) for node in nodes]
+            self._expanded[step] = runs, {node for node in nodes if self.nodes[node].once}
+        return self._expanded[step]
 
     def _positions(self, step: ChainStep) -> tuple[int, ...]:
         """Nodes of the block that a step runs, by position; the same for equal blocks."""
