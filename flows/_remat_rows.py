@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stowage.flows._remat_names import AUTO
+from stowage.flows._remat_names import AUTO, EAGER
 from stowage.stages.ir.errors import MIB
 from stowage.stages.report.figures import render
 from stowage.stages.report.remat import Panel, Point, remat_figure
 from stowage.stages.solve.request import METHODS
 
 NAN = float("nan")
+
+CLOSE_TIME = 0.1
+"""Of the predicted time: what counts as close."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def describe(row: RematRow) -> str:
 
 
 def markdown_of(rows: Sequence[RematRow]) -> str:
-    """The rows as a Markdown table."""
+    """The rows as a Markdown table, and what they say of predictions and of the others."""
     lines = [
         "| model | contestant | setting | budget | peak | activations | overhead | predicted | time ÷ predicted "
         "| auto within that peak | planned in | equal |",
@@ -101,7 +105,50 @@ def markdown_of(rows: Sequence[RematRow]) -> str:
             "yes" if r.equal else "no",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"\n{sentence}" for sentence in (accuracy(rows), comparison(rows)) if sentence)])
+
+
+def accuracy(rows: Sequence[RematRow]) -> str:
+    """How close predictions came, one sentence; nothing where no plan was measured.
+
+    Times relative to plain PyTorch in the same turns: between profiling and measuring the machine's own speed drifts.
+    """
+    measured = [r for r in rows if r.predicted_peak_bytes >= 0 and not r.note]
+    plans = list({(r.model, r.peak_bytes, r.time_s, r.overhead): r for r in measured}.values())
+    if not plans:
+        return ""
+    errors = [(1 + r.overhead) / (1 + r.predicted_overhead) - 1 for r in plans]
+    close = sum(abs(e) <= CLOSE_TIME for e in errors)
+    peaks = sum(abs(r.peak_bytes - r.predicted_peak_bytes) <= max(r.predicted_peak_bytes / 50, MIB) for r in plans)
+    above = sum(r.peak_bytes > r.budget_bytes for r in plans)
+    return (
+        f"{close} of {len(plans)} plans took, relative to plain PyTorch in the same turns, within {CLOSE_TIME:.0%} of "
+        f"the predicted time (from {min(errors):+.1%} to {max(errors):+.1%}, median {statistics.median(errors):+.1%}); "
+        f"the peaks of {peaks} were within 2% or 1 MiB of the prediction, {above} above the budget."
+    )
+
+
+def comparison(rows: Sequence[RematRow]) -> str:
+    """How `AUTO`'s plans compare with all others within the same peak, one sentence; nothing where nobody else is."""
+    others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
+    ours = [(r, least_overhead(rows, r)) for r in others]
+    compared = [(r, least) for r, least in ours if least is not None]
+    if not compared:
+        return ""
+    slower = [f"{r.model}, {r.contestant} {r.setting}".strip() for r, least in compared if least > r.overhead]
+    exceptions = f"; slower than {'; '.join(slower)}" if slower else ""
+    models = dict.fromkeys(r.model for r in others)
+    leanest = [m for m in models if _least_peak(rows, m, AUTO) <= min(r.peak_bytes for r in others if r.model == m)]
+    return (
+        f"{AUTO} was no slower than {len(compared) - len(slower)} of {len(compared)} points of other methods within "
+        f"the same peak{exceptions}. Its smallest peak was at or below all of theirs for {len(leanest)} of "
+        f"{len(models)} models."
+    )
+
+
+def _least_peak(rows: Sequence[RematRow], model: str, contestant: str) -> float:
+    peaks = (r.peak_bytes for r in rows if (r.model, r.contestant) == (model, contestant) and not r.note)
+    return min(peaks, default=math.inf)
 
 
 def least_overhead(rows: Sequence[RematRow], of: RematRow) -> float | None:

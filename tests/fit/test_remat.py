@@ -23,7 +23,7 @@ from stowage.flows._remat_depth import DepthJob, depth_job, run_depth
 from stowage.flows._remat_models import MODELS, build
 from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
 from stowage.flows._remat_peers import BACKENDS, available, make_peer
-from stowage.flows._remat_rows import RematRow, markdown_of, panel_of
+from stowage.flows._remat_rows import RematRow, accuracy, comparison, markdown_of, panel_of
 from stowage.flows._served import Served
 from stowage.stages.ir.errors import MIB, ParameterError, StowageError, mib
 from stowage.stages.ir.table import read_rows
@@ -169,14 +169,46 @@ def test_the_table_says_what_was_measured() -> None:
         RematRow("unet", MEMORY_BUDGET, "0.1", peak_bytes=MIB, activation_share=0.2, overhead=0.2),
         replace(planned, setting="10%", budget_bytes=MIB, note="no plan"),
     ]
-    peer, plan, lean, nothing = markdown_of(rows).splitlines()[2:]
+    peer, plan, lean, nothing, _, predicted, _, compared = markdown_of(rows).splitlines()[2:]
     assert peer == "| unet | activation_memory_budget | 0.3 |  | 3.0 MiB | 70% | +20.0% |  |  | +10.0% |  | no |"
     assert plan == (
         "| unet | auto (rockmate) | 50% | 2.0 MiB | 2.0 MiB | 50% | **+10.0%** | +8.0% | 1.10 |  | 1.0 s | yes |"
     )
     assert lean == "| unet | activation_memory_budget | 0.1 |  | 1.0 MiB | 20% | +20.0% |  |  |  |  | no |"
     assert nothing == "| unet | auto | 10% | 1.0 MiB | no plan | | | | | | | |"
-    assert len({line.count("|") for line in markdown_of(rows).splitlines()}) == 1, "as many cells in every line"
+    assert len({line.count("|") for line in markdown_of(rows).splitlines()[:6]}) == 1, "as many cells in every line"
+    assert predicted.startswith("1 of 1 plans took, relative to plain PyTorch in the same turns, within 10%")
+    assert compared.startswith("auto was no slower than 1 of 1 points of other methods within the same peak. Its")
+    assert compared.endswith("for 0 of 1 models."), "the leanest has 1 MiB"
+
+
+def test_what_the_rows_say_of_predictions_and_of_others() -> None:
+    """Plans that share a measurement count once; who is faster, leaner or far from the prediction is named."""
+    plan = RematRow("unet", "auto", "50%", 4 * MIB, 4 * MIB, 1.0, 0.25, peak_bytes=4 * MIB, time_s=1.0, overhead=0.5)
+    rows = [
+        RematRow("unet", EAGER, "", peak_bytes=9 * MIB, overhead=-0.5),
+        RematRow("unet", CHECKPOINTING, "", peak_bytes=4 * MIB, overhead=0.4),
+        plan,
+        replace(plan, setting="40%"),
+        replace(plan, setting="30%", peak_bytes=6 * MIB, overhead=0.25),
+        replace(plan, contestant="rotor", peak_bytes=8 * MIB, overhead=0.3, predicted_peak_bytes=8 * MIB),
+    ]
+    assert accuracy(rows) == (
+        "2 of 3 plans took, relative to plain PyTorch in the same turns, within 10% of the predicted time (from +0.0% "
+        "to +20.0%, median +4.0%); the peaks of 2 were within 2% or 1 MiB of the prediction, 2 above the budget."
+    )
+    assert comparison(rows) == (
+        f"auto was no slower than 1 of 2 points of other methods within the same peak; slower than unet, "
+        f"{CHECKPOINTING}. Its smallest peak was at or below all of theirs for 1 of 1 models."
+    )
+    assert accuracy(rows[:2]) == ""
+    assert comparison([rows[0], plan]) == ""
+
+
+def test_nothing_to_compare_where_ours_takes_more() -> None:
+    """A point leaner than every plan has none to stand beside."""
+    lean = RematRow("unet", CHECKPOINTING, "", peak_bytes=MIB, overhead=0.4)
+    assert comparison([lean]) == ""
 
 
 def lines_of(axes: Axes) -> dict[str, list[list[float]]]:
