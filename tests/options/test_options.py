@@ -18,7 +18,7 @@ from stowage.stages.formulations.retention import smallest_peak
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
-from stowage.stages.options import generate, pool, tasks
+from stowage.stages.options import exact, generate, pool, tasks
 from stowage.stages.options.exact import Answer, Exact, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
@@ -200,6 +200,27 @@ def test_a_third_computation_is_tried_where_two_do_not_fit() -> None:
         assert max(map(len, answer.executions.values())) == most
     nothing = solve_exactly("retention", graph, (three, three), LIMITS, computations=2, within=None, near=None)
     assert nothing.schedule is None
+
+
+def test_backward_nodes_once_is_the_answer_where_time_for_more_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = deep_chain(3)
+    least = smallest_peak(graph, LIMITS, computations=3)[1]
+    proven, cut = (_with_share(monkeypatch, graph, least, share) for share in (1.0, 1e-9))
+    assert proven.report is not None
+    assert cut.report is not None
+    assert (proven.report.status, cut.report.status) == ("optimal", "feasible")
+    assert cut.report.bound_s <= proven.report.objective_s <= cut.report.objective_s
+    assert cut.schedule is not None
+    cost = replay_block(graph, cut.schedule)
+    assert max(cost.forward_peak_bytes, cost.backward_peak_bytes) <= least
+    assert all(len(stages) == 1 for k, stages in (cut.executions or {}).items() if k > graph.forward_count)
+
+
+def _with_share(monkeypatch: pytest.MonkeyPatch, graph: BlockGraph, peak: int, share: float) -> Answer:
+    monkeypatch.setattr(exact, "_SHORT", share)
+    return solve_exactly("retention", graph, (peak, peak), LIMITS, computations=3, within=None, near=None)
 
 
 @pytest.mark.parametrize("found_in_time", [True, False])
