@@ -120,7 +120,7 @@ def accuracy(rows: Sequence[RematRow]) -> str:
     errors = [(1 + r.overhead) / (1 + r.predicted_overhead) - 1 for r in plans]
     close = sum(abs(e) <= CLOSE_TIME for e in errors)
     peaks = sum(abs(r.peak_bytes - r.predicted_peak_bytes) <= max(r.predicted_peak_bytes / 50, MIB) for r in plans)
-    above = sum(r.peak_bytes > r.budget_bytes for r in plans)
+    above = sum(r.peak_bytes > r.budget_bytes for r in measured)
     return (
         f"{close} of {len(plans)} plans took, relative to plain PyTorch in the same turns, within {CLOSE_TIME:.0%} of "
         f"the predicted time (from {min(errors):+.1%} to {max(errors):+.1%}, median {statistics.median(errors):+.1%}); "
