@@ -1,14 +1,16 @@
 """Planning time against depth for models that recompute (thesis, figures 2.6 and 3.12): every stage, empty stores,
-estimated costs, half of the activation budget that keeping everything needs."""
+estimated or measured costs, half of the activation budget that keeping everything needs."""
 
 from __future__ import annotations
 
 import gc
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from stowage.flows._growth import GrowthRow, picture, ratios
 from stowage.flows._paper_models import MACHINES
@@ -28,7 +30,7 @@ MODELS = ("transformer", "gpt2")
 LAYERS = (2, 4, 6, 12, 24)
 SHARE = 0.5
 MACHINE = "RTX 3060"
-"""Whose rates are used."""
+"""Whose rates are used, unless costs are measured on this one."""
 
 EFFORT = Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0))
 
@@ -43,6 +45,7 @@ class DepthJob:
         layers: depths.
         size: of the models besides.
         effort: of planning.
+        measured: costs on this machine, not estimated ones.
     """
 
     models: tuple[str, ...] = MODELS
@@ -50,10 +53,11 @@ class DepthJob:
     layers: tuple[int, ...] = LAYERS
     size: Size = "small"
     effort: Effort = EFFORT
+    measured: bool = False
 
 
-def depth_job(models: str, methods: str, layers: str) -> DepthJob:
-    """From what is written on a command line; empty for the defaults.
+def depth_job(models: str, methods: str, layers: str, *, measured: bool = False) -> DepthJob:
+    """From what is written on a command line; empty for the defaults. With measured costs everything is as in `fit`.
 
     Raises:
         ParameterError: a model has no depth, or a depth is no number.
@@ -63,15 +67,20 @@ def depth_job(models: str, methods: str, layers: str) -> DepthJob:
     if wrong := [text for text in words(layers) if not text.isdecimal() or not int(text)]:
         raise ParameterError(f"--layers names {', '.join(wrong)}: give whole numbers above 0.")
     depths = tuple(int(text) for text in words(layers))
-    return DepthJob(words(models) or MODELS, words(methods) or METHODS, depths or LAYERS)
+    effort = Effort() if measured else EFFORT
+    chosen = words(models) or MODELS, words(methods) or METHODS, depths or LAYERS
+    return DepthJob(*chosen, effort=effort, measured=measured)
 
 
-def plan_rows(model: str, method: str, layers: int, size: Size = "small", effort: Effort = EFFORT) -> list[GrowthRow]:
+def plan_rows(
+    model: str, method: str, layers: int, size: Size = "small", effort: Effort = EFFORT, *, measured: bool = False
+) -> list[GrowthRow]:
     """Plan one model from nothing to `step.py`.
 
     A budget that the method cannot meet has a row too: what its answer took; its overhead is NaN.
     """
     case = build(model, size, layers)
+    costs: dict[str, Any] = {} if measured else {"costs": "roofline", "target": MACHINES[MACHINE].device}
     marks: list[tuple[str, float]] = []
 
     def mark(stage: str) -> None:
@@ -86,10 +95,9 @@ def plan_rows(model: str, method: str, layers: int, size: Size = "small", effort
             loss=case.loss,
             optimizer=None,
             home=Path(empty),
-            costs="roofline",
             effort=effort,
-            target=MACHINES[MACHINE].device,
             progress=mark,
+            **costs,
         )
         trace = costed.variants[0].trace
         try:
@@ -119,9 +127,14 @@ def depth_rows(job: DepthJob, say: Callable[[str], None] = lambda text: None) ->
     for layers in job.layers:
         for model in job.models:
             for method in job.methods:
-                rows = plan_rows(model, method, layers, job.size, job.effort)
+                started = time.perf_counter()
+                rows = plan_rows(model, method, layers, job.size, job.effort, measured=job.measured)
+                taken = time.perf_counter() - started
                 stages = ", ".join(f"{r.stage} {r.seconds:.1f} s" for r in rows)
-                say(f"{model}, {method}, {layers} layers, {rows[0].calls:,} calls: {stages}; {rows[0].overhead:+.1%}")
+                say(
+                    f"{model}, {method}, {layers} layers, {rows[0].calls:,} calls: {stages} of processor time, "
+                    f"{taken:.1f} s in all; {rows[0].overhead:+.1%}"
+                )
                 yield from rows
 
 

@@ -222,6 +222,9 @@ def main(
     sizes: Annotated[str, typer.Option(help="Of --cluster-sizes: members of a cluster at most, with commas.")] = "",
     threads: Annotated[int, typer.Option(help="Of --remat: threads of PyTorch, 0 for its default.")] = 0,
     quick: Annotated[bool, typer.Option(help="Of --remat and --cluster-sizes: plan in seconds, less well.")] = False,
+    measured: Annotated[
+        bool, typer.Option(help="Of --remat-depth: plan as `fit` does, on costs measured here instead of estimated.")
+    ] = False,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
@@ -256,7 +259,7 @@ def main(
         if remat_depth:
             from stowage.flows._remat_depth import depth_job, run_depth
 
-            typer.echo(run_depth(depth_job(models, methods, layers), find_root() / OUT, typer.echo))
+            typer.echo(run_depth(depth_job(models, methods, layers, measured=measured), find_root() / OUT, typer.echo))
             return
         if cluster_sizes:
             from stowage.flows._cluster_sizes import cluster_size_job, run_cluster_sizes

@@ -13,13 +13,14 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 
+from stowage.flows import _remat_depth
 from stowage.flows._growth import GrowthRow
-from stowage.flows._planning import QUICK
+from stowage.flows._planning import QUICK, Effort, cost_step
 from stowage.flows._project import find_root
 from stowage.flows._remat import RematJob, job_of, remat_rows, run_remat
 from stowage.flows._remat_asked import peaks_to_match
 from stowage.flows._remat_contestant import digest
-from stowage.flows._remat_depth import DepthJob, depth_job, run_depth
+from stowage.flows._remat_depth import EFFORT, DepthJob, depth_job, depth_rows, run_depth
 from stowage.flows._remat_models import MODELS, build
 from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
 from stowage.flows._remat_peers import BACKENDS, available, make_peer
@@ -325,3 +326,20 @@ def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
     assert text.startswith("gpt2, auto, 2 over 1 layers: trace ")
     assert len(said) == 2
     assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat_depth.png").read_bytes())).shape[1] == 1500
+
+
+def test_planning_is_timed_on_measured_costs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def spied(*what: Any, **how: Any) -> Any:
+        asked.append(how)
+        return cost_step(*what, **how)
+
+    monkeypatch.setattr(_remat_depth, "cost_step", spied)
+    assert (depth_job("", "", "", measured=True).effort, depth_job("", "", "").effort) == (Effort(), EFFORT)
+    for measured in (True, False):
+        said: list[str] = []
+        (*_, total) = depth_rows(DepthJob(("gpt2",), ("auto",), (2,), "tiny", QUICK, measured), said.append)
+        assert total.overhead > 0
+        assert "s of processor time, " in said[0]
+    assert [how.get("costs", "measured") for how in asked] == ["measured", "roofline"]
