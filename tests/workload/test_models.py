@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +86,7 @@ def test_head_with_a_loss_and_its_batch(architecture: str, overrides: dict[str, 
 
 
 def test_llama_7b_has_shapes_but_no_memory() -> None:
-    start = time.perf_counter()
     made = build_workload("llama", LLAMA_7B, batch_size=4, sequence_length=512, seed=0, fake=True)
-    assert time.perf_counter() - start < 20
     assert is_fake(made.model)
     assert parameter_bytes(made.model) == 4 * 6_738_415_616
     assert isinstance(made.batch["input_ids"], FakeTensor)
