@@ -11,8 +11,8 @@ python -m stowage.flows.benchmark --quarter       train in a quarter of the memo
 python -m stowage.flows.benchmark --papers        plan Table 2 of the OffMate preprint on its machines
 python -m stowage.flows.benchmark --remat         rematerialization of models that are no chain, beside what others do:
                                                   overhead against peak, measured and predicted
-python -m stowage.flows.benchmark --remat-depth   time planning of deeper and deeper Transformers and GPT-2; --measured on
-                                                  measured instead of estimated costs, and as `fit` plans
+python -m stowage.flows.benchmark --remat-depth   time planning of deeper and deeper Transformers and GPT-2; --measured:
+                                                  as `fit` plans, on measured instead of estimated costs
 python -m stowage.flows.benchmark --cluster-sizes plan a Transformer and GPT-2 as one block by clusters of several sizes
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
 
