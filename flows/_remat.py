@@ -7,6 +7,7 @@ machine slows both. Peaks come from the allocator's events. An iteration is forw
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import tempfile
 import time
@@ -42,6 +43,9 @@ MEASURED = (
 )
 """Columns; methods that find the same plan share its measurement."""
 
+MOST_ROUNDS = 25
+"""More are timed only if they are asked for."""
+
 MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 """Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
 
@@ -56,7 +60,8 @@ class RematJob:
         shares: of keep-all's activation budget.
         memory_budgets: values of PyTorch's own.
         peers: what stands beside; all that apply by default.
-        rounds: iterations timed of each point.
+        rounds: iterations timed of each point, at least.
+        timed_s: of short iterations more are timed, up to `MOST_ROUNDS`, until they took so long.
         size, depth: of the models.
         quick: plan in seconds.
         threads: of PyTorch in every process, 0 for its default.
@@ -70,6 +75,7 @@ class RematJob:
     memory_budgets: tuple[float, ...] = MEMORY_BUDGETS
     peers: tuple[str, ...] | None = None
     rounds: int = 7
+    timed_s: float = 10.0
     size: Size = "small"
     depth: int | None = None
     quick: bool = False
@@ -106,12 +112,15 @@ class _Turns:
 
     eager: Served
     rounds: int
+    timed_s: float
 
     def measure(self, point: Served) -> dict[str, Any]:
         """Peak, times and equality of one point; `point` may be plain PyTorch itself."""
         own, theirs = [point.ask([0])], [self.eager.ask([0])]
         point.ask(1)  # the first iteration without the profiler is not timed
-        for seed in range(2, self.rounds + 2):
+        seeds = itertools.count(2)
+        while not self._enough([a["time_s"] for a in own[1:]]):
+            seed = next(seeds)
             theirs.append(self.eager.ask(seed))
             own.append(point.ask(seed))
         ratios = [a["time_s"] / b["time_s"] for a, b in zip(own[1:], theirs[1:], strict=True)]
@@ -121,9 +130,14 @@ class _Turns:
             "time_s": statistics.median(a["time_s"] for a in own[1:]),
             "eager_time_s": statistics.median(b["time_s"] for b in theirs[1:]),
             "overhead": statistics.median(ratios) - 1,
-            "rounds": self.rounds,
+            "rounds": len(ratios),
             "equal": [a["digest"] for a in own] == [b["digest"] for b in theirs],
         }
+
+    def _enough(self, times_s: list[float]) -> bool:
+        """Medians of few short iterations differ by more than what is compared."""
+        count = len(times_s)
+        return count >= self.rounds and (count >= MOST_ROUNDS or sum(times_s) >= self.timed_s)
 
 
 def remat_rows(
@@ -155,7 +169,7 @@ class _Model:
             planner = Planners(lambda: self._enter(f"planner of {self.name}", runs="planner"))
             stack.callback(planner.close)
             eager = stack.enter_context(contextlib.closing(self._enter(EAGER, runs=EAGER, setting=1.0)))
-            turns = _Turns(eager, self.job.rounds)
+            turns = _Turns(eager, self.job.rounds, self.job.timed_s)
             peaks: list[int] = []
             for row in self._peers(turns, planner.about):
                 peaks.append(row.peak_bytes)

@@ -202,7 +202,7 @@ def markdown_of(rows: list[BenchmarkRow]) -> str:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 7,
+    rounds: Annotated[int, typer.Option(help="Timed steps of each contestant; of --remat at least.")] = 7,
     cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
     big: Annotated[bool, typer.Option(help="Instead, time planning Llama2-7B and Llama-3-70B.")] = False,
     growth: Annotated[bool, typer.Option(help="Instead, time planning of 8 to 128 layers.")] = False,

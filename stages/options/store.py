@@ -31,7 +31,7 @@ from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "7"
+VERSION = "8"
 FORMULATIONS = (
     retention,
     rk_checkmate,

@@ -2,7 +2,8 @@
 
 How the work is cut does not depend on how many workers there are, so neither do the options.
 
-- `grid`: fixed policies, the greedy family, and the smallest peak there is; from it follow the peak budgets;
+- `grid`: fixed policies, the greedy family, TW-Remat's, and the smallest peak there is; from it follow the peak
+  budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far fits it;
 - `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
 """
@@ -49,7 +50,7 @@ class Grid:
     Attributes:
         peaks: M_peak, bytes, largest first.
         saves: M_save, bytes, largest first.
-        found: fixed and greedy schedules.
+        found: what no exact solving is needed for: fixed, greedy and TW-Remat's schedules.
         smallest: node -> its stages in the schedule of the smallest peak, where tight rows start.
     """
 
@@ -115,6 +116,7 @@ def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
     found = [
         *fixed_policies(graph),
         *(Found(schedule_of(staged, c.line), report_of(staged, c)) for c in greedy),
+        *(Found(schedule, report) for schedule, report in tw_remat(graph, size.peak_budgets)),
         _found(staged, executions, "smallest_peak"),
     ]
     peaks = _spaced(min(least, plain.peak_bytes), plain.peak_bytes, size.peak_budgets)

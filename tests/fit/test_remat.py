@@ -17,7 +17,7 @@ from stowage.flows import _remat_depth
 from stowage.flows._growth import GrowthRow
 from stowage.flows._planning import QUICK, Effort, cost_step
 from stowage.flows._project import find_root
-from stowage.flows._remat import RematJob, job_of, remat_rows, run_remat
+from stowage.flows._remat import MOST_ROUNDS, RematJob, job_of, remat_rows, run_remat
 from stowage.flows._remat_asked import peaks_to_match
 from stowage.flows._remat_contestant import digest
 from stowage.flows._remat_depth import EFFORT, DepthJob, depth_job, depth_rows, run_depth
@@ -37,7 +37,7 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     """One model, a peer, a budget that cannot be met and three that can: planned once, each measured in its own
     process."""
     said: list[str] = []
-    how: dict[str, Any] = {"size": "tiny", "rounds": 1, "quick": True, "threads": 1}
+    how: dict[str, Any] = {"size": "tiny", "rounds": 1, "timed_s": 0.0, "quick": True, "threads": 1}
     job = RematJob(models=("mixer",), methods=("auto",), shares=(0.01, 0.7), peers=(EVERY_ROOT,), **how)
     table = run_remat(job, tmp_path, said.append, root=ROOT)
     rows = read_rows(tmp_path / "remat.parquet", RematRow)
@@ -302,7 +302,7 @@ class Scripted:
 def test_the_same_plan_is_measured_once_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
     methods = ("auto", "rotor", "rockmate")
-    job = RematJob(models=("lstm", "unet"), methods=methods, shares=(0.5,), peers=(), rounds=1)
+    job = RematJob(models=("lstm", "unet"), methods=methods, shares=(0.5,), peers=(), rounds=1, timed_s=1.15)
     unplanned, *rows = remat_rows(job, tmp_path, ROOT)
     assert (unplanned.model, unplanned.note) == ("lstm", "planner of lstm: it cannot be traced")
     found = {(r.contestant, r.setting): r for r in rows}
@@ -311,10 +311,19 @@ def test_the_same_plan_is_measured_once_and_failures_are_rows(tmp_path: Path, mo
     for setting in ("50%", "smallest"):
         one, other = found["auto", setting], found["rockmate", setting]
         assert one.time_s > 0
+        assert one.rounds == math.ceil(job.timed_s / one.time_s), "short iterations are repeated"
         assert replace(one, contestant="rockmate") == other
     begun = [name for name in Scripted.begun if name.startswith(("auto", "rockmate"))]
     assert begun == ["auto 50%", "auto smallest"], "plans that were measured"
     assert Scripted.begun.count("planner of unet") == 3, "the first, and one after each that ended"
+
+
+def test_iterations_are_repeated_only_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
+    for rounds, timed_s, expected in ((3, 0.0, 3), (3, 1e6, MOST_ROUNDS), (MOST_ROUNDS + 1, 1e6, MOST_ROUNDS + 1)):
+        job = RematJob(models=("unet",), methods=("auto",), shares=(), peers=(EAGER,), rounds=rounds, timed_s=timed_s)
+        plain, planned = remat_rows(job, tmp_path, ROOT)
+        assert plain.rounds == planned.rounds == expected
 
 
 def test_planning_is_timed_against_depth(tmp_path: Path) -> None:

@@ -80,6 +80,13 @@ def test_realistic_block_has_options_between_the_extremes() -> None:
     assert costs(half[0])[0] <= 1.06 * costs(plain)[0]
 
 
+def test_tw_remat_competes_where_blocks_are_solved_exactly() -> None:
+    graph = attention_block()
+    found = [f for f in tasks.grid(graph, GridSize(), LIMITS).found if f.report.formulation == "tw_remat"]
+    saves = [replay_block(graph, f.schedule).save_bytes for f in found]
+    assert min(saves) < replay_block(graph, keep_all(graph)).save_bytes
+
+
 def test_large_blocks_take_the_greedy_frontier() -> None:
     graph = deep_chain(12)
     options = solved(graph, GridSize(max_exact_nodes=80, greedy_levels=8))
