@@ -69,4 +69,4 @@ class PlanStore:
 
 
 def _cost(node: ComputeNode) -> tuple[object, ...]:
-    return node.node, node.time_s, node.workspace_bytes, node.reads, node.creates, node.mutates, node.block
+    return node.node, node.time_s, node.workspace_bytes, node.reads, node.creates, node.mutates, node.block, node.takes

@@ -6,12 +6,14 @@ import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stowage.stages.ir.arguments import render_arguments
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.sums import SUM_IN_PLACE, taken_memory
 from stowage.stages.ir.trace import Call, TraceTables, base_values
 from stowage.stages.ir.updates import CLIP, UPDATE, left_behind, updated_parameter
 
@@ -63,6 +65,9 @@ class _Emitter:
         stays = [g for g in trace.gradients if g.gradient_value in behind]
         self.left = {trace.values[g.gradient_value].storage: g.parameter for g in stays}
         self.spent: set[int] = set()
+        moved = {r.storage for r in rows if r.action in ("offload", "reload")} | self.slots.keys()
+        pairs = ((r.node if r.action == "compute" else -1, r.storage if r.action == "free" else -1) for r in rows)
+        self.taken = taken_memory(nodes, pairs, moved)
         for row in rows:
             if row.node >= 0:
                 self.total[row.node] += 1
@@ -141,6 +146,8 @@ class _Emitter:
         where = late if node.block < 0 else f"block {node.block}"
         note = f"  # {where}, {nbytes / MIB:.1f} MiB, {node.time_s * 1e3:.2f} ms{', again' if again else ''}"
         calls = [self.trace.calls[c] for c in node.calls]
+        if row.row in self.taken:
+            calls = [self._in_place(calls[0], self.taken[row.row])]
         if not node.random or self.total[row.node] == 1:
             for i, call in enumerate(calls):
                 self._call(call, node, again, note if i == len(calls) - 1 else "")
@@ -157,6 +164,13 @@ class _Emitter:
         self.lines[start:] = ["    " + line for line in self.lines[start:]]
         if again and self.runs[row.node] == self.total[row.node]:
             self.lines.append(f"run.random.forget({node.node})")
+
+    def _in_place(self, call: Call, storage: int) -> Call:
+        """The sum, written over the summand in `storage`."""
+        over = next(v for v in call.reads if self.trace.values[v].storage == storage)
+        other = next(v for v in call.reads if v != over)
+        arguments = json.dumps({"args": [{"value": over}, {"value": other}], "kwargs": {}})
+        return replace(call, target=SUM_IN_PLACE, arguments=arguments)
 
     def _gradients_changed(self, node: ComputeNode) -> None:
         """Of gradients that wait and have a place below: an update has used one up, or its copy is out of date."""

@@ -28,6 +28,7 @@ class ComputeNode:
         estimated: a cost is a roofline estimate, not a measurement.
         name: for people.
         variant: the rewrite of the trace that it belongs to (see `rewrite`).
+        takes: of a sum, storages of summands; it may be written over one that is freed right afterwards (see `sums`).
     """
 
     node: int
@@ -44,6 +45,7 @@ class ComputeNode:
     estimated: bool
     name: str
     variant: str = "plain"
+    takes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

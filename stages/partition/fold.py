@@ -13,6 +13,7 @@ from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.partition.sums import takes_of
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def _node(
         workspace_bytes=max(c.workspace_bytes for c in found),
         estimated=any(c.source == "roofline" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",
+        takes=takes_of(calls, trace),
     )
 
 

@@ -12,6 +12,7 @@ from stowage.stages.ir.errors import IllegalPlanError, Occupant
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanAction, PlanRow
+from stowage.stages.ir.sums import taken_memory
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.copies import Copies
 from stowage.stages.simulate.timing import MOVES, Timing
@@ -188,6 +189,8 @@ class _Replay:
         self.tiered = moved | start.below | start.reloading | start.copied
         # Gradients that wait when the iteration starts and that its updates use up.
         self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
+        rows = ((s.node if s.kind == "compute" else -1, s.storage if s.kind == "free" else -1) for s in steps)
+        self.taken = taken_memory(nodes, rows, self.tiered)
         self.live = {s.storage for s in storages if s.role != "temporary"} - start.below
         self.reloading = set(start.reloading)
         self.offloading = set(start.offloading)
@@ -233,7 +236,7 @@ class _Replay:
 
     def _reach(self, number: int, high: int, where: str) -> None:
         if high > self.peak:
-            self.peak, self.peak_row, self.at_peak = high, number, set(self.live)
+            self.peak, self.peak_row, self.at_peak = high, number, self.live - {self.taken.get(number, -1)}
         if self.budget_bytes is not None and high > self.budget_bytes:
             raise IllegalPlanError(f"{where} needs {high} bytes, above the budget of {self.budget_bytes}")
 
@@ -340,11 +343,15 @@ class _Replay:
                 self.version[storage] = self.version.get(storage, 0) + 1
                 self.copied.discard(storage)
         self.runs[node.node] += 1
-        high = self.used + node.workspace_bytes
+        # What the result is written over is its memory now, though the plan frees that in a row of its own.
+        taken_bytes = self.size[self.taken[number]] if number in self.taken else 0
+        high = self.used - taken_bytes + node.workspace_bytes
         self._reach(number, high, where)
         if node.random and not first and self.runs[node.node] == self.total_runs[node.node]:
             self.used -= RANDOM_STATE_BYTES
-        self.rows.append(_Row(number, "compute", node.node, -1, node.block, step.label, not first, self.used, high))
+        self.rows.append(
+            _Row(number, "compute", node.node, -1, node.block, step.label, not first, self.used - taken_bytes, high)
+        )
 
     def _end(self) -> None:
         never = [n.name for n in self.nodes if not self.runs[n.node]]

@@ -47,6 +47,7 @@ class Program:
         self.base_bytes = sum(s.nbytes for s in storages if s.role != "temporary")
         self._workspace = np.array([n.workspace_bytes for n in nodes], dtype=np.int64)
         self._random = any(n.random for n in nodes)
+        self._sums = any(n.takes for n in nodes)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
@@ -114,12 +115,32 @@ class Program:
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Highest device bytes; the same number as the referee's, without its checks."""
-        return self.base_bytes + int(self.profile(executions).max(initial=0))
+        last = self.last_uses(executions)
+        level = self._level(executions, last)
+        for position, dying in self.sums(executions, last).items():
+            level[position] -= self.nbytes[dying[0]]
+        return self.base_bytes + int(level.max(initial=0))
+
+    def sums(self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]) -> dict[int, tuple[int, ...]]:
+        """Position of a sum that may be written over a summand -> the summands that die there, all of one size."""
+        if not self._sums:
+            return {}
+        ends = {(storage, position) for (storage, _), position in last.items()}
+        dying = (
+            (position, tuple(s for s in self.nodes[e.node].takes if (s, position) in ends))
+            for position, e in enumerate(executions)
+        )
+        return {position: storages for position, storages in dying if storages}
 
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Bytes above the baseline during each execution, workspace included."""
+        """Bytes above the baseline during each execution, workspace included, as if no sum took a summand's memory:
+        whoever makes a copy last longer may count on what is left."""
+        return self._level(executions, self.last_uses(executions))
+
+    def _level(
+        self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         change = np.zeros(len(executions) + 1, dtype=np.int64)
-        last = self.last_uses(executions)
         copies = np.fromiter(chain.from_iterable(last), dtype=np.int64, count=2 * len(last)).reshape(-1, 2)
         ends = np.fromiter(last.values(), dtype=np.int64, count=len(last)) + 1
         sizes, starts = self._sizes[copies[:, 0]], copies[:, 1]
@@ -168,7 +189,10 @@ class Program:
         for _, position in sorted(candidates):
             created = self.nodes[executions[position].node].creates
             spans = copies.spans(created, position)
-            if any(low < high and at_most.of(low, high) < self.nbytes[s] for s, low, high in spans):
+            # Where room is missing, a sum has the memory of what dies there.
+            if any(
+                room[low - 1] < 0 or (low < high and at_most.of(low, high) < self.nbytes[s]) for s, low, high in spans
+            ):
                 continue
             if self._make_room(room, spans):
                 copies.remove(created, position)

@@ -33,6 +33,19 @@ class Solved:
     slots: list[Slot] = field(default_factory=list)
 
 
+def _taken(options: Sequence[Option], blocks: Sequence[Block], request: PlanRequest) -> list[Option]:
+    """The options that the method takes; raises `ParameterError` where it has none of a block's."""
+    taken = [o for o in options if request.takes(o.formulation)]
+    lacking = {o.block_hash for o in options} - {o.block_hash for o in taken}
+    for block in blocks:
+        if block.block_hash in lacking:
+            raise ParameterError(
+                f"method {request.method} has no schedule of block {block.block} ({block.label}) that is not beaten by "
+                "another's: take auto here."
+            )
+    return taken
+
+
 def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
     taken = taken_gradients(trace.calls)
     storage_of = [v.storage for v in trace.values]
@@ -82,14 +95,12 @@ def solve_plan(
 
     Raises:
         Infeasible: with the smallest budget for which a plan was found.
+        ParameterError: the method has none of the options of a block.
         TableError: options are missing.
     """
     budget_bytes = request.device_budget_bytes
     program = program_of(trace, nodes)
-    taken = [o for o in options if request.takes(o.formulation)]
-    if options and not taken:
-        raise ParameterError(f"method {request.method} is for steps too large to be solved exactly: take auto here.")
-    options = taken
+    options = _taken(options, blocks, request)
     chain = Chain(blocks, nodes, options)
     race = Race(program, chain, budget_bytes, polishes=request.polishes)
     everything = keep_everything(race)

@@ -99,6 +99,7 @@ class _Sweep:
         self._away = {
             n for n, g in enumerate(self.gaps) if g.storage in away and (g.before >= self._count or g.after < 0)
         }
+        self._lost = self._take_memory({g.storage for g in self.gaps})
         self._level += offloader.below.staging_for(len({g.storage for g in self.gaps}))
         relieved = self._level.copy()
         for gap in self.gaps:
@@ -158,9 +159,21 @@ class _Sweep:
             return [(gap.after + 1, gap.before)]
         return [(gap.after + 1, self._count), (0, gap.before - self._count)]
 
+    def _take_memory(self, movable: set[int]) -> dict[int, int]:
+        """Count what sums take from summands; returns the sums that no longer can if their summand moves."""
+        lost: dict[int, int] = {}
+        last = self._program.last_uses(self._executions)
+        for position, dying in self._program.sums(self._executions, last).items():
+            self._level[position] -= self._size[dying[0]]
+            if movable.issuperset(dying):
+                lost.update(dict.fromkeys(dying, position))
+        return lost
+
     def _shift(self, level: _Bytes, gap: Gap, sign: int) -> None:
         for start, end in self._ranges(gap):
             level[start:end] += sign * self._size[gap.storage]
+        if gap.storage in self._lost:
+            level[self._lost[gap.storage]] -= sign * self._size[gap.storage]
 
     def _at_s(self, position: int) -> float:
         return float(self._clock[position % self._count] + self._clock[-1] * (position // self._count))

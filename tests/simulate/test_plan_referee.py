@@ -171,3 +171,27 @@ def test_a_saved_random_state_is_as_large_as_counted() -> None:
     import torch
 
     assert torch.get_rng_state().untyped_storage().nbytes() == RANDOM_STATE_BYTES
+
+
+def test_a_sum_over_a_summand_by_hand() -> None:
+    storages = [storage(0, 100, name="a"), storage(1, 100, name="b"), storage(2, 100, name="sum"), storage(3, 1)]
+    nodes = [
+        node(0, [], [0]),
+        node(1, [], [1]),
+        node(2, [0, 1], [2], takes=(0, 1), workspace_bytes=7),
+        node(3, [2], [3]),
+    ]
+    keep = frozenset({3})
+
+    def played(text: str) -> Outcome:
+        return replay_plan(storages, nodes, steps(text), keep=keep)
+
+    both = played("0 1 2 -0 -1 3 -2")
+    assert [r.peak_bytes for r in both.rows] == [100, 200, 207, 200, 100, 101, 1]
+    assert [r.resident_bytes for r in both.rows] == [100, 200, 200, 200, 100, 101, 1]
+    assert both.peak_bytes == 207
+    assert {o.name for o in both.occupants} == {"b", "sum"}
+    assert played("0 1 2 -1 3 -0 -2").peak_bytes == 207, "the second, if only that is freed"
+    late = played("0 1 2 3 -0 -1 -2")
+    assert late.rows[2].peak_bytes == 307
+    assert {o.name for o in late.occupants} == {"a", "b", "sum"}

@@ -129,6 +129,7 @@ def training_steps(draw: st.DrawFn, max_layers: int = 9) -> TraceTables:
             return new
         return b.call("add", [known, new], nbytes, phase="backward", target="aten.add.Tensor")[0]
 
+    sizes_of: dict[int, int] = {}
     gradient: dict[int, int] = {activations[-1]: b.call("loss'", [b.loss_value], draw(size), phase="backward")[0]}
     of_weight: dict[int, int] = {}
     for k, entry in reversed(list(enumerate(tape))):
@@ -138,8 +139,9 @@ def training_steps(draw: st.DrawFn, max_layers: int = 9) -> TraceTables:
         needs = [g, *entry["phantoms"]] + ([entry["out"]] if draw(st.booleans()) else [])
         for source in entry["before"]:
             if source != given:
-                (gx,) = b.call(f"x{k}'", [*needs, entry["weight"]], draw(size), phase="backward")
-                gradient[source] = added(gradient.get(source), gx, draw(size))
+                nbytes = sizes_of.setdefault(source, draw(size))
+                (gx,) = b.call(f"x{k}'", [*needs, entry["weight"]], nbytes, phase="backward")
+                gradient[source] = added(gradient.get(source), gx, nbytes)
         if entry["weight"] in trains:
             nbytes = b.storages[b.values[entry["weight"]].storage].nbytes
             (gw,) = b.call(f"w{k}'", [*needs, *entry["before"]], nbytes, phase="backward")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stowage.stages.ir.errors import Infeasible, TableError
+from stowage.stages.ir.errors import Infeasible, ParameterError, TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import baseline_bytes
 from stowage.stages.solve.chain import Chain, Execution
@@ -123,3 +123,10 @@ def test_eager_keeps_all_gradients_until_the_updates() -> None:
     base = baseline_bytes(prepared.trace.storages)
     assert eager_peak_bytes(prepared.trace, prepared.nodes) >= base + gradient_bytes
     assert prepared.solve().summary.device_peak_bytes < eager_peak_bytes(prepared.trace, prepared.nodes)
+
+
+def test_a_block_of_which_a_method_has_no_schedule_is_named() -> None:
+    prepared = prepared_zoo("gpt2")
+    assert {o.formulation for o in prepared.options}.isdisjoint({"tw_remat"})
+    with pytest.raises(ParameterError, match=r"method tw_remat has no schedule of block 0 \(.+\) .* take auto here"):
+        prepared.solve(method="tw_remat")
