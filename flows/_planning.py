@@ -63,6 +63,7 @@ QUICK = Effort(
         peak_budgets=2,
         save_budgets=2,
         computations=2,
+        raced_nodes=0,
         greedy_levels=8,
         cluster_peaks=2,
         cluster_saves=1,

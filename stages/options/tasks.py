@@ -27,7 +27,7 @@ from stowage.stages.formulations.staged import (
 )
 from stowage.stages.formulations.tw_remat import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
-from stowage.stages.options.exact import Exact, solve_exactly
+from stowage.stages.options.exact import Exact, raced, solve_exactly
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -68,6 +68,7 @@ class GridSize:
         peak_budgets, save_budgets: values of each budget (thesis 2.6.0.0.1).
         computations: of one node at most, in exact solving; more than two for budgets alone that two do not meet.
         max_exact_nodes: blocks with more nodes are left to the greedy rules.
+        raced_nodes: for blocks with no more nodes Checkmate and RK-Checkmate are asked too.
         greedy_levels: peak budgets of the greedy frontier for those.
         cluster_peaks, cluster_saves: values of each budget for a cluster.
         top_peaks, top_saves: values of each budget for the graph of the largest clusters.
@@ -79,6 +80,7 @@ class GridSize:
     save_budgets: int = 6
     computations: int = 3
     max_exact_nodes: int = 80
+    raced_nodes: int = 8
     greedy_levels: int = 24
     cluster_peaks: int = 6
     cluster_saves: int = 4
@@ -153,15 +155,13 @@ def row(
         if within is None and least.peak_bytes <= peak_bytes and least.save_bytes <= save_bytes:
             within = tightest
         near = within or near
-        schedule, report_, executions = solve_exactly(
-            size.formulation,
-            graph,
-            (peak_bytes, save_bytes),
-            settings,
-            computations=size.computations,
-            within=within,
-            near=near,
+        budgets = peak_bytes, save_bytes
+        answer = solve_exactly(
+            size.formulation, graph, budgets, settings, computations=size.computations, within=within, near=near
         )
+        if size.formulation == "retention" and len(graph.nodes) <= size.raced_nodes:
+            answer = raced(answer, graph, budgets, settings)
+        schedule, report_, executions = answer
         if report_ is not None and report_.status != "optimal":
             # What is not proven here will hardly be for less memory.
             settings = replace(settings, time_limit_s=settings.time_limit_s / 2)

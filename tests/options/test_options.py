@@ -19,7 +19,7 @@ from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.options import exact, generate, pool, tasks
-from stowage.stages.options.exact import Answer, Exact, solve_exactly
+from stowage.stages.options.exact import Answer, Exact, raced, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
@@ -195,6 +195,39 @@ def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: E
     assert all(a <= b * (1 + 1e-9) for a, b in zip(usual, other, strict=True))
     if formulation == "rk_checkmate":
         assert usual == pytest.approx(other)
+
+
+def test_checkmate_wins_where_a_node_must_run_more_often() -> None:
+    graph, patient = deep_chain(1), SolverSettings(time_limit_s=60.0)
+    budgets = tasks.grid(graph, GridSize(), patient)
+    pair = budgets.peaks[1], budgets.saves[-1]
+    few = solve_exactly("retention", graph, pair, patient, computations=1, within=None, near=None)
+    usual = solve_exactly("retention", graph, pair, patient, computations=3, within=None, near=None)
+    assert usual.report is not None
+    assert few.schedule is None
+    winner = raced(few, graph, pair, patient)
+    assert winner.report is not None
+    assert winner.report.formulation == "rk_checkmate"
+    assert winner.report.objective_s == pytest.approx(usual.report.objective_s)
+    assert raced(usual, graph, pair, patient) is usual, "no faster"
+
+
+@pytest.mark.parametrize(("raced_nodes", "count"), [(0, 0), (100, 1)])
+def test_checkmate_takes_part_where_blocks_are_small(
+    raced_nodes: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def noted(answer: Answer, graph: BlockGraph, budgets: tuple[int, int], limits: SolverSettings) -> Answer:
+        asked.append(budgets)
+        return raced(answer, graph, budgets, limits)
+
+    monkeypatch.setattr(tasks, "raced", noted)
+    graph = deep_chain(1)
+    size = GridSize(3, 3, raced_nodes=raced_nodes)
+    budgets = tasks.grid(graph, size, LIMITS)
+    tasks.row(graph, budgets.peaks[1], budgets.saves[-1:], size, LIMITS, budgets.smallest)
+    assert asked == [(budgets.peaks[1], budgets.saves[-1])] * count
 
 
 def test_a_third_computation_is_tried_where_two_do_not_fit() -> None:
