@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stowage.stages.ir.arguments import render_arguments
+from stowage.stages.ir.arguments import render_arguments, split_receiver
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.sums import SUM_IN_PLACE, taken_memory
 from stowage.stages.ir.trace import Call, TraceTables, base_values
@@ -102,12 +102,18 @@ class _Emitter:
                 self._define(output)
 
     def _assignment(self, call: Call, arguments: str) -> str:
-        operator = call.target if call.target.startswith("aten.") else f"torch.ops.{call.target}"
-        text = f"{operator}({render_arguments(arguments, self.name)})"
+        text = self._operation(call.target, arguments)
         if all(v < 0 for v in call.returns):
             return text
         targets = ", ".join(self.name(v) if v >= 0 else "_" for v in call.returns)
         return f"{targets}{',' if call.returns_many and len(call.returns) == 1 else ''} = {text}"
+
+    def _operation(self, target: str, arguments: str) -> str:
+        if target in METHODS and (split := split_receiver(arguments)) is not None:
+            tensor, rest = split
+            return f"{self.name(tensor)}.{METHODS[target]}({render_arguments(rest, self.name)})"
+        operator = target if target.startswith("aten.") else f"torch.ops.{target}"
+        return f"{operator}({render_arguments(arguments, self.name)})"
 
     def _call(self, call: Call, node: ComputeNode, again: bool, note: str) -> None:
         for read in call.reads:

@@ -29,6 +29,15 @@ def map_arguments(text: str, leaf: Callable[[str, Any], Any]) -> tuple[list[Any]
     return [walk(a) for a in raw["args"]], {k: walk(a) for k, a in raw["kwargs"].items()}
 
 
+def split_receiver(text: str) -> tuple[int, str] | None:
+    """The value that is the first argument, and the other arguments; None where the first is no tensor."""
+    raw = json.loads(text)
+    match raw["args"]:
+        case [{"value": int(value)}, *rest]:
+            return value, json.dumps({"args": rest, "kwargs": raw["kwargs"]})
+    return None
+
+
 def render_arguments(text: str, value_name: Callable[[int], str]) -> str:
     """The arguments as Python source, tensors by `value_name`."""
 

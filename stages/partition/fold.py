@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -83,11 +83,32 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
     order = nx.lexicographical_topological_sort(merged, key=last.__getitem__)
 
     by_number = {c.call: c for c in calls}
+    views = _Views(trace)
     nodes = [
-        _node(i, [by_number[n] for n in sorted(members[group])], trace, costs, storage_of, temporary, creator)
-        for i, group in enumerate(order)
+        _node(i, grouped_calls, views.first_read_by(grouped_calls), trace, costs, storage_of, temporary, creator)
+        for i, grouped_calls in enumerate([by_number[n] for n in sorted(members[group])] for group in order)
     ]
     return Folded(_mark_once(nodes), [s.nbytes for s in trace.storages], temporary)
+
+
+class _Views:
+    """Which node pays for making a view: the first that reads it. Whatever runs again makes its views again."""
+
+    def __init__(self, trace: TraceTables) -> None:
+        self._maker = {v: c for c in trace.calls if c.is_view for v in c.returns if v >= 0}
+        self._made: set[int] = set()
+
+    def first_read_by(self, calls: Iterable[Call]) -> list[Call]:
+        """Views that `calls` read and no earlier node does, with the views that those are made of."""
+        found: list[Call] = []
+        waiting = [v for c in calls for v in c.reads]
+        while waiting:
+            call = self._maker.get(waiting.pop())
+            if call is not None and call.call not in self._made:
+                self._made.add(call.call)
+                found.append(call)
+                waiting += call.reads
+        return found
 
 
 def _join_sole_readers(calls: list[Call], storage_of: list[int], creator: Mapping[int, int], joined: nx.Graph) -> None:
@@ -134,13 +155,14 @@ def _order_random(calls: list[Call], graph: nx.DiGraph) -> None:
 def _node(
     number: int,
     calls: list[Call],
+    views: list[Call],
     trace: TraceTables,
     costs: Mapping[str, Cost],
     storage_of: list[int],
     temporary: frozenset[int],
     creator: Mapping[int, int],
 ) -> ComputeNode:
-    missing = [c for c in calls if c.signature not in costs]
+    missing = [c for c in (*calls, *views) if c.signature not in costs]
     if missing:
         raise TableError(f"The costs lack call {missing[0].target} ({missing[0].signature}): run the profile stage.")
     members = {c.call for c in calls}
@@ -160,7 +182,7 @@ def _node(
         block=SHARED,
         once=bool(mutates) and not replayable,
         random=any(c.is_random for c in calls),
-        time_s=max(sum(c.time_s for c in found), 1e-7),
+        time_s=max(sum(c.time_s for c in found) + sum(costs[v.signature].time_s for v in views), 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),
         estimated=any(c.source == "roofline" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",

@@ -57,8 +57,7 @@ def profile_trace(
     """
     distinct: dict[str, Call] = {}
     for call in trace.calls:
-        if not call.is_view:
-            distinct.setdefault(call.signature, call)
+        distinct.setdefault(call.signature, call)
     known = store.read(target.fingerprint)
     usable = {s: c for s, c in known.items() if costs == "roofline" or c.source == "measured"}
     missing = [call for signature, call in sorted(distinct.items()) if signature not in usable]

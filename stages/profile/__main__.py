@@ -36,7 +36,7 @@ def main() -> None:
     metrics = {
         "distinct_calls": len(costs),
         "estimated_calls": sum(c.source == "roofline" for c in costs),
-        "step_time_s": sum(by_signature[c.signature] for c in trace.calls if not c.is_view),
+        "step_time_s": sum(by_signature[c.signature] for c in trace.calls),
     }
     write_atomically(ARTIFACTS / "profile" / "metrics.json", (json.dumps(metrics, indent=2) + "\n").encode())
     print(f"profile: {len(costs)} distinct calls, {metrics['step_time_s']:.3f} s when each call of a step runs once")

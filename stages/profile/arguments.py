@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from stowage.stages.ir.arguments import map_arguments
-from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.arguments import map_arguments, split_receiver
+from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables, Value
 
 
@@ -15,6 +15,13 @@ def operator_of(target: str) -> Any:
     """The operator behind `aten.addmm.default`."""
     namespace, name, overload = target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def kernel_of(call: Call) -> Any:
+    """What a step calls for it: the operator, or the method of tensors that reaches it sooner."""
+    if call.target in METHODS and split_receiver(call.arguments) is not None:
+        return getattr(torch.Tensor, METHODS[call.target])
+    return operator_of(call.target)
 
 
 def make_tensor(value: Value, device: torch.device, *, integers: int) -> torch.Tensor:

@@ -19,7 +19,10 @@ from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import updated_parameter
-from stowage.stages.profile.arguments import make_arguments, operator_of
+from stowage.stages.profile.arguments import kernel_of, make_arguments
+
+VIEW_TOUCHES_BYTES = 1 << 14
+"""A view reads no elements, but what it needs of the interpreter and PyTorch is not warm either."""
 
 
 def _preemptions() -> int:
@@ -57,7 +60,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, s
     Raises:
         TableError: the operator does not run on this device.
     """
-    kernel = operator_of(call.target)
+    kernel = kernel_of(call)
 
     def with_gradients(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
@@ -79,7 +82,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, s
     else:
         raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.")
     touched = {trace.values[v].storage for v in (*call.reads, *call.returns) if v >= 0}
-    touched_bytes = sum(trace.storages[s].nbytes for s in touched)
+    touched_bytes = VIEW_TOUCHES_BYTES if call.is_view else sum(trace.storages[s].nbytes for s in touched)
     times = _samples(device, lambda: operator(*args, **kwargs), touched_bytes, seconds, least)
     return Cost(
         signature=call.signature,

@@ -20,13 +20,15 @@ def _bytes(value: int, trace: TraceTables) -> int:
 
 
 def estimate_call(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:
-    """Flops come from PyTorch's own formulas on fake tensors; bytes are those of every input and output once."""
-    traffic = sum(_bytes(v, trace) for v in {*call.reads, *(v for v in call.returns if v >= 0)})
+    """Flops come from PyTorch's own formulas on fake tensors; bytes are those of every input and output once. A view is
+    dispatch alone."""
+    touched = () if call.is_view else {*call.reads, *(v for v in call.returns if v >= 0)}
+    traffic = sum(_bytes(v, trace) for v in touched)
     created = {trace.values[v].storage for v in call.returns if v >= 0} - {trace.values[v].storage for v in call.reads}
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         args, kwargs = make_arguments(call, trace, torch.device("cpu"))
         operator_of(call.target)(*args, **kwargs)
-    flops = counter.get_total_flops()
+    flops = 0 if call.is_view else counter.get_total_flops()
     seconds = max(flops / description.flops_per_s, traffic / description.memory_copy_bytes_per_s)
     return Cost(
         signature=call.signature,

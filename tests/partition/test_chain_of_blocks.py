@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,3 +250,35 @@ def test_an_estimated_cost_marks_its_node() -> None:
     estimated = {trace.calls[c].target for n in nodes if n.estimated for c in n.calls}
     assert "aten.tanh.default" in estimated
     assert not any(n.estimated for n in nodes if n.phase == "update")
+
+
+class Viewed(nn.Module):
+    """A view of a view that two operations read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.tanh(x * self.weight).view(2, 12).transpose(0, 1)
+        return (torch.exp(seen) + torch.sin(seen)).sum()
+
+
+def test_the_first_reader_of_a_view_pays_for_it() -> None:
+    """With the views that it is made of, and later readers do not."""
+    trace = trace_step(Viewed(), (torch.randn(4, 6),), loss=lambda outputs, _: outputs)
+    costs = costs_for(trace)
+    dear = {c.signature for c in trace.calls if c.target in ("aten.view.default", "aten.transpose.int")}
+    nodes, _ = make_blocks(trace, {s: replace(c, time_s=1.0) if s in dear else c for s, c in costs.items()})
+    forward = {trace.calls[n.calls[0]].target: n.time_s for n in nodes if n.phase == "forward"}
+    assert forward["aten.exp.default"] == pytest.approx(2.0, abs=0.01)
+    assert forward["aten.sin.default"] < 0.01
+    assert forward["aten.tanh.default"] < 0.01
+
+
+def test_a_view_without_a_cost_is_named() -> None:
+    trace = trace_step(Viewed(), (torch.randn(4, 6),), loss=lambda outputs, _: outputs)
+    costs = costs_for(trace)
+    del costs[next(c.signature for c in trace.calls if c.target == "aten.view.default")]
+    with pytest.raises(TableError, match=r"lack call aten.view.default .* run the profile stage"):
+        make_blocks(trace, costs)

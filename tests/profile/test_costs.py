@@ -109,10 +109,10 @@ def test_measured_costs_are_those_of_every_distinct_call(tmp_path: Path) -> None
         trace, HERE, store, seconds_per_call=0.001, min_samples=2, progress=lambda *done: seen.append(done)
     )
     assert torch.equal(torch.get_rng_state(), state)
-    assert [c.signature for c in costs] == sorted({c.signature for c in trace.calls if not c.is_view})
+    assert [c.signature for c in costs] == sorted({c.signature for c in trace.calls})
     assert all(c.source == "measured" and c.time_s > 0 and c.samples >= 2 for c in costs)
     assert seen[-1] == (len(costs), len(costs))
-    by_target = {c.target: next(k for k in costs if k.signature == c.signature) for c in trace.calls if not c.is_view}
+    by_target = {c.target: next(k for k in costs if k.signature == c.signature) for c in trace.calls}
     assert by_target["aten.addmm.default"].output_bytes == 4 * 8 * 4
     assert by_target["stowage.update"].output_bytes == 0
     again = profile_trace(trace, HERE, store, progress=lambda done, total: seen.append((done, total)))
@@ -156,8 +156,8 @@ def test_a_foreign_device_is_refused_unless_everything_is_known(tmp_path: Path) 
     assert "no measured cost for another machine" in text
     assert "python -m stowage.stages.device" in text
     assert "\n" not in text
-    store.add(ELSEWHERE.fingerprint, [cost(c.signature) for c in trace.calls if not c.is_view])
-    assert len(profile_trace(trace, ELSEWHERE, store)) == len({c.signature for c in trace.calls if not c.is_view})
+    store.add(ELSEWHERE.fingerprint, [cost(c.signature) for c in trace.calls])
+    assert len(profile_trace(trace, ELSEWHERE, store)) == len({c.signature for c in trace.calls})
 
 
 def test_roofline_plans_a_large_model_without_its_weights(tmp_path: Path) -> None:
