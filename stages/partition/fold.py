@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -83,32 +84,54 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
     order = nx.lexicographical_topological_sort(merged, key=last.__getitem__)
 
     by_number = {c.call: c for c in calls}
-    views = _Views(trace)
+    views = _Views(trace, costs)
     nodes = [
-        _node(i, grouped_calls, views.first_read_by(grouped_calls), trace, costs, storage_of, temporary, creator)
-        for i, grouped_calls in enumerate([by_number[n] for n in sorted(members[group])] for group in order)
+        _node(i, own, views.time_s(own), trace, costs, storage_of, temporary, creator)
+        for i, own in enumerate([by_number[n] for n in sorted(members[group])] for group in order)
     ]
     return Folded(_mark_once(nodes), [s.nbytes for s in trace.storages], temporary)
 
 
 class _Views:
-    """Which node pays for making a view: the first that reads it. Whatever runs again makes its views again."""
+    """Which node pays for making a view: the first that reads it. Whatever runs again makes its views again.
 
-    def __init__(self, trace: TraceTables) -> None:
-        self._maker = {v: c for c in trace.calls if c.is_view for v in c.returns if v >= 0}
+    An operator's views cost the same, whatever their shapes and offsets: they do no work, and equal parts of a model
+    (`x[:, 7]` and `x[:, 8]` are distinct calls) stay equal.
+    """
+
+    def __init__(self, trace: TraceTables, costs: Mapping[str, Cost]) -> None:
+        views = [c for c in trace.calls if c.is_view]
+        if missing := [c for c in views if c.signature not in costs]:
+            raise _lacking(missing[0])
+        self._maker = {v: c for c in views for v in c.returns if v >= 0}
         self._made: set[int] = set()
+        signatures: dict[tuple[str, int], set[str]] = defaultdict(set)
+        for call in views:
+            signatures[_kind(call)].add(call.signature)
+        self._time_s = {
+            kind: statistics.median(costs[s].time_s for s in sorted(found)) for kind, found in signatures.items()
+        }
 
-    def first_read_by(self, calls: Iterable[Call]) -> list[Call]:
-        """Views that `calls` read and no earlier node does, with the views that those are made of."""
-        found: list[Call] = []
+    def time_s(self, calls: Iterable[Call]) -> float:
+        """Of making the views that `calls` read and no earlier node did, and the views that those are made of."""
+        time_s = 0.0
         waiting = [v for c in calls for v in c.reads]
         while waiting:
             call = self._maker.get(waiting.pop())
             if call is not None and call.call not in self._made:
                 self._made.add(call.call)
-                found.append(call)
+                time_s += self._time_s[_kind(call)]
                 waiting += call.reads
-        return found
+        return time_s
+
+
+def _kind(view: Call) -> tuple[str, int]:
+    """Its operator and how many views it makes."""
+    return view.target, len(view.returns)
+
+
+def _lacking(call: Call) -> TableError:
+    return TableError(f"The costs lack call {call.target} ({call.signature}): run the profile stage.")
 
 
 def _join_sole_readers(calls: list[Call], storage_of: list[int], creator: Mapping[int, int], joined: nx.Graph) -> None:
@@ -155,16 +178,15 @@ def _order_random(calls: list[Call], graph: nx.DiGraph) -> None:
 def _node(
     number: int,
     calls: list[Call],
-    views: list[Call],
+    views_s: float,
     trace: TraceTables,
     costs: Mapping[str, Cost],
     storage_of: list[int],
     temporary: frozenset[int],
     creator: Mapping[int, int],
 ) -> ComputeNode:
-    missing = [c for c in (*calls, *views) if c.signature not in costs]
-    if missing:
-        raise TableError(f"The costs lack call {missing[0].target} ({missing[0].signature}): run the profile stage.")
+    if missing := [c for c in calls if c.signature not in costs]:
+        raise _lacking(missing[0])
     members = {c.call for c in calls}
     creates = {s for c in calls for v in c.returns if v >= 0 and creator.get(s := storage_of[v]) in members}
     mutates = {s for c in calls for s in c.mutates} - temporary
@@ -182,7 +204,7 @@ def _node(
         block=SHARED,
         once=bool(mutates) and not replayable,
         random=any(c.is_random for c in calls),
-        time_s=max(sum(c.time_s for c in found) + sum(costs[v.signature].time_s for v in views), 1e-7),
+        time_s=max(sum(c.time_s for c in found) + views_s, 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),
         estimated=any(c.source == "roofline" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",

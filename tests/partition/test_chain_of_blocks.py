@@ -282,3 +282,30 @@ def test_a_view_without_a_cost_is_named() -> None:
     del costs[next(c.signature for c in trace.calls if c.target == "aten.view.default")]
     with pytest.raises(TableError, match=r"lack call aten.view.default .* run the profile stage"):
         make_blocks(trace, costs)
+
+
+class Windows(nn.Module):
+    """Four equal steps, each on a window of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(8, 6)
+        for i in range(4):
+            state = torch.tanh(x[:, i] + state @ self.weight)
+        return state.sum()
+
+
+def test_equal_steps_on_other_windows_stay_equal() -> None:
+    """`x[:, 0]` and `x[:, 1]` are distinct calls, measured one by one; their costs must not tell equal blocks apart."""
+    trace = trace_step(Windows(), (torch.randn(8, 4, 6),), loss=lambda outputs, _: outputs)
+    costs = costs_for(trace)
+    windows = sorted({c.signature for c in trace.calls if c.target == "aten.select.int"})
+    assert len(windows) == 4
+    costs |= {s: replace(costs[s], time_s=1e-3 * (i + 1)) for i, s in enumerate(windows)}
+    nodes, _ = make_blocks(trace, costs)
+    sums = [n for n in nodes if n.phase == "forward" and trace.calls[n.calls[0]].target == "aten.add.Tensor"]
+    assert len({n.time_s for n in sums}) == 1
+    assert sums[0].time_s == pytest.approx(2.5e-3, rel=0.01)
