@@ -22,7 +22,7 @@ class BlockNode:
 
     Attributes:
         name: for people: operation and place.
-        time_s: median time of one execution, seconds.
+        time_s: mean time of one execution, seconds.
         workspace_bytes: peak bytes while it runs, above its inputs and everything it creates.
         reads: allocations that must be complete and in memory while it runs (never its own outputs), ascending.
         creates: allocations that it fills, ascending; each is created by exactly one node. All are in memory from its

@@ -23,7 +23,7 @@ class ComputeNode:
         block: position of its block in the chain, or `SHARED`.
         once: may be executed only once.
         random: draws random numbers; executed again, it replays the state of its first execution.
-        time_s: median time of one execution, seconds.
+        time_s: mean time of one execution, with the views that it is the first to read, seconds.
         workspace_bytes: peak bytes above inputs and `creates`.
         estimated: a cost is a roofline estimate, not a measurement.
         name: for people.
