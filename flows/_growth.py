@@ -122,13 +122,14 @@ def growth(
 
 
 def ratios(rows: Sequence[GrowthRow]) -> dict[tuple[str, str], dict[str, float]]:
-    """(model, method) -> stage -> its time for the deepest model over that for the shallowest."""
+    """(model, method) -> stage -> its time for the deepest model over that for the shallowest; a stage that one of the
+    two did not reach, for want of a plan, is left out."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     least, most = min(r.layers for r in rows), max(r.layers for r in rows)
     first = {(r.model, r.method, r.stage): r.seconds for r in rows if r.layers == least}
     for r in rows:
-        if r.layers == most:
-            found.setdefault((r.model, r.method), {})[r.stage] = r.seconds / first[r.model, r.method, r.stage]
+        if r.layers == most and (shallowest := first.get((r.model, r.method, r.stage))):
+            found.setdefault((r.model, r.method), {})[r.stage] = r.seconds / shallowest
     return found
 
 

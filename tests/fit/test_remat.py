@@ -329,14 +329,14 @@ def test_iterations_are_repeated_only_so_often(tmp_path: Path, monkeypatch: pyte
 
 def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
     said: list[str] = []
-    text = run_depth(DepthJob(("gpt2",), ("auto",), (1, 2), "tiny", QUICK), tmp_path, said.append)
+    text = run_depth(DepthJob(("gpt2",), ("auto",), (2, 3), "tiny", QUICK), tmp_path, said.append)
     rows = read_rows(tmp_path / "remat_depth.parquet", GrowthRow)
     stages = ["trace", "profile", "partition", "options", "solve", "codegen", "total"]
-    assert [(r.layers, r.stage) for r in rows] == [(n, stage) for n in (1, 2) for stage in stages]
+    assert [(r.layers, r.stage) for r in rows] == [(n, stage) for n in (2, 3) for stage in stages]
     assert rows[-1].calls > rows[0].calls
     assert rows[-1].overhead > 0
     assert rows[-1].seconds == pytest.approx(sum(r.seconds for r in rows[7:-1]))
-    assert text.startswith("gpt2, auto, 2 over 1 layers: trace ")
+    assert text.startswith("gpt2, auto, 3 over 2 layers: trace ")
     assert len(said) == 2
     assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat_depth.png").read_bytes())).shape[1] == 1500
 

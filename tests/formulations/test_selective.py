@@ -77,12 +77,15 @@ def test_a_whole_model_in_one_block_goes_far_down() -> None:
 
 def test_four_times_the_nodes_take_less_than_four_squared_times_as_long() -> None:
     taken: list[float] = []
-    for layers in (36, 143):
+    for layers, repeats in ((36, 5), (143, 2)):
         graph = deep_chain(layers)
         plain = replay_block(graph, keep_all(graph))
-        started = time.process_time()
-        schedule, report = selective(graph, peak_of(plain) // 3, plain.save_bytes)
-        taken.append(time.process_time() - started)
+        times: list[float] = []
+        for _ in range(repeats):  # the least: whatever else runs here makes some longer
+            started = time.process_time()
+            schedule, report = selective(graph, peak_of(plain) // 3, plain.save_bytes)
+            times.append(time.process_time() - started)
+        taken.append(min(times))
     assert len(graph.nodes) > 2000
     assert taken[1] < 14 * taken[0]
     assert schedule is not None

@@ -156,11 +156,12 @@ def training_steps(draw: st.DrawFn, max_layers: int = 9) -> TraceTables:
 
 
 def costs_for(trace: TraceTables) -> dict[str, Cost]:
-    """Made-up costs: time grows with bytes, every fifth call has a workspace; views are a dispatch alone."""
+    """Made-up costs: time grows with bytes, every fifth call has a workspace; views cost next to nothing."""
     found: dict[str, Cost] = {}
     for call in trace.calls:
         touched = set() if call.is_view else {trace.values[v].storage for v in (*call.reads, *call.returns) if v >= 0}
         nbytes = sum(trace.storages[s].nbytes for s in touched)
+        time_s = 1e-8 if call.is_view else 1e-6 + nbytes * 1e-9
         workspace = nbytes // 2 if len(call.signature) % 5 == 0 else 0
-        found[call.signature] = Cost(call.signature, "made up", 1e-6 + nbytes * 1e-9, 0, workspace, 1, "measured")
+        found[call.signature] = Cost(call.signature, "made up", time_s, 0, workspace, 1, "measured")
     return found
