@@ -51,3 +51,10 @@ def test_a_plan_is_timed_stage_by_stage() -> None:
     assert rows[-1].seconds == pytest.approx(sum(r.seconds for r in rows[:-1]))
     assert all(r.seconds >= 0 for r in rows)
     assert rows[0].calls > 100
+
+
+def test_a_stage_that_the_shallowest_did_not_reach_is_left_out() -> None:
+    reached = [r for r in ROWS if r.layers == max(r.layers for r in ROWS)]
+    least = min(ROWS, key=lambda r: r.layers)
+    ((_, by_stage),) = ratios([least, *reached]).items()
+    assert list(by_stage) == [least.stage]
