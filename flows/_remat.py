@@ -29,7 +29,14 @@ from stowage.stages.settings.sizes import parse_percentage
 SHARES = (0.3, 0.5, 0.65)
 METHODS = ("auto", "rotor", "chen_sqrt")
 DEFAULT_MODELS = ("unet", "transformer", "t5", "resnet101", "uno", "lstm", "mamba", "regnet", "mixer", "gpt2")
-PREDICTED = ("predicted_peak_bytes", "predicted_time_s", "predicted_overhead", "found_by", "plan_s")
+PREDICTED = (
+    "predicted_peak_bytes",
+    "predicted_time_s",
+    "predicted_overhead",
+    "plain_time_s",
+    "found_by",
+    "plan_s",
+)
 MEASURED = (
     "peak_bytes",
     "activation_share",
@@ -204,7 +211,7 @@ class _Model:
             for value in self.job.memory_budgets if name == MEMORY_BUDGET else (1.0,):
                 row = RematRow(self.name, name, f"{value:g}" if name == MEMORY_BUDGET else "")
                 if name == EAGER:
-                    row = replace(row, predicted_time_s=about["keep_all_time_s"])
+                    row = replace(row, predicted_time_s=about["keep_all_time_s"], plain_time_s=about["plain_time_s"])
                 yield self._point(turns, about, row, runs=name, setting=value)
 
     def _planned(self, turns: _Turns, about: dict[str, Any], plans: Mapping[Asked, Plan]) -> Iterator[RematRow]:

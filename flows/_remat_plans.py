@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from stowage.flows._planning import QUICK, Costed, Effort, Planned, cost_step, plan_costed
 from stowage.flows._remat_models import RematCase
+from stowage.flows._remat_names import EAGER
+from stowage.flows._remat_peers import make_peer
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, StowageError
 
 NOT_MUCH = 1
 """A budget that nothing meets: the answer says which would be met."""
 
+PLAIN_S, PLAIN_ITERATIONS = 2.0, 3
+"""Plain PyTorch is timed for so long before profiling and again after it, and for so many iterations at least."""
+
 
 class Planner:
     """Answers which plans there are; those who run them find them in `home`.
 
     Args:
-        case: the model; it is traced and not run.
+        case: the model; its parameters stay as they are.
         home: as `cache_dir` of `fit`.
         quick: as for `fit`.
     """
@@ -27,9 +35,11 @@ class Planner:
     def __init__(self, case: RematCase, home: Path, *, quick: bool) -> None:
         self._home = home / "quick" if quick else home
         self._effort = QUICK if quick else Effort()
+        plain_s = list(_plain_times_s(case))
         self._costed: Costed = cost_step(
             case.model, case.batch, loss=case.loss, optimizer=None, home=self._home, effort=self._effort
         )
+        self._plain_s = statistics.median([*plain_s, *_plain_times_s(case)])
         self._fixed = fixed_bytes(self._costed.variants[0].trace)
         self._whole = self._plan("auto", 2 * self._costed.eager_peak_bytes).summary
 
@@ -38,11 +48,12 @@ class Planner:
 
     def about(self) -> dict[str, Any]:
         """Of the step that keeps everything: its peak and time, the part of the peak that is no activation, and how
-        many calls there are."""
+        many calls there are; and plain PyTorch's time while the calls were profiled."""
         return {
             "fixed_bytes": self._fixed,
             "keep_all_peak_bytes": self._whole.keep_all_peak_bytes,
             "keep_all_time_s": self._whole.keep_all_time_s,
+            "plain_time_s": self._plain_s,
             "calls": len(self._costed.variants[0].trace.calls),
         }
 
@@ -71,6 +82,7 @@ class Planner:
             "predicted_peak_bytes": s.device_peak_bytes,
             "predicted_time_s": s.step_time_s,
             "predicted_overhead": s.step_time_s / s.keep_all_time_s - 1,
+            "plain_time_s": self._plain_s,
             "found_by": s.method,
             "plan_hash": s.plan_hash,
         }
@@ -84,3 +96,17 @@ class Planner:
         except Infeasible as infeasible:
             return infeasible.smallest_feasible_bytes
         return NOT_MUCH
+
+
+def _plain_times_s(case: RematCase) -> Iterator[float]:
+    """Of iterations of plain PyTorch; the first is not timed."""
+    plain = make_peer(EAGER, case)
+    started = time.perf_counter()
+    for iteration in itertools.count():
+        if iteration > PLAIN_ITERATIONS and time.perf_counter() - started > PLAIN_S:
+            return
+        case.model.zero_grad()
+        began = time.perf_counter()
+        plain(case.batch)
+        if iteration:
+            yield time.perf_counter() - began

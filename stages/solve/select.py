@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stowage.stages.ir.errors import Infeasible, ParameterError
@@ -22,6 +22,9 @@ from stowage.stages.solve.tiered import tiered_plans
 
 SAME_SPEED = 1.001
 """Predictions do not tell plans apart that differ by less."""
+
+COARSER = 3
+"""Where nothing fits, a table of so many times fewer slots is looked at too."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,10 @@ def solve_plan(
         smallest += [p.outcome for p in found]
     if not smallest:
         smallest.append(program.replay(in_memory(race, everything, request.slots, request.method)[1].executions))
+    if not fitting and not moving and request.method == "auto":
+        for plans, leanest in _others(race, everything, request):
+            smallest.append(program.replay(leanest.executions))
+            fitting += [p for p in plans if p.peak_bytes <= budget_bytes]
     least = min(smallest, key=lambda o: o.peak_bytes)
     if not fitting and not moving:
         raise Infeasible(
@@ -157,6 +164,18 @@ def solve_plan(
         ),
         tiered,
     )
+
+
+def _others(race: Race, everything: Candidate, request: PlanRequest) -> Iterator[tuple[list[Candidate], Candidate]]:
+    """Plans, and the one that takes least memory, of tables that round otherwise: now and then a coarser one, or
+    Rotor's, which has fewer options, has a sequence whose true peak is lower by a little."""
+    yield in_memory(race, everything, max(1, request.slots // COARSER), request.method)
+    whole = replace(request, method="rotor")
+    chain = race.chain
+    options = [o for found in chain.options.values() for o in found if whole.takes(o.formulation)]
+    own = Race(race.program, Chain(chain.blocks, chain.nodes, options), race.budget_bytes, polishes=race.polishes)
+    plans, leanest = in_memory(own, everything, request.slots, whole.method)
+    yield [replace(p, method=whole.method) for p in plans], leanest
 
 
 def _best_moving(plans: Sequence[OffloadPlan]) -> OffloadPlan | None:

@@ -130,3 +130,16 @@ def test_a_block_of_which_a_method_has_no_schedule_is_named() -> None:
     assert {o.formulation for o in prepared.options}.isdisjoint({"tw_remat"})
     with pytest.raises(ParameterError, match=r"method tw_remat has no schedule of block 0 \(.+\) .* take auto here"):
         prepared.solve(method="tw_remat")
+
+
+@pytest.mark.parametrize("name", ["tied", "gpt2_bf16", "lstm", "resnet_transformers"])
+def test_where_nothing_fits_other_tables_are_looked_at(name: str) -> None:
+    """Sizes are rounded up to slots: of two tables now the one, now the other has the leaner sequence."""
+    prepared = prepared_zoo(name)
+    least: dict[str, int] = {}
+    for method, slots in (("auto", 100), ("rockmate", 33), ("rotor", 100)):
+        with pytest.raises(Infeasible) as caught:
+            prepared.solve(1, method, slots)
+        least[method] = caught.value.smallest_feasible_bytes
+    assert least["auto"] <= min(least.values())
+    prepared.judge(prepared.solve(least["auto"]), least["auto"])
