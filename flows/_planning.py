@@ -50,7 +50,7 @@ class Effort:
     """
 
     seconds_per_call: float = 0.3
-    min_samples: int = 5
+    min_samples: int = 6
     grid: GridSize = field(default_factory=GridSize)
     solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=5.0))
     slots: int = 500
@@ -189,8 +189,9 @@ def cost_step(
     target: DeviceDescription | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
+    profiled: Callable[[int, int], None] = lambda done, total: None,
 ) -> Costed:
-    """Trace → profile → partition; see `plan_step`."""
+    """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`."""
     effort = effort or Effort()
     progress("trace")
     if recorded is None:
@@ -209,6 +210,7 @@ def cost_step(
         costs="roofline" if costs == "roofline" else "measured",
         seconds_per_call=effort.seconds_per_call,
         min_samples=effort.min_samples,
+        progress=profiled,
     )
     progress("partition")
     return cost_traces(traces, known, whole, target)

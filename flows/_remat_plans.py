@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from stowage.stages.ir.errors import MIB, Infeasible, StowageError
 NOT_MUCH = 1
 """A budget that nothing meets: the answer says which would be met."""
 
-PLAIN_S, PLAIN_ITERATIONS = 2.0, 3
-"""Plain PyTorch is timed for so long before profiling and again after it, and for so many iterations at least."""
+PLAIN_EVERY_S, PLAIN_SHARE, PLAIN_ITERATIONS = 1.0, 0.3, 3
+"""Plain PyTorch runs among the calls that are profiled: so often, for no more than so much of the time, and so many
+iterations at least."""
 
 
 class Planner:
@@ -35,11 +34,17 @@ class Planner:
     def __init__(self, case: RematCase, home: Path, *, quick: bool) -> None:
         self._home = home / "quick" if quick else home
         self._effort = QUICK if quick else Effort()
-        plain_s = list(_plain_times_s(case))
+        plain = _PlainAmongCalls(case)
         self._costed: Costed = cost_step(
-            case.model, case.batch, loss=case.loss, optimizer=None, home=self._home, effort=self._effort
+            case.model,
+            case.batch,
+            loss=case.loss,
+            optimizer=None,
+            home=self._home,
+            effort=self._effort,
+            profiled=plain.look,
         )
-        self._plain_s = statistics.median([*plain_s, *_plain_times_s(case)])
+        self._plain_s = plain.time_s()
         self._fixed = fixed_bytes(self._costed.variants[0].trace)
         self._whole = self._plan("auto", 2 * self._costed.eager_peak_bytes).summary
 
@@ -98,15 +103,34 @@ class Planner:
         return NOT_MUCH
 
 
-def _plain_times_s(case: RematCase) -> Iterator[float]:
-    """Of iterations of plain PyTorch; the first is not timed."""
-    plain = make_peer(EAGER, case)
-    started = time.perf_counter()
-    for iteration in itertools.count():
-        if iteration > PLAIN_ITERATIONS and time.perf_counter() - started > PLAIN_S:
+class _PlainAmongCalls:
+    """Times plain PyTorch in the moments in which the calls are profiled."""
+
+    def __init__(self, case: RematCase) -> None:
+        self._case = case
+        self._plain = make_peer(EAGER, case)
+        self._iteration_s()  # the first is not timed
+        self._times_s: list[float] = []
+        self._next = 0.0
+
+    def look(self, done: int, total: int) -> None:
+        """After a call: run an iteration if it is time."""
+        del done, total
+        if time.perf_counter() < self._next:
             return
-        case.model.zero_grad()
+        taken = self._iteration_s()
+        self._times_s.append(taken)
+        self._next = time.perf_counter() + max(PLAIN_EVERY_S, taken / PLAIN_SHARE)
+
+    def time_s(self) -> float:
+        """Of an iteration, as calls are timed: the mean."""
+        while len(self._times_s) < PLAIN_ITERATIONS:
+            self._times_s.append(self._iteration_s())
+        return statistics.fmean(self._times_s)
+
+    def _iteration_s(self) -> float:
         began = time.perf_counter()
-        plain(case.batch)
-        if iteration:
-            yield time.perf_counter() - began
+        self._plain(self._case.batch)
+        taken = time.perf_counter() - began
+        self._case.model.zero_grad()
+        return taken

@@ -10,7 +10,7 @@ import torch
 from stowage.stages.device.events import Measured
 from stowage.stages.ir.costs import DeviceDescription
 
-MEASURING = "means, caches as others leave them, called as in a step"
+MEASURING = "means over rounds, caches as others leave them, called as in a step"
 """How calls are measured: costs measured otherwise are of another device."""
 
 

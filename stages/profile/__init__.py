@@ -15,11 +15,10 @@ from stowage.stages.ir.updates import CLIP, UPDATE
 from stowage.stages.profile.clip import estimate_clip, measure_clip
 from stowage.stages.profile.measure import measure_call, measure_update
 from stowage.stages.profile.roofline import estimate_call, estimate_update
+from stowage.stages.profile.rounds import ROUNDS, in_rounds
 from stowage.stages.profile.store import CostStore
 
 __all__ = ["CostStore", "profile_trace", "profile_variants"]
-
-SAVE_EVERY = 16
 
 
 def profile_variants(
@@ -39,7 +38,7 @@ def profile_trace(
     *,
     costs: Literal["measured", "roofline"] = "measured",
     seconds_per_call: float = 0.3,
-    min_samples: int = 5,
+    min_samples: int = 6,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Cost]:
     """One cost for each distinct call of `trace`, sorted by signature.
@@ -49,8 +48,8 @@ def profile_trace(
         target: the device that will train.
         store: where costs are looked up and added.
         costs: `roofline` estimates what the store does not know, without running anything.
-        seconds_per_call, min_samples: effort per call.
-        progress: called with the number of calls done and the total.
+        seconds_per_call, min_samples: effort per call; in each of several rounds two samples at least are taken.
+        progress: called with the number of calls done and the total, before each look at one.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
@@ -67,30 +66,23 @@ def profile_trace(
             f"{len(missing)} operations have no measured cost for {target.name}, and this machine is another device: "
             "run the profile stage there, or make this machine the target (`python -m stowage.stages.device`)."
         )
-    fresh: list[Cost] = []
+    rounds = max(1, min(ROUNDS, min_samples // 2)) if costs == "measured" else 1
+
+    def look(call: Call) -> Cost:
+        seconds, least = seconds_per_call / rounds, -(-min_samples // rounds)
+        if call.target == CLIP:
+            return (estimate_clip if costs == "roofline" else measure_clip)(call, trace, target, device)
+        if costs == "roofline":
+            return (estimate_update if call.target == UPDATE else estimate_call)(call, trace, target)
+        if call.target == UPDATE:
+            return measure_update(call, trace, device, target.type, seconds=seconds, least=least)
+        with torch.no_grad():
+            return measure_call(call, trace, device, target.type, seconds=seconds, least=least)
+
     generators = ["cuda"] if target.type == "cuda" and costs == "measured" and missing else []
     with torch.random.fork_rng(devices=generators):
-        for done, call in enumerate(missing):
-            progress(done, len(missing))
-            update = call.target == UPDATE
-            if call.target == CLIP:
-                measure = estimate_clip if costs == "roofline" else measure_clip
-                fresh.append(measure(call, trace, target, device))
-            elif costs == "roofline":
-                fresh.append((estimate_update if update else estimate_call)(call, trace, target))
-            elif update:
-                fresh.append(
-                    measure_update(call, trace, device, target.type, seconds=seconds_per_call, least=min_samples)
-                )
-            else:
-                with torch.no_grad():
-                    fresh.append(
-                        measure_call(call, trace, device, target.type, seconds=seconds_per_call, least=min_samples)
-                    )
-            if len(fresh) % SAVE_EVERY == 0:
-                store.add(target.fingerprint, fresh)
-    if fresh:
-        store.add(target.fingerprint, fresh)
+        for fresh in in_rounds(missing, look, rounds, progress):
+            store.add(target.fingerprint, fresh)
     progress(len(missing), len(missing))
     usable = store.read(target.fingerprint)
     return [usable[signature] for signature in sorted(distinct)]

@@ -163,7 +163,7 @@ class ProfileSettings(_Section):
 
     costs: Literal["measured", "roofline"] = "measured"
     seconds_per_call: PositiveSeconds = 0.3
-    min_samples: Positive = 5
+    min_samples: Positive = 6
 
 
 class PartitionSettings(_Section):

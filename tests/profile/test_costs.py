@@ -20,6 +20,7 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.profile.rounds import ROUNDS
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_workload
 
@@ -135,9 +136,27 @@ def test_each_sample_finds_cold_caches(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(CpuDevice, "evict", evicted)
     monkeypatch.setattr(CpuDevice, "time_s", timed)
-    costs = profile_trace(small_trace(9), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=3)
+    costs = profile_trace(small_trace(9), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=6)
     alone = sum(b == "timed" and a == "timed" for a, b in pairwise(["timed", *happened]))
-    assert alone == len(costs), "the first run of each call warms up"
+    assert alone == ROUNDS * len(costs), "the first run of each call warms up, whenever it is looked at"
+
+
+def test_samples_of_a_call_are_taken_at_several_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1 << 20))  # a machine that becomes slower and slower
+    monkeypatch.setattr(CpuDevice, "time_s", lambda device, work: (work(), float(next(clock)))[1])
+    seen: list[int] = []
+    costs = profile_trace(
+        small_trace(9),
+        HERE,
+        CostStore(tmp_path),
+        seconds_per_call=0.0,
+        min_samples=6,
+        progress=lambda done, total: seen.append(done),
+    )
+    assert seen == sorted(seen)
+    assert {c.samples for c in costs} <= {6, 3}
+    times = [c.time_s for c in costs]
+    assert max(times) - min(times) < next(clock) / ROUNDS, "none saw the first or the last moments alone"
 
 
 def test_small_calls_leave_caches_as_they_are_and_none_takes_much_memory() -> None:
