@@ -7,8 +7,6 @@ machine slows both. Peaks come from the allocator's events. An iteration is forw
 from __future__ import annotations
 
 import contextlib
-import itertools
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +17,15 @@ from typing import Any
 from stowage.flows._project import find_root
 from stowage.flows._remat_asked import Asked, Plan, Planners
 from stowage.flows._remat_names import EAGER, MEMORY_BUDGET, Size
-from stowage.flows._remat_rows import RematRow, describe, markdown_of, picture
+from stowage.flows._remat_rows import (
+    RematRow,
+    describe,
+    describe_comparison,
+    markdown_of,
+    picture,
+    seemed_slower,
+)
+from stowage.flows._remat_turns import Turns
 from stowage.flows._served import Served
 from stowage.stages.ir.activations import activation_share
 from stowage.stages.ir.errors import ParameterError, StowageError
@@ -50,8 +56,8 @@ MEASURED = (
 )
 """Columns; methods that find the same plan share its measurement."""
 
-MOST_ROUNDS = 25
-"""More are timed only if they are asked for."""
+SECOND_LOOK = 15
+"""Rounds, at least, of a plan and a contestant that seemed faster within the same peak, in turns with each other."""
 
 MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 """Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
@@ -68,7 +74,7 @@ class RematJob:
         memory_budgets: values of PyTorch's own.
         peers: what stands beside; all that apply by default.
         rounds: iterations timed of each point, at least.
-        timed_s: of short iterations more are timed, up to `MOST_ROUNDS`, until they took so long.
+        timed_s: as for `Turns`.
         size, depth: of the models.
         quick: plan in seconds.
         threads: of PyTorch in every process, 0 for its default.
@@ -113,44 +119,13 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-@dataclass
-class _Turns:
-    """A contestant and plain PyTorch, in turns."""
-
-    eager: Served
-    rounds: int
-    timed_s: float
-
-    def measure(self, point: Served) -> dict[str, Any]:
-        """Peak, times and equality of one point; `point` may be plain PyTorch itself."""
-        own, theirs = [point.ask([0])], [self.eager.ask([0])]
-        point.ask(1)  # the first iteration without the profiler is not timed
-        seeds = itertools.count(2)
-        while not self._enough([a["time_s"] for a in own[1:]]):
-            seed = next(seeds)
-            theirs.append(self.eager.ask(seed))
-            own.append(point.ask(seed))
-        ratios = [a["time_s"] / b["time_s"] for a, b in zip(own[1:], theirs[1:], strict=True)]
-        return {
-            "peak_bytes": own[0]["peak_bytes"],
-            "eager_peak_bytes": theirs[0]["peak_bytes"],
-            "time_s": statistics.median(a["time_s"] for a in own[1:]),
-            "eager_time_s": statistics.median(b["time_s"] for b in theirs[1:]),
-            "overhead": statistics.median(ratios) - 1,
-            "rounds": len(ratios),
-            "equal": [a["digest"] for a in own] == [b["digest"] for b in theirs],
-        }
-
-    def _enough(self, times_s: list[float]) -> bool:
-        """Medians of few short iterations differ by more than what is compared."""
-        count = len(times_s)
-        return count >= self.rounds and (count >= MOST_ROUNDS or sum(times_s) >= self.timed_s)
-
-
 def remat_rows(
     job: RematJob, home: Path, root: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[RematRow]:
-    """Every point of every model, peers first; what cannot be traced, planned or run is a row that says why."""
+    """Every point of every model, peers first; what cannot be traced, planned or run is a row that says why.
+
+    A point beside which `AUTO` seemed slower comes a second time, compared with it: the later row counts.
+    """
     for model in job.models:
         try:
             yield from _Model(job, model, home, root, say).rows()
@@ -171,25 +146,37 @@ class _Model:
     say: Callable[[str], None]
 
     def rows(self) -> Iterator[RematRow]:
-        """Measure the peers, plan for every budget and for what they took, then measure the plans."""
+        """Measure the peers, plan for every budget and for what they took, then measure the plans, and look again where
+        another seemed faster."""
+        rows: list[RematRow] = []
+        for row in self._once():
+            rows.append(row)
+            self.say(describe(row))
+            yield row
+        for ours, theirs in seemed_slower(rows):
+            try:
+                row = self._looked_again(ours, theirs)
+            except StowageError as error:
+                self.say(str(error))
+                continue
+            self.say(describe_comparison(ours, row))
+            yield row
+
+    def _once(self) -> Iterator[RematRow]:
         with contextlib.ExitStack() as stack:
             planner = Planners(lambda: self._enter(f"planner of {self.name}", runs="planner"))
             stack.callback(planner.close)
             eager = stack.enter_context(contextlib.closing(self._enter(EAGER, runs=EAGER, setting=1.0)))
-            turns = _Turns(eager, self.job.rounds, self.job.timed_s)
             peaks: list[int] = []
-            for row in self._peers(turns, planner.about):
+            for row in self._peers(eager, planner.about):
                 peaks.append(row.peak_bytes)
-                self.say(describe(row))
                 yield row
             started = time.perf_counter()
             plans = planner.plans(self.job.methods, self.job.shares, [peak for peak in peaks if peak >= 0])
             planner.close()
             calls, taken = planner.about["calls"], time.perf_counter() - started
             self.say(f"{self.name}: {calls} calls, planned for {len(plans)} budgets in {taken:.0f} s")
-            for row in self._planned(turns, planner.about, plans):
-                self.say(describe(row))
-                yield row
+            yield from self._planned(eager, planner.about, plans)
 
     def _enter(self, name: str, **what: Any) -> Served:
         job = self.job
@@ -206,15 +193,22 @@ class _Model:
         module = "stowage.flows._remat_contestant"
         return Served(name, module, common | what, self.root, limit_s=limit_s, environment=environment)
 
-    def _peers(self, turns: _Turns, about: dict[str, Any]) -> Iterator[RematRow]:
+    def _contestant(self, row: RematRow) -> Served:
+        """The process of a row that is to be measured."""
+        name = f"{row.contestant} {row.setting}".strip()
+        if row.predicted_peak_bytes >= 0:
+            return self._enter(name, runs="plan", method=row.contestant, budget=row.budget_bytes)
+        return self._enter(name, runs=row.contestant, setting=float(row.setting or 1.0))
+
+    def _peers(self, eager: Served, about: dict[str, Any]) -> Iterator[RematRow]:
         for name in (n for n in about["peers"] if self.job.peers is None or n in self.job.peers):
             for value in self.job.memory_budgets if name == MEMORY_BUDGET else (1.0,):
                 row = RematRow(self.name, name, f"{value:g}" if name == MEMORY_BUDGET else "")
                 if name == EAGER:
                     row = replace(row, predicted_time_s=about["keep_all_time_s"], plain_time_s=about["plain_time_s"])
-                yield self._point(turns, about, row, runs=name, setting=value)
+                yield self._point(eager, about, row)
 
-    def _planned(self, turns: _Turns, about: dict[str, Any], plans: Mapping[Asked, Plan]) -> Iterator[RematRow]:
+    def _planned(self, eager: Served, about: dict[str, Any], plans: Mapping[Asked, Plan]) -> Iterator[RematRow]:
         known: dict[str, RematRow] = {}
         for asked, plan in plans.items():
             row = RematRow(self.name, asked.method, asked.setting, plan["budget"])
@@ -225,21 +219,25 @@ class _Model:
             if same := known.get(plan["plan_hash"]):
                 yield replace(row, **{name: getattr(same, name) for name in MEASURED})
                 continue
-            row = self._point(turns, about, row, runs="plan", method=asked.method, budget=plan["budget"])
+            row = self._point(eager, about, row)
             known[plan["plan_hash"]] = row
             yield row
 
-    def _point(self, turns: _Turns, about: dict[str, Any], row: RematRow, **what: Any) -> RematRow:
+    def _point(self, eager: Served, about: dict[str, Any], row: RematRow) -> RematRow:
+        turns = Turns(self.job.rounds, self.job.timed_s)
         try:
-            served = self._enter(f"{row.contestant} {row.setting}".strip(), **what)
-            try:
-                found = turns.measure(served)
-            finally:
-                served.close()
+            with contextlib.closing(self._contestant(row)) as served:
+                found = turns.measure(served, eager)
         except StowageError as error:
             return replace(row, note=str(error))
         share = activation_share(about["fixed_bytes"], about["keep_all_peak_bytes"], found["peak_bytes"])
         return replace(row, **served.about, **found, activation_share=share)  # `about` of a peer: how it is done
+
+    def _looked_again(self, ours: RematRow, theirs: RematRow) -> RematRow:
+        turns = Turns(max(self.job.rounds, SECOND_LOOK), self.job.timed_s)
+        with contextlib.closing(self._contestant(ours)) as plan, contextlib.closing(self._contestant(theirs)) as other:
+            ratio, chance = turns.compare(plan, other)
+        return replace(theirs, ours_over_it=ratio, by_chance=chance)
 
 
 def run_remat(
@@ -262,11 +260,12 @@ def run_remat(
 
     if unknown := [name for name in job.models if name not in MODELS]:
         raise ParameterError(f"--models names {', '.join(unknown)}: take some of {', '.join(MODELS)}.")
-    rows: list[RematRow] = []
+    found: dict[tuple[str, str, str], RematRow] = {}
     with tempfile.TemporaryDirectory() as empty:
         for row in remat_rows(job, home or Path(empty), root or find_root(), say):
-            rows.append(row)
-            write_rows(folder / "remat.parquet", RematRow, rows)  # a run that is cut off keeps what it has
+            found[row.model, row.contestant, row.setting] = row
+            write_rows(folder / "remat.parquet", RematRow, [*found.values()])  # a run that is cut off keeps what it has
+    rows = list(found.values())
     for model in job.models:
         write_atomically(folder / f"remat_{model}.png", picture([r for r in rows if r.model == model]))
     write_atomically(folder / "remat.png", picture(rows))

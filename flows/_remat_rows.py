@@ -15,6 +15,9 @@ from stowage.stages.solve.request import METHODS
 
 NAN = float("nan")
 
+SURELY = 0.05
+"""A plan is slower where chance makes it seem so less often."""
+
 CLOSE_TIME = 0.1
 """Of the predicted time: what counts as close."""
 
@@ -43,6 +46,9 @@ class RematRow:
         rounds: iterations timed.
         equal: loss and every gradient to plain PyTorch's, bit for bit, in every iteration.
         note: why there is no measurement.
+        ours_over_it: where a plan of `AUTO` within that peak seemed slower: its time over this point's, both in turns
+            with each other, median, less 1; NaN elsewhere.
+        by_chance: how likely chance alone makes the plan slower in as many of those rounds.
     """
 
     model: str
@@ -64,6 +70,8 @@ class RematRow:
     rounds: int = 0
     equal: bool = False
     note: str = ""
+    ours_over_it: float = NAN
+    by_chance: float = NAN
 
     @property
     def over_prediction(self) -> float:
@@ -83,6 +91,12 @@ def describe(row: RematRow) -> str:
         f"{name}: {row.peak_bytes / MIB:,.1f} MiB ({row.activation_share:.0%} of keep-all's activations), overhead "
         f"{row.overhead:+.1%}{predicted}{times}, {'equal' if row.equal else 'not equal'}"
     )
+
+
+def describe_comparison(ours: RematRow, row: RematRow) -> str:
+    """One line for people about a second look."""
+    names = f"{row.model}, {ours.contestant} {ours.setting} in turns with {row.contestant} {row.setting}".rstrip()
+    return f"{names}: {row.ours_over_it:+.1%} (by chance {row.by_chance:.0%})"
 
 
 def markdown_of(rows: Sequence[RematRow]) -> str:
@@ -108,7 +122,7 @@ def markdown_of(rows: Sequence[RematRow]) -> str:
             f"**{r.overhead:+.1%}**" if planned else f"{r.overhead:+.1%}",
             f"{r.predicted_overhead:+.1%}" if planned else "",
             "" if math.isnan(r.over_prediction) else f"{r.over_prediction:.2f}",
-            "" if r.contestant == AUTO or (ours := least_overhead(rows, r)) is None else f"{ours:+.1%}",
+            _beside(rows, r),
             f"{r.plan_s:.1f} s" if planned else "",
             "yes" if r.equal else "no",
         ]
@@ -133,22 +147,41 @@ def accuracy(rows: Sequence[RematRow]) -> str:
     )
 
 
+def _beside(rows: Sequence[RematRow], row: RematRow) -> str:
+    """A cell: the overhead of `AUTO` within a row's peak, and how it did in turns with it."""
+    ours = None if row.contestant == AUTO else fastest_within(rows, row)
+    if ours is None:
+        return ""
+    return f"{ours.overhead:+.1%}" + ("" if math.isnan(row.ours_over_it) else f" (in turns {row.ours_over_it:+.1%})")
+
+
 def comparison(rows: Sequence[RematRow]) -> str:
     """How `AUTO`'s plans compare with all others within the same peak, one sentence; nothing where nobody else is."""
     others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
-    ours = [(r, least_overhead(rows, r)) for r in others]
-    compared = [(r, least) for r, least in ours if least is not None]
+    compared = [r for r in others if fastest_within(rows, r) is not None]
     if not compared:
         return ""
-    slower = [f"{r.model}, {r.contestant} {r.setting}".strip() for r, least in compared if least > r.overhead]
-    exceptions = f"; slower than {'; '.join(slower)}" if slower else ""
+    seeming = [theirs for _, theirs in seemed_slower(rows)]
+    slower = [r for r in seeming if math.isnan(r.by_chance) or r.by_chance < SURELY]
+    names = "; ".join(f"{r.model}, {r.contestant} {r.setting}".strip() for r in slower)
+    exceptions = f"; slower than {names}" if slower else ""
+    turns = sum(not math.isnan(r.by_chance) for r in seeming)
+    again = f" ({turns} of them in turns with each other)" if turns else ""
     models = dict.fromkeys(r.model for r in others)
     leanest = [m for m in models if _least_peak(rows, m, AUTO) <= min(r.peak_bytes for r in others if r.model == m)]
     return (
         f"{AUTO} was no slower than {len(compared) - len(slower)} of {len(compared)} points of other methods within "
-        f"the same peak{exceptions}. Its smallest peak was at or below all of theirs for {len(leanest)} of "
+        f"the same peak{again}{exceptions}. Its smallest peak was at or below all of theirs for {len(leanest)} of "
         f"{len(models)} models."
     )
+
+
+def seemed_slower(rows: Sequence[RematRow]) -> list[tuple[RematRow, RematRow]]:
+    """The fastest plan of `AUTO` within a contestant's peak, and the contestant, where the plan was not as fast, each
+    in turns with plain PyTorch."""
+    others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
+    pairs = [(ours, r) for r in others if (ours := fastest_within(rows, r)) is not None]
+    return [(ours, theirs) for ours, theirs in pairs if ours.overhead > theirs.overhead]
 
 
 def _least_peak(rows: Sequence[RematRow], model: str, contestant: str) -> float:
@@ -156,10 +189,10 @@ def _least_peak(rows: Sequence[RematRow], model: str, contestant: str) -> float:
     return min(peaks, default=math.inf)
 
 
-def least_overhead(rows: Sequence[RematRow], of: RematRow) -> float | None:
-    """The least overhead measured of plans by `AUTO` that took no more memory than a row; None where there are none."""
+def fastest_within(rows: Sequence[RematRow], of: RematRow) -> RematRow | None:
+    """The plan by `AUTO` that had least overhead and took no more memory than a row; None where there are none."""
     ours = [r for r in rows if (r.model, r.contestant) == (of.model, AUTO) and not r.note]
-    return min((r.overhead for r in ours if r.peak_bytes <= of.peak_bytes), default=None)
+    return min((r for r in ours if r.peak_bytes <= of.peak_bytes), key=lambda r: r.overhead, default=None)
 
 
 def picture(rows: Sequence[RematRow]) -> bytes:

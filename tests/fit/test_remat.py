@@ -6,7 +6,7 @@ import io
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import matplotlib.image
 import pytest
@@ -17,14 +17,23 @@ from stowage.flows import _remat_depth
 from stowage.flows._growth import GrowthRow
 from stowage.flows._planning import QUICK, Effort, cost_step
 from stowage.flows._project import find_root
-from stowage.flows._remat import MOST_ROUNDS, RematJob, job_of, remat_rows, run_remat
+from stowage.flows._remat import RematJob, job_of, remat_rows, run_remat
 from stowage.flows._remat_asked import peaks_to_match
 from stowage.flows._remat_contestant import digest
 from stowage.flows._remat_depth import EFFORT, DepthJob, depth_job, depth_rows, run_depth
 from stowage.flows._remat_models import MODELS, build
 from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
 from stowage.flows._remat_peers import BACKENDS, available, make_peer
-from stowage.flows._remat_rows import RematRow, accuracy, comparison, markdown_of, panel_of
+from stowage.flows._remat_rows import (
+    RematRow,
+    accuracy,
+    comparison,
+    describe_comparison,
+    markdown_of,
+    panel_of,
+    seemed_slower,
+)
+from stowage.flows._remat_turns import MOST_ROUNDS, Turns
 from stowage.flows._served import Served
 from stowage.stages.ir.errors import MIB, ParameterError, StowageError, mib
 from stowage.stages.ir.table import read_rows
@@ -61,7 +70,7 @@ def test_a_tiny_run(tmp_path: Path) -> None:
         assert r.overhead == pytest.approx(r.time_s / r.eager_time_s - 1)
     assert wide.activation_share <= 0.7
     assert smallest.activation_share < 0.5
-    assert len(said) == 1 + len(rows)
+    assert len(said) in (1 + len(rows), 2 + len(rows)), "the peer may be looked at again"
     assert (tmp_path / "remat.md").read_text() == table + "\n"
     assert len(table.split("\n\n")[0].splitlines()) == 2 + len(rows)
     assert " of 3 plans took, relative to plain PyTorch" in table
@@ -209,6 +218,42 @@ def test_what_the_rows_say_of_predictions_and_of_others() -> None:
     assert comparison([rows[0], plan]) == ""
 
 
+def test_who_seemed_faster_is_looked_at_again() -> None:
+    """Chance is no reason to call a plan slower; where it is slower indeed, it is."""
+    plan = RematRow("unet", "auto", "50%", 4 * MIB, 4 * MIB, 1.0, peak_bytes=4 * MIB, overhead=0.2)
+    peer = RematRow("unet", CHECKPOINTING, "", peak_bytes=4 * MIB, overhead=0.1)
+    chance = replace(peer, ours_over_it=-0.01, by_chance=0.7)
+    slower = replace(peer, ours_over_it=0.06, by_chance=0.01)
+    assert seemed_slower([plan, peer, replace(peer, overhead=0.3)]) == [(plan, peer)]
+    assert comparison([plan, chance]).startswith(
+        "auto was no slower than 1 of 1 points of other methods within the same peak (1 of them in turns with each "
+        "other). Its"
+    )
+    assert "no slower than 0 of 1 points" in comparison([plan, slower])
+    assert f"in turns with each other); slower than unet, {CHECKPOINTING}. Its" in comparison([plan, slower])
+    assert "| +20.0% (in turns -1.0%) |" in markdown_of([plan, chance])
+    assert describe_comparison(plan, slower) == f"unet, auto 50% in turns with {CHECKPOINTING}: +6.0% (by chance 1%)"
+
+
+class Timed:
+    """Stands in for a process whose iterations take given times."""
+
+    def __init__(self, *times_s: float) -> None:
+        self._times_s = iter((1.0, *times_s))
+
+    def ask(self, seed: int) -> dict[str, Any]:
+        del seed
+        return {"time_s": next(self._times_s)}
+
+
+def test_turns_tell_slower_from_chance() -> None:
+    """A binomial law: of 4 rounds 3 or more by chance in 5 of 16 cases."""
+    ours: Any = Timed(2.0, 1.1, 1.1, 1.0)
+    ratio, chance = Turns(rounds=4, timed_s=0.0).compare(ours, cast(Any, Timed(1.0, 1.0, 1.0, 2.0)))
+    assert ratio == pytest.approx(0.1)
+    assert chance == 5 / 16
+
+
 def test_nothing_to_compare_where_ours_takes_more() -> None:
     """A point leaner than every plan has none to stand beside."""
     lean = RematRow("unet", CHECKPOINTING, "", peak_bytes=MIB, overhead=0.4)
@@ -273,13 +318,14 @@ class Scripted:
     """Stands in for a process: two methods find the same plan, one planner dies, one model cannot be traced."""
 
     begun: ClassVar[list[str]] = []
+    peers: ClassVar[list[str]] = [EAGER]
 
     def __init__(self, name: str, module: str, request: dict[str, Any], root: Path, **limits: Any) -> None:
         del module, root, limits
         self.begun.append(name)
         if request["model"] == "lstm":
             raise StowageError(f"{name}: it cannot be traced")
-        planner = {"calls": 9, "fixed_bytes": MIB, "keep_all_peak_bytes": 5 * MIB, "peers": [EAGER]}
+        planner = {"calls": 9, "fixed_bytes": MIB, "keep_all_peak_bytes": 5 * MIB, "peers": self.peers}
         planner |= {"keep_all_time_s": 1.0, "plain_time_s": 1.0}
         self.about: dict[str, Any] = planner if request["runs"] == "planner" else {}
         self.time_s = 0.1 * len(self.begun)
@@ -325,6 +371,20 @@ def test_iterations_are_repeated_only_so_often(tmp_path: Path, monkeypatch: pyte
         rows = list(remat_rows(job, tmp_path, ROOT))
         assert [r.contestant for r in rows[:2]] == [EAGER, "auto"]
         assert {r.rounds for r in rows} == {expected}
+
+
+def test_a_faster_peer_is_measured_in_turns_with_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process here is slower than those before it: a peer comes before the plans."""
+    monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
+    job = RematJob(models=("unet",), methods=("auto",), shares=(), peers=(EVERY_ROOT,), rounds=1, timed_s=0.0)
+    monkeypatch.setattr(Scripted, "peers", [EVERY_ROOT])
+    run_remat(job, tmp_path, lambda text: None, tmp_path, ROOT)
+    peer, *plans = read_rows(tmp_path / "remat.parquet", RematRow)
+    assert peer.contestant == EVERY_ROOT, "once"
+    assert {r.contestant for r in plans} == {"auto"}
+    assert peer.ours_over_it < 0, "the peer's second process is the slower one"
+    assert peer.by_chance == 1
+    assert all(math.isnan(r.ours_over_it) for r in plans)
 
 
 def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
