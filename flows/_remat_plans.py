@@ -13,11 +13,12 @@ from stowage.flows._remat_names import EAGER
 from stowage.flows._remat_peers import make_peer
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, StowageError
+from stowage.stages.profile.measure import preemptions, undisturbed
 
 NOT_MUCH = 1
 """A budget that nothing meets: the answer says which would be met."""
 
-PLAIN_EVERY_S, PLAIN_SHARE, PLAIN_ITERATIONS = 1.0, 0.3, 3
+PLAIN_EVERY_S, PLAIN_SHARE, PLAIN_ITERATIONS = 0.5, 0.3, 3
 """Plain PyTorch runs among the calls that are profiled: so often, for no more than so much of the time, and so many
 iterations at least."""
 
@@ -109,28 +110,32 @@ class _PlainAmongCalls:
     def __init__(self, case: RematCase) -> None:
         self._case = case
         self._plain = make_peer(EAGER, case)
-        self._iteration_s()  # the first is not timed
-        self._times_s: list[float] = []
+        self._clean: list[float] = []
+        self._disturbed: list[float] = []
         self._next = 0.0
+        self._run()  # the first is not timed
 
     def look(self, done: int, total: int) -> None:
         """After a call: run an iteration if it is time."""
         del done, total
         if time.perf_counter() < self._next:
             return
-        taken = self._iteration_s()
-        self._times_s.append(taken)
+        taken = self._timed()
         self._next = time.perf_counter() + max(PLAIN_EVERY_S, taken / PLAIN_SHARE)
 
     def time_s(self) -> float:
-        """Of an iteration, as calls are timed: the mean."""
-        while len(self._times_s) < PLAIN_ITERATIONS:
-            self._times_s.append(self._iteration_s())
-        return statistics.fmean(self._times_s)
+        """Of an iteration: the mean of those that count, as of the calls."""
+        while len(self._clean) + len(self._disturbed) < PLAIN_ITERATIONS:
+            self._timed()
+        return statistics.fmean(undisturbed(self._clean, self._disturbed, PLAIN_ITERATIONS))
 
-    def _iteration_s(self) -> float:
-        began = time.perf_counter()
-        self._plain(self._case.batch)
+    def _timed(self) -> float:
+        before, began = preemptions(), time.perf_counter()
+        self._run()
         taken = time.perf_counter() - began
-        self._case.model.zero_grad()
+        (self._disturbed if preemptions() > before else self._clean).append(taken)
         return taken
+
+    def _run(self) -> None:
+        self._plain(self._case.batch)
+        self._case.model.zero_grad()

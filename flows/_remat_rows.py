@@ -34,7 +34,7 @@ class RematRow:
         budget_bytes, predicted_peak_bytes: of the device; -1 for peers.
         predicted_time_s: of an iteration; for plain PyTorch that of keeping everything, for other peers NaN.
         predicted_overhead: predicted time over the prediction for keeping everything, less 1; NaN for peers.
-        plain_time_s: of an iteration of plain PyTorch while the calls were profiled, mean.
+        plain_time_s: of an iteration of plain PyTorch while the calls were profiled, timed as they are.
         found_by: the planner that found the plan, or the backend of a compiled peer.
         plan_s: time to plan, after the model was traced and profiled; stores are shared, so what the first point of a
             model solves, later ones find.

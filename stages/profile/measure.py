@@ -25,18 +25,25 @@ VIEW_TOUCHES_BYTES = 1 << 14
 """A view reads no elements, but what it needs of the interpreter and PyTorch is not warm either."""
 
 
-def _preemptions() -> int:
+def preemptions() -> int:
     """How often another process took a core from this one so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def undisturbed(clean: list[float], disturbed: list[float], least: int) -> list[float]:
+    """The samples that count: those during which nobody took a core away, which say nothing of a neighbour; where
+    they are fewer than `least`, the faster half of all."""
+    if len(clean) >= least:
+        return clean
+    everything = sorted(clean + disturbed)
+    return everything[: max(least, len(everything) // 2)]
 
 
 def _samples(device: Device, work: Callable[[], Any], touched_bytes: int, seconds: float, least: int) -> list[float]:
     """Times of `work`, after one run to warm up, each with caches as a step leaves them (`Device.evict`).
 
     Their mean is what a call adds to a step: what makes some of them slow does so there too. At least `least` samples,
-    and more until `seconds` have passed or a hundred are taken. Samples during which another process took a core are
-    set aside, as long as `least` others come within twice `seconds`: on a busy machine they say more about the
-    neighbour than about the call. Where too few are left, the faster half of all is taken.
+    and more until `seconds` have passed or a hundred are taken; for `undisturbed` ones it may take twice as long.
     """
     device.time_s(work)
     clean: list[float] = []
@@ -44,14 +51,13 @@ def _samples(device: Device, work: Callable[[], Any], touched_bytes: int, second
     start = time.perf_counter()
     while True:
         device.evict(touched_bytes)
-        before = _preemptions()
+        before = preemptions()
         sample = device.time_s(work)
-        (disturbed if _preemptions() > before else clean).append(sample)
+        (disturbed if preemptions() > before else clean).append(sample)
         taken, passed = len(clean) + len(disturbed), time.perf_counter() - start
         enough = len(clean) >= least
         if taken >= least and (passed >= (seconds if enough else 2 * seconds) or len(clean) >= 100):
-            everything = sorted(clean + disturbed)
-            return clean if enough else everything[: max(least, len(everything) // 2)]
+            return undisturbed(clean, disturbed, least)
 
 
 def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, seconds: float, least: int) -> Cost:

@@ -20,6 +20,7 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.profile.measure import undisturbed
 from stowage.stages.profile.rounds import ROUNDS
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_workload
@@ -157,6 +158,12 @@ def test_samples_of_a_call_are_taken_at_several_moments(tmp_path: Path, monkeypa
     assert {c.samples for c in costs} <= {6, 3}
     times = [c.time_s for c in costs]
     assert max(times) - min(times) < next(clock) / ROUNDS, "none saw the first or the last moments alone"
+
+
+def test_samples_that_nobody_disturbed_count() -> None:
+    assert undisturbed([1.0, 3.0], [9.0], 2) == [1.0, 3.0]
+    assert undisturbed([3.0], [9.0, 2.0, 4.0], 2) == [2.0, 3.0], "the faster half"
+    assert undisturbed([], [9.0, 2.0, 4.0], 2) == [2.0, 4.0], "as many as are asked for"
 
 
 def test_small_calls_leave_caches_as_they_are_and_none_takes_much_memory() -> None:
