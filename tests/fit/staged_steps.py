@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,9 +11,11 @@ import torch
 from torch import nn
 
 from stowage.flows import _fit, fit
+from stowage.flows._planning import plan_step
 from stowage.flows._tiers import LowerTier
 from stowage.flows._training_step import TrainingStep
 from stowage.stages.device.tiers import StagedTier
+from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.solve import Below
 from stowage.stages.workload.randomness import seeded
@@ -22,6 +25,21 @@ WIDTH, LAYERS = 256, 6
 BATCH = (torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0)),)
 STATE_BYTES = 3 * 4 * LAYERS * WIDTH * WIDTH
 """Weights and AdamW's states, roughly."""
+
+DEVICE = DeviceDescription(
+    fingerprint="made-up",
+    name="made up",
+    type="cpu",
+    memory_bytes=1 << 33,
+    flops_per_s=5e10,
+    memory_copy_bytes_per_s=10**10,
+    disk_read_bytes_per_s=1e9,
+    disk_write_bytes_per_s=1e9,
+    disk_duplex_bytes_per_s=1e9,
+    update_bytes_per_s=1e10,
+    dispatch_s=5e-6,
+)
+"""Costs are estimated from its rates, so that no measurement decides where weights live."""
 
 
 def network() -> nn.Module:
@@ -55,7 +73,8 @@ def staged_step(
     )
     lower = LowerTier(below, lambda: staged(folder, chunk_bytes=1 << 16))
 
-    with mock.patch.object(_fit, "lower_tier", return_value=lower):
+    estimated = partial(plan_step, costs="roofline", target=DEVICE)
+    with mock.patch.object(_fit, "lower_tier", return_value=lower), mock.patch.object(_fit, "plan_step", estimated):
         return fit(
             network() if model is None else model,
             BATCH,
