@@ -11,7 +11,7 @@ from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.trace import Call
 
 ROUNDS = 3
-"""How often each call is looked at."""
+"""How often each call is looked at, at most."""
 
 TOGETHER = 64
 """So many calls take turns: what is found out is saved now and then, and a call's looks are seconds apart."""
