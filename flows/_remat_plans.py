@@ -18,9 +18,9 @@ from stowage.stages.profile.measure import preemptions, undisturbed
 NOT_MUCH = 1
 """A budget that nothing meets: the answer says which would be met."""
 
-PLAIN_EVERY_S, PLAIN_SHARE, PLAIN_ITERATIONS = 0.5, 0.3, 3
-"""Plain PyTorch runs among the calls that are profiled: so often, for no more than so much of the time, and so many
-iterations at least."""
+PLAIN_SHARE, PLAIN_ITERATIONS = 0.6, 3
+"""Plain PyTorch runs among the calls that are profiled: for so much of the time, and so many iterations at least. One
+iteration differs from the next by up to 20% on a shared machine, so that a dozen of them say little."""
 
 
 class Planner:
@@ -112,29 +112,29 @@ class _PlainAmongCalls:
         self._plain = make_peer(EAGER, case)
         self._clean: list[float] = []
         self._disturbed: list[float] = []
-        self._next = 0.0
+        self._spent_s = 0.0
+        self._began = time.perf_counter()
         self._run()  # the first is not timed
 
     def look(self, done: int, total: int) -> None:
-        """After a call: run an iteration if it is time."""
+        """Before a call: run an iteration if it is time."""
         del done, total
-        if time.perf_counter() < self._next:
-            return
-        taken = self._timed()
-        self._next = time.perf_counter() + max(PLAIN_EVERY_S, taken / PLAIN_SHARE)
+        if self._spent_s < PLAIN_SHARE * (time.perf_counter() - self._began):
+            self._timed()
 
     def time_s(self) -> float:
         """Of an iteration: the mean of those that count, as of the calls."""
         while len(self._clean) + len(self._disturbed) < PLAIN_ITERATIONS:
             self._timed()
-        return statistics.fmean(undisturbed(self._clean, self._disturbed, PLAIN_ITERATIONS))
+        half = -(-(len(self._clean) + len(self._disturbed)) // 2)
+        return statistics.fmean(undisturbed(self._clean, self._disturbed, half))
 
-    def _timed(self) -> float:
+    def _timed(self) -> None:
         before, began = preemptions(), time.perf_counter()
         self._run()
         taken = time.perf_counter() - began
         (self._disturbed if preemptions() > before else self._clean).append(taken)
-        return taken
+        self._spent_s += taken
 
     def _run(self) -> None:
         self._plain(self._case.batch)
