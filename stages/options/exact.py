@@ -28,7 +28,7 @@ finding what is at most 2% slower on a Transformer's blocks."""
 
 _RIVALS: tuple[Exact, ...] = ("rk_checkmate", "checkmate")
 
-_SAME = 1.0 + 1e-9
+SAME = 1.0 + 1e-9
 """Times are sums of floats in different orders."""
 
 
@@ -84,7 +84,7 @@ def raced(answer: Answer, block: BlockGraph, budgets: tuple[int, int], settings:
         if (
             answer.schedule is None
             or answer.report is None
-            or rival.report.objective_s * _SAME < answer.report.objective_s
+            or rival.report.objective_s * SAME < answer.report.objective_s
         ):
             answer = rival
     return answer

@@ -27,12 +27,9 @@ from stowage.stages.formulations.staged import (
 )
 from stowage.stages.formulations.tw_remat import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
-from stowage.stages.options.exact import Exact, raced, solve_exactly
+from stowage.stages.options.exact import SAME, Exact, raced, solve_exactly
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
-
-# Times are sums of floats in different orders.
-_SAME = 1.0 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def row(
         if settled is not None and settled <= save_bytes:
             continue
         greedy = best_within(staged, starts, peak_bytes, save_bytes)
-        if greedy and greedy.cost.time_s <= bound_s * _SAME:
+        if greedy and greedy.cost.time_s <= bound_s * SAME:
             report = SolveReport("selective", "optimal", greedy.cost.time_s, greedy.cost.time_s)
             found.append(Found(schedule_of(staged, greedy.line), report))
             settled = greedy.cost.save_bytes
@@ -165,7 +162,7 @@ def row(
         if report_ is not None and report_.status != "optimal":
             # What is not proven here will hardly be for less memory.
             settings = replace(settings, time_limit_s=settings.time_limit_s / 2)
-        faster = greedy and (schedule is None or report_ is None or greedy.cost.time_s < report_.objective_s / _SAME)
+        faster = greedy and (schedule is None or report_ is None or greedy.cost.time_s < report_.objective_s / SAME)
         if greedy and faster:
             # More computations of a node than the exact model may use, or its limit came first.
             found.append(Found(schedule_of(staged, greedy.line), report_of(staged, greedy)))
