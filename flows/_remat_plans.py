@@ -113,8 +113,8 @@ class _PlainAmongCalls:
         self._clean: list[float] = []
         self._disturbed: list[float] = []
         self._spent_s = 0.0
-        self._began = time.perf_counter()
         self._run()  # the first is not timed
+        self._began = time.perf_counter()
 
     def look(self, done: int, total: int) -> None:
         """Before a call: run an iteration if it is time."""

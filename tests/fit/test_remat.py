@@ -13,7 +13,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 
-from stowage.flows import _remat_depth
+from stowage.flows import _remat_depth, _remat_plans
 from stowage.flows._growth import GrowthRow
 from stowage.flows._planning import QUICK, Effort, cost_step
 from stowage.flows._project import find_root
@@ -385,6 +385,28 @@ def test_a_faster_peer_is_measured_in_turns_with_the_plan(tmp_path: Path, monkey
     assert peer.ours_over_it < 0, "the peer's second process is the slower one"
     assert peer.by_chance == 1
     assert all(math.isnan(r.ours_over_it) for r in plans)
+
+
+def test_plain_pytorch_takes_its_share_of_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = [9.0, *[3.0, 1.0, 2.0, 5.0] * 20]
+    seconds = iter([first, *others])
+    clock, taken_from_it = [0.0], [0]
+
+    def iteration(batch: Any) -> None:
+        clock[0] += next(seconds)
+        taken_from_it[0] += 1
+
+    monkeypatch.setattr(_remat_plans, "make_peer", lambda name, case: iteration)
+    monkeypatch.setattr(_remat_plans, "preemptions", lambda: taken_from_it[0])
+    monkeypatch.setattr(_remat_plans.time, "perf_counter", lambda: clock[0])
+    plain = _remat_plans._PlainAmongCalls(build("unet", "tiny"))
+    for call in range(60):
+        clock[0] += 1.0  # a look at a call
+        plain.look(call, 60)
+    counted = others[: taken_from_it[0] - 1]
+    assert sum(counted) / (60.0 + sum(counted)) == pytest.approx(_remat_plans.PLAIN_SHARE, abs=0.03)
+    half = sorted(counted)[: -(-len(counted) // 2)]
+    assert plain.time_s() == pytest.approx(sum(half) / len(half)), "all were disturbed: the faster half counts"
 
 
 def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
