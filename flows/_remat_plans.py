@@ -13,7 +13,6 @@ from stowage.flows._remat_names import EAGER
 from stowage.flows._remat_peers import make_peer
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, StowageError
-from stowage.stages.profile.measure import preemptions, undisturbed
 
 NOT_MUCH = 1
 """A budget that nothing meets: the answer says which would be met."""
@@ -110,31 +109,26 @@ class _PlainAmongCalls:
     def __init__(self, case: RematCase) -> None:
         self._case = case
         self._plain = make_peer(EAGER, case)
-        self._clean: list[float] = []
-        self._disturbed: list[float] = []
-        self._spent_s = 0.0
+        self._times: list[float] = []
         self._run()  # the first is not timed
         self._began = time.perf_counter()
 
     def look(self, done: int, total: int) -> None:
         """Before a call: run an iteration if it is time."""
         del done, total
-        if self._spent_s < PLAIN_SHARE * (time.perf_counter() - self._began):
+        if sum(self._times) < PLAIN_SHARE * (time.perf_counter() - self._began):
             self._timed()
 
     def time_s(self) -> float:
-        """Of an iteration: the mean of those that count, as of the calls."""
-        while len(self._clean) + len(self._disturbed) < PLAIN_ITERATIONS:
+        """Of an iteration: the mean, as what interrupts the calls is in their times too."""
+        while len(self._times) < PLAIN_ITERATIONS:
             self._timed()
-        half = -(-(len(self._clean) + len(self._disturbed)) // 2)
-        return statistics.fmean(undisturbed(self._clean, self._disturbed, half))
+        return statistics.fmean(self._times)
 
     def _timed(self) -> None:
-        before, began = preemptions(), time.perf_counter()
+        began = time.perf_counter()
         self._run()
-        taken = time.perf_counter() - began
-        (self._disturbed if preemptions() > before else self._clean).append(taken)
-        self._spent_s += taken
+        self._times.append(time.perf_counter() - began)
 
     def _run(self) -> None:
         self._plain(self._case.batch)

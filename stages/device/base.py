@@ -10,7 +10,7 @@ import torch
 from stowage.stages.device.events import Measured
 from stowage.stages.ir.costs import DeviceDescription
 
-MEASURING = "means over rounds, caches as others leave them, called as in a step"
+MEASURING = "in the order of the step"
 """How calls are measured: costs measured otherwise are of another device."""
 
 
@@ -29,9 +29,8 @@ class Device(Protocol):
         """Wall time of `work`, completed."""
         ...
 
-    def evict(self, touched_bytes: int) -> None:
-        """Fill the caches with something else: an operation that touches `touched_bytes` finds there what others of its
-        size left, not what it read itself a moment ago."""
+    def evict(self, other_bytes: int) -> None:
+        """Fill the caches with something else, as work on `other_bytes` does."""
         ...
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:

@@ -17,22 +17,8 @@ from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured, measure_allocations
 from stowage.stages.ir.costs import DeviceDescription
 
-CACHE_BYTES = 2 << 20
-"""Of one core, where the machine does not say."""
-
-FEW, MANY = 4, 16
-"""Operations of a size that run between one that makes a tensor and one that reads it, as measured: where `FEW` fit
-into a core's own cache, a tensor is mostly read from there; larger ones have gone far. The sums of calls measured so
-came closest to steps of 0.06 to 4 s."""
-
 MOST_OTHERS_BYTES = 128 << 20
-"""Profiling takes so much memory for it, and gives it back."""
-
-
-def _others_bytes(touched_bytes: int, cache_bytes: int) -> int:
-    """What runs in between touches, bytes."""
-    near = FEW * touched_bytes
-    return near if near <= cache_bytes else min(MANY * touched_bytes, MOST_OTHERS_BYTES)
+"""More than caches hold. Profiling takes so much memory for it, and gives it back."""
 
 
 def _model_name() -> str:
@@ -62,11 +48,9 @@ class CpuDevice:
         work()
         return time.perf_counter() - start
 
-    def evict(self, touched_bytes: int) -> None:
-        """Write what other operations of such a size would: after small ones much is still in a core's own cache,
-        after large ones little even in the one that cores share."""
-        own = torch.cpu.get_capabilities().get("l2_cache_size") or CACHE_BYTES
-        self._other[: _others_bytes(touched_bytes, int(own)) // self._other.itemsize].add_(1)
+    def evict(self, other_bytes: int) -> None:
+        """Write so much, at most `MOST_OTHERS_BYTES`."""
+        self._other[: min(other_bytes, MOST_OTHERS_BYTES) // self._other.itemsize].add_(1)
 
     @cached_property
     def _other(self) -> torch.Tensor:

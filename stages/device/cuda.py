@@ -42,9 +42,9 @@ class CudaDevice:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
 
-    def evict(self, touched_bytes: int) -> None:
+    def evict(self, other_bytes: int) -> None:
         """Write twice the L2 cache."""
-        del touched_bytes
+        del other_bytes
         self._other.zero_()
 
     @cached_property

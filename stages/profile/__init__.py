@@ -13,26 +13,20 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE
 from stowage.stages.profile.clip import estimate_clip, measure_clip
-from stowage.stages.profile.measure import measure_call, measure_update
 from stowage.stages.profile.roofline import estimate_call, estimate_update
-from stowage.stages.profile.rounds import ROUNDS, in_rounds
 from stowage.stages.profile.store import CostStore
+from stowage.stages.profile.timing import Patience, measure_together
 
 __all__ = ["CostStore", "profile_trace", "profile_variants"]
 
 
+def profile_trace(trace: TraceTables, target: DeviceDescription, store: CostStore, **how: Any) -> list[Cost]:
+    """Costs of every distinct call of one trace; see `profile_variants`."""
+    return profile_variants([trace], target, store, **how)
+
+
 def profile_variants(
-    traces: Iterable[TraceTables], target: DeviceDescription, store: CostStore, **how: Any
-) -> list[Cost]:
-    """Costs of every distinct call of several traces; see `profile_trace`."""
-    found: dict[str, Cost] = {}
-    for trace in traces:
-        found.update({c.signature: c for c in profile_trace(trace, target, store, **how)})
-    return [found[signature] for signature in sorted(found)]
-
-
-def profile_trace(
-    trace: TraceTables,
+    traces: Iterable[TraceTables],
     target: DeviceDescription,
     store: CostStore,
     *,
@@ -41,48 +35,60 @@ def profile_trace(
     min_samples: int = 6,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Cost]:
-    """One cost for each distinct call of `trace`, sorted by signature.
+    """One cost for each distinct call of several traces, sorted by signature.
 
     Args:
-        trace: the trace.
+        traces: of steps.
         target: the device that will train.
         store: where costs are looked up and added.
         costs: `roofline` estimates what the store does not know, without running anything.
-        seconds_per_call, min_samples: effort per call; in each of several rounds two samples at least are taken.
-        progress: called with the number of calls done and the total, before each look at one.
+        seconds_per_call, min_samples: see `Patience`.
+        progress: called with the number of calls done and the total, now and then.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
+        TableError: an operator does not run on this device.
     """
-    distinct: dict[str, Call] = {}
-    for call in trace.calls:
-        distinct.setdefault(call.signature, call)
     known = store.read(target.fingerprint)
-    usable = {s: c for s, c in known.items() if costs == "roofline" or c.source == "measured"}
-    missing = [call for signature, call in sorted(distinct.items()) if signature not in usable]
-    device = device_of(target.type)
-    if costs == "measured" and missing and device.fingerprint() != target.fingerprint:
+    usable = {s for s, c in known.items() if costs == "roofline" or c.source == "measured"}
+    distinct: set[str] = set()
+    missing: list[tuple[TraceTables, list[Call]]] = []
+    for trace in traces:
+        fresh = {call.signature: call for call in reversed(trace.calls) if call.signature not in distinct}
+        distinct.update(fresh)
+        missing.append((trace, [call for signature, call in fresh.items() if signature not in usable]))
+    count = sum(len(calls) for _, calls in missing)
+    if costs == "measured" and count and device_of(target.type).fingerprint() != target.fingerprint:
         raise PlanMismatchError(
-            f"{len(missing)} operations have no measured cost for {target.name}, and this machine is another device: "
+            f"{count} operations have no measured cost for {target.name}, and this machine is another device: "
             "run the profile stage there, or make this machine the target (`python -m stowage.stages.device`)."
         )
-    rounds = max(1, min(ROUNDS, min_samples // 2)) if costs == "measured" else 1
+    if count and costs == "roofline":
+        store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
+    elif count:
+        with torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+            patience = Patience(seconds_per_call, min_samples)
+            store.add(
+                target.fingerprint,
+                _measure(missing, target, patience, lambda part: progress(int(part * count), count)),
+            )
+    progress(count, count)
+    costed = store.read(target.fingerprint)
+    return [costed[signature] for signature in sorted(distinct)]
 
-    def look(call: Call) -> Cost:
-        seconds, least = seconds_per_call / rounds, -(-min_samples // rounds)
-        if call.target == CLIP:
-            return (estimate_clip if costs == "roofline" else measure_clip)(call, trace, target, device)
-        if costs == "roofline":
-            return (estimate_update if call.target == UPDATE else estimate_call)(call, trace, target)
-        if call.target == UPDATE:
-            return measure_update(call, trace, device, target.type, seconds=seconds, least=least)
-        with torch.no_grad():
-            return measure_call(call, trace, device, target.type, seconds=seconds, least=least)
 
-    generators = ["cuda"] if target.type == "cuda" and costs == "measured" and missing else []
-    with torch.random.fork_rng(devices=generators):
-        for fresh in in_rounds(missing, look, rounds, progress):
-            store.add(target.fingerprint, fresh)
-    progress(len(missing), len(missing))
-    usable = store.read(target.fingerprint)
-    return [usable[signature] for signature in sorted(distinct)]
+def _estimate(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
+    if call.target == CLIP:
+        return estimate_clip(call, trace, target)
+    return (estimate_update if call.target == UPDATE else estimate_call)(call, trace, target)
+
+
+def _measure(
+    missing: Iterable[tuple[TraceTables, list[Call]]],
+    target: DeviceDescription,
+    patience: Patience,
+    progress: Callable[[float], None],
+) -> list[Cost]:
+    clips = [measure_clip(call, trace, target) for trace, calls in missing for call in calls if call.target == CLIP]
+    others = [(trace, [call for call in calls if call.target != CLIP]) for trace, calls in missing]
+    return [*clips, *measure_together(others, target, patience, progress)]

@@ -6,6 +6,7 @@ import json
 
 from rich.progress import Progress
 
+from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.table import read_record, write_atomically, write_rows
@@ -20,6 +21,7 @@ def main() -> None:
     settings = load_settings().profile
     trace = TraceTables.load(ARTIFACTS / "trace")
     target = read_record(DEVICE, DeviceDescription)
+    keep_freed_memory()  # as training does
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
         costs = profile_variants(

@@ -50,18 +50,23 @@ def make_arguments(
                 tensors.update(zip(maker.returns, operator_of(maker.target)(*args, **kwargs)))
 
     def leaf(key: str, content: Any) -> Any:
-        match key:
-            case "value":
-                if content not in tensors:
-                    tensors[content] = make_tensor(trace.values[content], device, integers=integers)
-                return tensors[content]
-            case "float":
-                return float(content)
-            case "complex":
-                return complex(*content)
-            case "device":
-                return device
-            case _:
-                return getattr(torch, content)
+        if key != "value":
+            return constant_of(key, content, device)
+        if content not in tensors:
+            tensors[content] = make_tensor(trace.values[content], device, integers=integers)
+        return tensors[content]
 
     return map_arguments(call.arguments, leaf)
+
+
+def constant_of(key: str, content: Any, device: torch.device) -> Any:
+    """What an object among the arguments stands for that is no tensor; see `ir.arguments`."""
+    match key:
+        case "float":
+            return float(content)
+        case "complex":
+            return complex(*content)
+        case "device":
+            return device
+        case _:
+            return getattr(torch, content)

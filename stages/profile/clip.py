@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stowage.stages.device import Device
+from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
 
@@ -15,7 +15,7 @@ NUMBER_BYTES = 64
 """Enough for one number on any allocator's books, counted for each of its temporaries."""
 
 
-def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription, device: Device) -> Cost:
+def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
     """Time what `runtime.clip_scale` does, on made-up norms."""
     norms = [torch.rand((), device=target.type) for _ in call.reads]
 
@@ -24,13 +24,13 @@ def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription, devi
         return torch.clamp(1.0 / (total + 1e-6), max=1.0)
 
     work()
+    device = device_of(target.type)
     elapsed = min(device.time_s(work) for _ in range(3))
     return Cost(call.signature, target.fingerprint, elapsed, _output(call, trace), _workspace(call), 3, "measured")
 
 
-def estimate_clip(call: Call, trace: TraceTables, target: DeviceDescription, device: Device) -> Cost:
+def estimate_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
     """A few dispatches."""
-    del device
     elapsed = OPERATIONS * target.dispatch_s
     return Cost(call.signature, target.fingerprint, elapsed, _output(call, trace), _workspace(call), 0, "roofline")
 

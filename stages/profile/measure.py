@@ -1,66 +1,53 @@
-"""Measure one call: mean time, bytes of its results, workspace."""
+"""One call by itself, and the memory that it takes."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import resource
-import statistics
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from stowage.stages.device import Device
-from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import updated_parameter
 from stowage.stages.profile.arguments import kernel_of, make_arguments
 
-VIEW_TOUCHES_BYTES = 1 << 14
-"""A view reads no elements, but what it needs of the interpreter and PyTorch is not warm either."""
 
+@dataclass(frozen=True)
+class Alone:
+    """A call by itself.
 
-def preemptions() -> int:
-    """How often another process took a core from this one so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-def undisturbed(clean: list[float], disturbed: list[float], least: int) -> list[float]:
-    """The samples that count: those during which nobody took a core away, which say nothing of a neighbour; where
-    they are fewer than `least`, the faster half of all."""
-    if len(clean) >= least:
-        return clean
-    everything = sorted(clean + disturbed)
-    return everything[: max(least, len(everything) // 2)]
-
-
-def _samples(device: Device, work: Callable[[], Any], touched_bytes: int, seconds: float, least: int) -> list[float]:
-    """Times of `work`, after one run to warm up, each with caches as a step leaves them (`Device.evict`).
-
-    Their mean is what a call adds to a step: what makes some of them slow does so there too. At least `least` samples,
-    and more until `seconds` have passed or a hundred are taken; for `undisturbed` ones it may take twice as long.
+    Attributes:
+        output_bytes: bytes of storages it creates.
+        workspace_bytes: peak bytes above inputs and outputs.
+        work: executes it on made-up tensors.
     """
-    device.time_s(work)
-    clean: list[float] = []
-    disturbed: list[float] = []
-    start = time.perf_counter()
-    while True:
-        device.evict(touched_bytes)
-        before = preemptions()
-        sample = device.time_s(work)
-        (disturbed if preemptions() > before else clean).append(sample)
-        taken, passed = len(clean) + len(disturbed), time.perf_counter() - start
-        enough = len(clean) >= least
-        if taken >= least and (passed >= (seconds if enough else 2 * seconds) or len(clean) >= 100):
-            return undisturbed(clean, disturbed, least)
+
+    output_bytes: int
+    workspace_bytes: int
+    work: Callable[[], Any]
 
 
-def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, seconds: float, least: int) -> Cost:
+def _measured(work: Callable[[], Any], device: Device) -> Alone:
+    """Memory of `work`: the first execution may need other workspace than those after it."""
+    first, steady = (_memory(work, device) for _ in range(2))
+    return Alone(steady[0], max(first[1], steady[1], 0), work)
+
+
+def _memory(work: Callable[[], Any], device: Device) -> tuple[int, int]:
+    """Bytes of what it returns, and most above them."""
+    memory = device.measure(work)
+    return memory.end_bytes, memory.peak_bytes - max(memory.end_bytes, 0)
+
+
+def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> Alone:
     """Run `call` on made-up tensors.
 
     Raises:
@@ -81,35 +68,13 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str, *, s
         try:
             if target.type != "cpu":
                 operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
-            memory = device.measure(lambda: operator(*args, **kwargs))  # noqa: B023 - runs at once
-            break
+            return _measured(partial(operator, *args, **kwargs), device)
         except Exception as problem:  # an index of 1 into a dimension of 1: try zeros
             error = problem
-    else:
-        raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.")
-    touched = {trace.values[v].storage for v in (*call.reads, *call.returns) if v >= 0}
-    touched_bytes = VIEW_TOUCHES_BYTES if call.is_view else sum(trace.storages[s].nbytes for s in touched)
-    times = _samples(device, lambda: operator(*args, **kwargs), touched_bytes, seconds, least)
-    return Cost(
-        signature=call.signature,
-        device=device.fingerprint(),
-        time_s=statistics.fmean(times),
-        output_bytes=memory.end_bytes,
-        workspace_bytes=max(0, memory.peak_bytes - max(memory.end_bytes, 0)),
-        samples=len(times),
-        source="measured",
-    )
+    raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.")
 
 
-def measure_update(
-    call: Call,
-    trace: TraceTables,
-    device: Device,
-    kind: str,
-    *,
-    seconds: float,
-    least: int,
-) -> Cost:
+def measure_update(call: Call, trace: TraceTables, device: Device, kind: str) -> Alone:
     """Update one parameter of the call's shape with the optimizer's own class, states included.
 
     Raises:
@@ -135,14 +100,4 @@ def measure_update(
             torch._foreach_mul_([parameter.grad], scale)
         optimizer.step()
 
-    first = device.measure(update)
-    steady = device.measure(update)
-    touched_bytes = 2 * parameter.nbytes + sum(t.nbytes for t in _tensors(optimizer))
-    times = _samples(device, update, touched_bytes, seconds, least)
-    workspace = max(first.peak_bytes - max(first.end_bytes, 0), steady.peak_bytes - max(steady.end_bytes, 0), 0)
-    return Cost(call.signature, device.fingerprint(), statistics.fmean(times), 0, workspace, len(times), "measured")
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The states."""
-    return [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return replace(_measured(update, device), output_bytes=0)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import torch
 from torch import nn
 
 from stowage.stages.device import device_of
-from stowage.stages.device.cpu import FEW, MOST_OTHERS_BYTES, CpuDevice, _others_bytes
+from stowage.stages.device.cpu import MOST_OTHERS_BYTES, CpuDevice
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_trace
-from stowage.stages.profile.measure import undisturbed
-from stowage.stages.profile.rounds import ROUNDS
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_workload
 
@@ -122,14 +119,14 @@ def test_measured_costs_are_those_of_every_distinct_call(tmp_path: Path) -> None
     assert seen[-1] == (0, 0)
 
 
-def test_each_sample_finds_cold_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_finds_cold_caches_and_calls_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
     evict, time_s = CpuDevice.evict, CpuDevice.time_s
 
-    def evicted(device: CpuDevice, touched_bytes: int) -> None:
-        assert touched_bytes > 0
+    def evicted(device: CpuDevice, other_bytes: int) -> None:
+        assert other_bytes == sum(storage.nbytes for storage in trace.storages)
         happened.append("evicted")
-        evict(device, touched_bytes)
+        evict(device, other_bytes)
 
     def timed(device: CpuDevice, work: Callable[[], Any]) -> float:
         happened.append("timed")
@@ -137,41 +134,19 @@ def test_each_sample_finds_cold_caches(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(CpuDevice, "evict", evicted)
     monkeypatch.setattr(CpuDevice, "time_s", timed)
-    costs = profile_trace(small_trace(9), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=6)
-    alone = sum(b == "timed" and a == "timed" for a, b in pairwise(["timed", *happened]))
-    assert alone == ROUNDS * len(costs), "the first run of each call warms up, whenever it is looked at"
+    trace = small_trace(9)
+    profile_trace(trace, HERE, CostStore(tmp_path), seconds_per_call=0.0, min_samples=3)
+    in_order = [c for c in trace.calls if c.target != "stowage.update"]
+    window = 4 * ["evicted", *["timed"] * len(in_order)]
+    updates = {c.signature for c in trace.calls} - {c.signature for c in in_order}
+    assert happened == window + len(updates) * ["timed", *["evicted", "timed"] * 3], "the first run warms up"
 
 
-def test_samples_of_a_call_are_taken_at_several_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(1 << 20))  # a machine that becomes slower and slower
-    monkeypatch.setattr(CpuDevice, "time_s", lambda device, work: (work(), float(next(clock)))[1])
-    seen: list[int] = []
-    costs = profile_trace(
-        small_trace(9),
-        HERE,
-        CostStore(tmp_path),
-        seconds_per_call=0.0,
-        min_samples=6,
-        progress=lambda done, total: seen.append(done),
-    )
-    assert seen == sorted(seen)
-    assert {c.samples for c in costs} <= {6, 3}
-    times = [c.time_s for c in costs]
-    assert max(times) - min(times) < next(clock) / ROUNDS, "none saw the first or the last moments alone"
-
-
-def test_samples_that_nobody_disturbed_count() -> None:
-    assert undisturbed([1.0, 3.0], [9.0], 2) == [1.0, 3.0]
-    assert undisturbed([3.0], [9.0, 2.0, 4.0], 2) == [2.0, 3.0], "the faster half"
-    assert undisturbed([], [9.0, 2.0, 4.0], 2) == [2.0, 4.0], "as many as are asked for"
-
-
-def test_small_calls_leave_caches_as_they_are_and_none_takes_much_memory() -> None:
-    cache = 2 << 20
-    assert _others_bytes(0, cache) == 0
-    assert _others_bytes(cache // FEW, cache) == cache
-    assert _others_bytes(cache // FEW + 1, cache) > 3 * cache
-    assert _others_bytes(1 << 40, cache) == MOST_OTHERS_BYTES
+def test_eviction_takes_no_more_memory_than_is_said() -> None:
+    device = CpuDevice()
+    for other_bytes in (0, 4, 1 << 40):
+        device.evict(other_bytes)
+    assert device._other.nbytes == MOST_OTHERS_BYTES
 
 
 def test_a_foreign_device_is_refused_unless_everything_is_known(tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""Costs of several calls, measured together: in turns, so that a machine whose speed drifts slows all of them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.updates import UPDATE
+from stowage.stages.profile.measure import Alone, measure_call, measure_update
+from stowage.stages.profile.samples import weigh
+from stowage.stages.profile.sequence import WindowRun, last_touched
+from stowage.stages.profile.windows import Window, choose_windows
+
+Samples = list[tuple[str, float]]
+"""Signature and seconds of executions."""
+
+PASSES = 3
+"""Timed executions of a window, or of a call by itself, in one turn; one before them warms up."""
+
+MOST_TURNS = 34
+"""Of each."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long.
+
+    Attributes:
+        seconds_per_call: time spent, for each distinct call.
+        min_samples: executions of each that are timed, at least.
+    """
+
+    seconds_per_call: float
+    min_samples: int
+
+
+def measure_together(
+    work: Sequence[tuple[TraceTables, Sequence[Call]]],
+    target: DeviceDescription,
+    patience: Patience,
+    progress: Callable[[float], None],
+) -> list[Cost]:
+    """One cost for each of some calls, which have distinct signatures.
+
+    Args:
+        work: traces with the calls that are of interest; none is clipping.
+        target: this machine's device.
+        patience: how long.
+        progress: called with the part that is done, before every turn of a window or a call.
+
+    Raises:
+        TableError: an operator does not run on this device.
+    """
+    sought = [(_Runs(trace, target.type, min(PASSES, patience.min_samples)), calls) for trace, calls in work]
+    memory = {call.signature: runs.memory(call) for runs, calls in sought for call in calls}
+    if not memory:
+        return []
+    samples = _in_turns(sought, patience, progress)
+    times = weigh(samples)
+    return [
+        Cost(
+            signature=signature,
+            device=target.fingerprint,
+            time_s=times[signature],
+            output_bytes=output_bytes,
+            workspace_bytes=workspace_bytes,
+            samples=len(samples[signature]),
+            source="measured",
+        )
+        for signature, (output_bytes, workspace_bytes) in memory.items()
+    ]
+
+
+def _in_turns(
+    sought: Sequence[tuple[_Runs, Sequence[Call]]], patience: Patience, progress: Callable[[float], None]
+) -> dict[str, list[float]]:
+    """Seconds of every execution, by signature."""
+    found: dict[str, list[float]] = {call.signature: [] for _, calls in sought for call in calls}
+    windows = [
+        (runs, window) for runs, calls in sought for window in choose_windows(runs.trace, {c.signature for c in calls})
+    ]
+    seconds, spent = patience.seconds_per_call * len(found), 0.0
+    for turn in itertools.count():
+        enough = min(map(len, found.values())) >= patience.min_samples
+        if enough and (spent >= seconds or turn >= MOST_TURNS):
+            break
+        in_window = {call.signature for _, window in windows for call in window.timed}
+        lone = [(runs, call) for runs, calls in sought for call in calls if call.signature not in in_window]
+        works: list[tuple[_Runs, Window | Call]] = [*windows, *lone]
+        for runs, work in works:
+            progress(min(spent / seconds, 1.0) if seconds else 0.0)
+            began = time.perf_counter()
+            samples = runs.of_call(work) if isinstance(work, Call) else runs.of_window(work)
+            spent += time.perf_counter() - began
+            if samples is None:  # from now on its calls run alone
+                windows = [other for other in windows if other[1] is not work]
+            for signature, elapsed_s in samples or ():
+                if signature in found:
+                    found[signature].append(elapsed_s)
+    return found
+
+
+class _Runs:
+    """Executes windows and calls.
+
+    Args:
+        trace: the step.
+        kind: type of the device.
+        passes: timed executions in one turn.
+    """
+
+    def __init__(self, trace: TraceTables, kind: str, passes: int) -> None:
+        self.trace = trace
+        self._device, self._kind, self._passes = device_of(kind), kind, passes
+        self._last = last_touched(trace)
+        self._step_bytes = sum(storage.nbytes for storage in trace.storages)
+
+    def memory(self, call: Call) -> tuple[int, int]:
+        """Bytes of a call's results and of its workspace."""
+        alone = self._alone(call)
+        return alone.output_bytes, alone.workspace_bytes
+
+    def of_call(self, call: Call) -> Samples:
+        """Of one call by itself, the caches full of other parts of the step."""
+        alone = self._alone(call)
+        with torch.set_grad_enabled(call.target == UPDATE):
+            self._device.time_s(alone.work)
+            samples: Samples = []
+            for _ in range(self._passes):
+                self._device.evict(self._step_bytes)
+                samples.append((call.signature, self._device.time_s(alone.work)))
+        return samples
+
+    def of_window(self, window: Window) -> Samples | None:
+        """Of its timed calls; None if they do not run on made-up tensors."""
+        for integers in (2, 1):  # an index of 1 into a dimension of 1: try zeros
+            try:
+                return self._passed(window, integers)
+            except Exception:  # whatever an operator raises; one that never runs is named by `memory`
+                continue
+        return None
+
+    @torch.no_grad()
+    def _passed(self, window: Window, integers: int) -> Samples:
+        run = WindowRun(window, self.trace, self._last, self._device, self._kind, integers=integers)
+        samples: Samples = []
+        for turn in range(1 + self._passes):
+            self._device.evict(self._step_bytes)
+            times = run.times()
+            if turn:  # the first one warms up
+                samples.extend(times)
+        return samples
+
+    def _alone(self, call: Call) -> Alone:
+        if call.target == UPDATE:  # as in a training loop; the optimizer switches gradients off itself
+            return measure_update(call, self.trace, self._device, self._kind)
+        with torch.no_grad():
+            return measure_call(call, self.trace, self._device, self._kind)
