@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stowage.stages.device import device_of
+from stowage.stages.device import Device, device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import UPDATE
@@ -58,7 +58,8 @@ def measure_together(
     Raises:
         TableError: an operator does not run on this device.
     """
-    sought = [(_Runs(trace, target.type, min(PASSES, patience.min_samples)), calls) for trace, calls in work]
+    device, passes = device_of(target.type), min(PASSES, patience.min_samples)
+    sought = [(_Runs(trace, device, target.type, passes), calls) for trace, calls in work]
     memory = {call.signature: runs.memory(call) for runs, calls in sought for call in calls}
     if not memory:
         return []
@@ -112,13 +113,14 @@ class _Runs:
 
     Args:
         trace: the step.
-        kind: type of the device.
+        device: it times.
+        kind: its type, for PyTorch.
         passes: timed executions in one turn.
     """
 
-    def __init__(self, trace: TraceTables, kind: str, passes: int) -> None:
+    def __init__(self, trace: TraceTables, device: Device, kind: str, passes: int) -> None:
         self.trace = trace
-        self._device, self._kind, self._passes = device_of(kind), kind, passes
+        self._device, self._kind, self._passes = device, kind, passes
         self._last = last_touched(trace)
         self._step_bytes = sum(storage.nbytes for storage in trace.storages)
 

@@ -106,7 +106,7 @@ def test_windows_run_on_made_up_tensors(name: str) -> None:
     model, batch, loss = (REMAT | ZOO)[name]()
     trace = trace_step(model, batch, loss=loss)
     signatures = {c.signature for c in trace.calls}
-    runs = _Runs(trace, "cpu", 1)
+    runs = _Runs(trace, device_of("cpu"), "cpu", 1)
     seen: set[str] = set()
     for window in choose_windows(trace, signatures):
         samples = runs.of_window(window)
