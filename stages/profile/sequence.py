@@ -1,9 +1,10 @@
-"""Run a window of calls on made-up tensors, and time them one by one."""
+"""Run a window of calls on made-up tensors, and time them one by one, or together."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,37 +15,15 @@ from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.profile.arguments import constant_of, kernel_of, make_arguments, make_tensor, operator_of
+from stowage.stages.profile.line import Line, Read, resolve
 from stowage.stages.profile.windows import Window
+from stowage.stages.profile.written import Written, write
 
 PATTERN = 1 << 16
 """Elements after which made-up contents repeat: drawing all of them would take longer than most calls."""
 
-
-@dataclass(frozen=True)
-class _Read:
-    """Stands for a tensor among the arguments."""
-
-    value: int
-
-
-@dataclass(frozen=True)
-class _Line:
-    """One call, ready to run.
-
-    Attributes:
-        call: it.
-        kernel: what a step calls for it.
-        args, kwargs: of it, with `_Read` for tensors.
-        dead: values that nothing reads after it.
-        timed: it is not of the lead.
-    """
-
-    call: Call
-    kernel: Any
-    args: list[Any]
-    kwargs: dict[str, Any]
-    dead: tuple[int, ...]
-    timed: bool
+NOTHINGS = 1001
+"""Empty calls that are timed."""
 
 
 class WindowRun:
@@ -73,21 +52,42 @@ class WindowRun:
         self._given = self._make(window, integers)
         dead = _deaths(window, trace, last)
         self._lines = [
-            _Line(call, kernel_of(call), *self._arguments(call), dead.get(call.call, ()), position >= window.lead)
-            for position, call in enumerate(window.calls)
+            Line(
+                call.signature,
+                kernel_of(call),
+                *self._arguments(call),
+                returns=tuple(call.returns),
+                many=call.returns_many,
+                opaque=call.target in OPAQUE,
+                dead=dead.get(call.call, ()),
+            )
+            for call in window.calls
         ]
+        self._lead = window.lead
 
     def times(self) -> list[tuple[str, float]]:
-        """Run it: signature and seconds of each timed call."""
+        """Run it: signature and seconds of each timed call, `bookkeeping_s` included."""
         values = dict(self._given)
         found: list[tuple[str, float]] = []
         for line in self._lines:
-            args = [_found(a, values) for a in line.args]
-            kwargs = {name: _found(a, values) for name, a in line.kwargs.items()}
-            elapsed_s = self._device.time_s(partial(_execute, line, args, kwargs, values))
-            if line.timed:
-                found.append((line.call.signature, elapsed_s))
-        return found
+            args, kwargs = _resolved(line, values)
+            found.append((line.signature, self._device.time_s(partial(_execute, line, args, kwargs, values))))
+        return found[self._lead :]
+
+    def written(self) -> Written | None:
+        """The timed calls as one function, if there is one."""
+        timed = self._lines[self._lead :]
+        return None if any(line.opaque for line in timed) else write(timed)
+
+    def written_s(self, written: Written) -> float:
+        """Run it, the timed calls as that function: seconds of all of them."""
+        values = dict(self._given)
+        for line in self._lines[: self._lead]:
+            args, kwargs = _resolved(line, values)
+            _execute(line, args, kwargs, values)
+        args = [values[value] for value in written.reads]
+        outlive: list[Any] = []
+        return self._device.time_s(lambda: outlive.append(written.function(*args)))
 
     def _make(self, window: Window, integers: int) -> dict[int, torch.Tensor]:
         """Every value that calls of the window read and none of them makes."""
@@ -119,36 +119,49 @@ class WindowRun:
     def _arguments(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
         return map_arguments(
             call.arguments,
-            lambda key, content: _Read(content) if key == "value" else constant_of(key, content, self._target),
+            lambda key, content: Read(content) if key == "value" else constant_of(key, content, self._target),
         )
 
 
-def _execute(line: _Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, torch.Tensor]) -> None:
+def bookkeeping_s(device: Device) -> float:
+    """What `WindowRun.times` adds to each call: the median of many that do nothing, seconds."""
+    line = Line("", lambda left, right: left, [], {}, returns=(0,), dead=(0,))
+    return statistics.median(device.time_s(partial(_execute, line, [1, 2], {}, {})) for _ in range(NOTHINGS))
+
+
+def _resolved(line: Line, values: Mapping[int, Any]) -> tuple[list[Any], dict[str, Any]]:
+    return [resolve(a, values) for a in line.args], {name: resolve(a, values) for name, a in line.kwargs.items()}
+
+
+def _execute(line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> None:
     """Call, keep what is returned, free what is not needed any more."""
-    if line.call.target in OPAQUE:
+    if line.opaque:
         with torch.enable_grad():
             result = line.kernel(*args, **kwargs)
     else:
         result = line.kernel(*args, **kwargs)
     args.clear()
     kwargs.clear()
-    results = result if line.call.returns_many else (result,)
-    values.update((value, tensor) for value, tensor in zip(line.call.returns, results, strict=False) if value >= 0)
+    made = zip(line.returns, result if line.many else (result,), strict=False)
+    values.update({value: tensor for value, tensor in made if value >= 0})
     for value in line.dead:
         del values[value]
-
-
-def _found(argument: Any, values: dict[int, torch.Tensor]) -> Any:
-    if type(argument) is _Read:
-        return values[argument.value]
-    if type(argument) is list:
-        return [_found(a, values) for a in argument]
-    return argument
 
 
 def last_touched(trace: TraceTables) -> dict[int, int]:
     """Storage -> the last call of the step that reads or returns a value in it."""
     return {trace.values[v].storage: call.call for call in trace.calls for v in (*call.reads, *call.returns) if v >= 0}
+
+
+def alive_bytes(trace: TraceTables, last: Mapping[int, int]) -> int:
+    """What is alive in a step that keeps everything, on average over its calls: as much has been touched of late."""
+    first: dict[int, int] = {}
+    for call in trace.calls:
+        for v in (*call.reads, *call.returns):
+            if v >= 0:
+                first.setdefault(trace.values[v].storage, call.call if trace.values[v].call >= 0 else 0)
+    spans = ((trace.storages[s].nbytes, last[s] + 1 - begins) for s, begins in first.items())
+    return sum(nbytes * span for nbytes, span in spans) // max(1, len(trace.calls))
 
 
 def _deaths(window: Window, trace: TraceTables, last: Mapping[int, int]) -> dict[int, tuple[int, ...]]:

@@ -10,7 +10,13 @@ from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE
 
 LEAD = 8
-"""Calls that run untimed before the first that counts."""
+"""Calls that run untimed before the first that counts, at least."""
+
+LEAD_BYTES = 4 << 20
+"""That they touch, at least: what a core keeps near is then of the step, code too."""
+
+MOST_LEAD = 256
+"""Calls, at most."""
 
 BRIDGE = 32
 """Calls between two that are sought that run to get from one to the other: a new window costs more."""
@@ -85,11 +91,14 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
 def _lead(trace: TraceTables, calls: Sequence[Call], start: int, window_bytes: int) -> int:
     """As many calls before `start` as there are and fit."""
     touched = _touched(trace, calls[start])
+    nbytes = _bytes(trace, touched)
     position = start
-    while position > max(0, start - LEAD):
-        touched |= _touched(trace, calls[position - 1])
-        if _bytes(trace, touched) > window_bytes // 2:
+    while position > 0 and (start - position < LEAD or (nbytes < LEAD_BYTES and start - position < MOST_LEAD)):
+        fresh = _touched(trace, calls[position - 1]) - touched
+        nbytes += _bytes(trace, fresh)
+        if nbytes > window_bytes // 2:
             break
+        touched |= fresh
         position -= 1
     return position
 

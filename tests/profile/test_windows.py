@@ -16,10 +16,11 @@ from stowage.stages.device import device_of
 from stowage.stages.device.cpu import CpuDevice
 from stowage.stages.ir.trace import Call, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.ir.updates import CLIP, UPDATE
+from stowage.stages.profile import timing
 from stowage.stages.profile.samples import OUTLIERS, typical_s, weigh
-from stowage.stages.profile.sequence import WindowRun, last_touched
+from stowage.stages.profile.sequence import WindowRun, alive_bytes, last_touched
 from stowage.stages.profile.timing import MOST_TURNS, Patience, _Runs, measure_together
-from stowage.stages.profile.windows import BRIDGE, LEAD, choose_windows
+from stowage.stages.profile.windows import BRIDGE, LEAD, LEAD_BYTES, MOST_LEAD, choose_windows
 from stowage.stages.trace import trace_step
 from tests.profile.test_costs import HERE
 from tests.zoo import REMAT, ZOO
@@ -80,7 +81,7 @@ def test_every_distinct_call_is_in_small_windows(
     for window in windows:
         positions = [operators.index(c.call) for c in window.calls]
         assert positions == list(range(positions[0], positions[0] + len(positions))), "consecutive"
-        assert 0 <= window.lead <= LEAD
+        assert 0 <= window.lead <= MOST_LEAD
         assert window.timed
         nbytes = sum(trace.storages[s].nbytes for s in {v for c in window.calls for v in (*c.reads, *c.returns)})
         assert nbytes <= window_bytes or len(window.timed) == 1
@@ -92,6 +93,23 @@ def test_of_many_equal_calls_a_few_are_run() -> None:
     assert 4 <= sum(len(w.timed) for w in windows) <= 4 * BRIDGE
     everything = choose_windows(trace, {"a", "x"}, occurrences=10_000)
     assert sum(len(w.timed) for w in everything) == 10_000
+
+
+def test_short_calls_follow_many_others() -> None:
+    """What a core keeps near is then of the step, whatever filled the caches before."""
+    for nbytes, lead in ((4, MOST_LEAD), (LEAD_BYTES // 64, 62), (LEAD_BYTES, LEAD)):
+        trace = chain([*["x"] * 999, "a"], [nbytes] * 1000)
+        (window,) = choose_windows(trace, {"a"})
+        assert window.lead == lead
+    (window,) = choose_windows(chain([*["x"] * 5, "a"], [4] * 6), {"a"})
+    assert window.lead == 5, "all that there are"
+
+
+@given(st.lists(st.integers(1, 9).map(lambda n: 4 * n), max_size=40))
+def test_bytes_alive_on_average(sizes: list[int]) -> None:
+    trace = chain(["a"] * len(sizes), sizes)
+    alive = [trace.storages[k].nbytes + trace.storages[k + 1].nbytes for k in range(len(sizes))]
+    assert alive_bytes(trace, last_touched(trace)) == sum(alive) // max(1, len(alive))
 
 
 def test_clipping_is_in_no_window() -> None:
@@ -144,10 +162,33 @@ def test_a_window_computes_what_its_calls_say(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(values[trace.meta.loss_value], loss)
     for gradient in trace.gradients:
         assert torch.equal(values[gradient.gradient_value], model.get_parameter(gradient.parameter).grad)
+    written = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2).written()
+    assert written is not None
+    with torch.no_grad():
+        outlive = written.function(*(run._given[value] for value in written.reads))
     inside = {v for c in window.calls for v in c.returns}
+    alive = [v for c in window.calls for v in c.returns if v in values]
+    assert all(torch.equal(values[v], tensor) for v, tensor in zip(alive, outlive, strict=True)), (
+        "together as one by one"
+    )
     assert set(values) & inside == {
         v for v in inside if last[trace.values[v].storage] not in {c.call for c in window.calls}
     }, "the rest was freed on the way"
+
+
+@pytest.mark.parametrize(("taken", "part"), [(9e-6, 0.5), (9e-3, 1.0)])
+def test_short_calls_take_what_they_take_together(monkeypatch: pytest.MonkeyPatch, taken: float, part: float) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    trace = trace_step(model, (torch.randn(2, 4),), loss=lambda outputs, _: outputs.sum())
+    (window,) = choose_windows(trace, {c.signature for c in trace.calls})
+    monkeypatch.setattr(timing, "bookkeeping_s", lambda device: 1e-6)
+    monkeypatch.setattr(WindowRun, "times", lambda run: [(c.signature, taken) for c in window.timed])
+    together = iter([4e-6, 4e-6, 1e-3])  # an interruption
+    monkeypatch.setattr(WindowRun, "written_s", lambda run, written: next(together) * len(window.timed))
+    runs = _Runs(trace, device_of("cpu"), "cpu", 2)
+    for _ in range(3):
+        samples = runs.of_window(window)
+        assert samples == [(c.signature, pytest.approx((taken - 1e-6) * part)) for c in window.timed] * 2
 
 
 def test_what_does_not_run_in_a_window_is_measured_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
