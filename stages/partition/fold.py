@@ -105,12 +105,10 @@ class _Views:
             raise _lacking(missing[0])
         self._maker = {v: c for c in views for v in c.returns if v >= 0}
         self._made: set[int] = set()
-        signatures: dict[tuple[str, int], set[str]] = defaultdict(set)
+        times: dict[tuple[str, int], list[float]] = defaultdict(list)
         for call in views:
-            signatures[_kind(call)].add(call.signature)
-        self._time_s = {
-            kind: statistics.median(costs[s].time_s for s in sorted(found)) for kind, found in signatures.items()
-        }
+            times[_kind(call)].append(costs[call.signature].time_s)
+        self._time_s = {kind: statistics.fmean(found) for kind, found in times.items()}
 
     def time_s(self, calls: Iterable[Call]) -> float:
         """Of making the views that `calls` read and no earlier node did, and the views that those are made of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -113,6 +114,8 @@ class WindowRun:
             elements = max(1, self._trace.storages[value.storage].nbytes // dtype.itemsize)
             pattern = replace(value, shape=(min(elements, PATTERN),), stride=(1,), offset=0)
             few = make_tensor(pattern, self._target, integers=integers)
+            if self._trace.storages[value.storage].role == "parameter" and len(value.shape) > 1:
+                few = _as_initialized(few, math.prod(value.shape[1:]))
             bases[value.storage] = few.repeat(-(-elements // PATTERN))[:elements]
         return {value.value: bases[value.storage].view(dtype).as_strided(value.shape, value.stride, value.offset)}
 
@@ -121,6 +124,15 @@ class WindowRun:
             call.arguments,
             lambda key, content: Read(content) if key == "value" else constant_of(key, content, self._target),
         )
+
+
+def _as_initialized(weights: torch.Tensor, fan_in: int) -> torch.Tensor:
+    """Of mean 0 and variance 1 / fan-in, as PyTorch starts with: what calls make of them one after the other stays as
+    large as in a step. Sums of positive ones do not, and `exp` takes several times as long where it under- or overflows.
+    """
+    if not (weights.is_floating_point() or weights.is_complex()):
+        return weights
+    return weights.sub_(1.0).mul_(2 * math.sqrt(3 / max(fan_in, 1)))
 
 
 def bookkeeping_s(device: Device) -> float:

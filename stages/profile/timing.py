@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -34,7 +34,7 @@ SHORT_S = 50e-6
 FEW = 8
 """Calls that a window times; of fewer, calling a function of them takes a part that shows."""
 
-MOST_TURNS = 34
+MOST_TURNS = 12
 """Of each."""
 
 
@@ -130,20 +130,6 @@ def _in_turns(
     return found
 
 
-@dataclass
-class _Together:
-    """The timed calls of a window.
-
-    Attributes:
-        written: as one function, if there is one.
-        written_s, clocked_s: their time, as that and one by one.
-    """
-
-    written: Written | None
-    written_s: list[float] = field(default_factory=list)
-    clocked_s: list[float] = field(default_factory=list)
-
-
 class _Runs:
     """Executes windows and calls.
 
@@ -160,7 +146,7 @@ class _Runs:
         self._last = last_touched(trace)
         self._other_bytes = alive_bytes(trace, self._last)
         self._bookkeeping_s = bookkeeping_s(device)
-        self._together: dict[int, _Together] = {}
+        self._written: dict[int, Written | None] = {}
 
     def memory(self, call: Call) -> tuple[int, int]:
         """Bytes of a call's results and of its workspace."""
@@ -198,21 +184,21 @@ class _Runs:
         return [(name, taken * part) for samples in passes[1:] for name, taken in samples]
 
     def _part(self, window: Window, run: WindowRun, clocked_s: list[float]) -> float:
-        """Of their time, what short calls take without clocks between them, by all turns so far: between clocks even
-        the interpreter finds its caches full of something else."""
+        """Of the time of its timed calls, what short ones take without clocks between them: between clocks even the
+        interpreter finds its caches full of something else."""
         if len(window.timed) < FEW or min(clocked_s) > SHORT_S * len(window.timed):
             return 1.0
         first = window.timed[0].call
-        if first not in self._together:
-            self._together[first] = _Together(run.written())
-        together = self._together[first]
-        if together.written is None:
+        if first not in self._written:
+            self._written[first] = run.written()
+        written = self._written[first]
+        if written is None or not any(clocked_s):
             return 1.0
-        self._device.evict(self._other_bytes)
-        together.clocked_s.extend(clocked_s)
-        together.written_s.append(run.written_s(together.written))
-        typical_s = statistics.median(together.clocked_s)
-        return statistics.median(together.written_s) / typical_s if typical_s else 1.0
+        written_s: list[float] = []
+        for _ in range(1 + self._passes):  # the first one warms up: the interpreter learns as it runs
+            self._device.evict(self._other_bytes)
+            written_s.append(run.written_s(written))
+        return statistics.median(written_s[1:]) / statistics.median(clocked_s)
 
     def _alone(self, call: Call) -> Alone:
         if call.target == UPDATE:  # as in a training loop; the optimizer switches gradients off itself

@@ -183,12 +183,28 @@ def test_short_calls_take_what_they_take_together(monkeypatch: pytest.MonkeyPatc
     (window,) = choose_windows(trace, {c.signature for c in trace.calls})
     monkeypatch.setattr(timing, "bookkeeping_s", lambda device: 1e-6)
     monkeypatch.setattr(WindowRun, "times", lambda run: [(c.signature, taken) for c in window.timed])
-    together = iter([4e-6, 4e-6, 1e-3])  # an interruption
+    together = itertools.cycle([1e-3, 4e-6, 4e-6, 1e-3])  # to warm up, then with an interruption
     monkeypatch.setattr(WindowRun, "written_s", lambda run, written: next(together) * len(window.timed))
-    runs = _Runs(trace, device_of("cpu"), "cpu", 2)
-    for _ in range(3):
+    runs = _Runs(trace, device_of("cpu"), "cpu", 3)
+    for _ in range(2):
         samples = runs.of_window(window)
-        assert samples == [(c.signature, pytest.approx((taken - 1e-6) * part)) for c in window.timed] * 2
+        assert samples == [(c.signature, pytest.approx((taken - 1e-6) * part)) for c in window.timed] * 3
+
+
+def test_what_weights_make_stays_of_their_size() -> None:
+    """A step computes nothing that over- or underflows, on which some operators take longer; nor does a window."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(40)))
+    trace = trace_step(model, (torch.randn(64, 64),), loss=lambda outputs, _: outputs.exp().mean())
+    (window,) = choose_windows(trace, {c.signature for c in trace.calls}, occurrences=1000)
+    made = [v for c in window.calls for v in c.returns]
+    last = dict.fromkeys(last_touched(trace), -1)  # all stay
+    written = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2).written()
+    run = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2)
+    assert written is not None
+    with torch.no_grad():
+        values = written.function(*(run._given[value] for value in written.reads))
+    assert len(values) == len(made)
+    assert all(1e-3 < tensor.abs().max() < 1e6 for tensor in values)
 
 
 def test_what_does_not_run_in_a_window_is_measured_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
