@@ -6,14 +6,13 @@ import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stowage.stages.ir.arguments import render_arguments, split_receiver
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
-from stowage.stages.ir.sums import SUM_IN_PLACE, taken_memory
+from stowage.stages.ir.sums import taken_memory, written_over
 from stowage.stages.ir.trace import Call, TraceTables, base_values
 from stowage.stages.ir.updates import CLIP, UPDATE, left_behind, updated_parameter
 
@@ -153,7 +152,7 @@ class _Emitter:
         note = f"  # {where}, {nbytes / MIB:.1f} MiB, {node.time_s * 1e3:.2f} ms{', again' if again else ''}"
         calls = [self.trace.calls[c] for c in node.calls]
         if row.row in self.taken:
-            calls = [self._in_place(calls[0], self.taken[row.row])]
+            calls = [written_over(calls[0], self.taken[row.row], self.trace)]
         if not node.random or self.total[row.node] == 1:
             for i, call in enumerate(calls):
                 self._call(call, node, again, note if i == len(calls) - 1 else "")
@@ -170,13 +169,6 @@ class _Emitter:
         self.lines[start:] = ["    " + line for line in self.lines[start:]]
         if again and self.runs[row.node] == self.total[row.node]:
             self.lines.append(f"run.random.forget({node.node})")
-
-    def _in_place(self, call: Call, storage: int) -> Call:
-        """The sum, written over the summand in `storage`."""
-        over = next(v for v in call.reads if self.trace.values[v].storage == storage)
-        other = next(v for v in call.reads if v != over)
-        arguments = json.dumps({"args": [{"value": over}, {"value": other}], "kwargs": {}})
-        return replace(call, target=SUM_IN_PLACE, arguments=arguments)
 
     def _gradients_changed(self, node: ComputeNode) -> None:
         """Of gradients that wait and have a place below: an update has used one up, or its copy is out of date."""

@@ -2,14 +2,17 @@
 
 `c = add(a, b)` takes the memory of `a` (or `b`) where the plan frees that right afterwards: `c = add_(a, b)`. Addition
 commutes, so every bit stays; eager's engine adds up gradients in the same way. Whether a summand dies there is the
-plan's to say, so the referee, codegen and who predicts peaks all ask here.
+plan's to say, so the referee, codegen, profiling and who predicts peaks all ask here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.trace import Call, TraceTables
 
 SUM, SUM_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 
@@ -34,3 +37,35 @@ def taken_memory(
         elif freed < 0:
             takes = []
     return found
+
+
+def takes_of(calls: Sequence[Call], trace: TraceTables) -> tuple[int, ...]:
+    """Of a node's calls: temporary storages of which its result may take one.
+
+    That is of a sum alone, and summands that fill their storages in the same layout as the sum fills its own.
+    """
+    if len(calls) != 1 or calls[0].target != SUM or len(calls[0].reads) != 2:
+        return ()
+    call = calls[0]
+    if json.loads(call.arguments) != {"args": [{"value": v} for v in call.reads], "kwargs": {}}:
+        return ()
+    first, second = (trace.values[v] for v in call.reads)
+    if first.storage == second.storage or first.dtype != second.dtype:
+        return ()
+    result = trace.values[call.returns[0]]
+    room = trace.storages[result.storage].nbytes
+    return tuple(
+        v.storage
+        for v in (first, second)
+        if trace.storages[v.storage].role == "temporary"
+        and trace.storages[v.storage].nbytes == room
+        and (v.dtype, v.shape, v.stride, v.offset) == (result.dtype, result.shape, result.stride, result.offset)
+    )
+
+
+def written_over(call: Call, storage: int, trace: TraceTables) -> Call:
+    """The sum, written over its summand in `storage`, which is one of `takes_of`."""
+    over = next(v for v in call.reads if trace.values[v].storage == storage)
+    other = next(v for v in call.reads if v != over)
+    arguments = json.dumps({"args": [{"value": over}, {"value": other}], "kwargs": {}})
+    return replace(call, target=SUM_IN_PLACE, arguments=arguments)

@@ -13,8 +13,8 @@ import networkx as nx
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.sums import takes_of
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.partition.sums import takes_of
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from stowage.stages.device import Device
 from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.profile.arguments import constant_of, kernel_of, make_arguments, make_tensor, operator_of
 from stowage.stages.profile.line import Line, Read, resolve
@@ -62,7 +63,7 @@ class WindowRun:
                 opaque=call.target in OPAQUE,
                 dead=dead.get(call.call, ()),
             )
-            for call in window.calls
+            for call in (_as_in_step(c, trace, last) for c in window.calls)
         ]
         self._lead = window.lead
 
@@ -126,10 +127,15 @@ class WindowRun:
         )
 
 
+def _as_in_step(call: Call, trace: TraceTables, last: Mapping[int, int]) -> Call:
+    """A sum takes the memory of a summand that nothing reads after it."""
+    dying = [s for s in takes_of([call], trace) if last[s] == call.call]
+    return written_over(call, dying[0], trace) if dying else call
+
+
 def _as_initialized(weights: torch.Tensor, fan_in: int) -> torch.Tensor:
-    """Of mean 0 and variance 1 / fan-in, as PyTorch starts with: what calls make of them one after the other stays as
-    large as in a step. Sums of positive ones do not, and `exp` takes several times as long where it under- or overflows.
-    """
+    """Of mean 0 and variance 1 / fan-in, about as models start with: what calls make of them one after the other stays
+    as large as in a step. Sums of positive ones do not, and `exp` takes several times as long where it overflows."""
     if not (weights.is_floating_point() or weights.is_complex()):
         return weights
     return weights.sub_(1.0).mul_(2 * math.sqrt(3 / max(fan_in, 1)))

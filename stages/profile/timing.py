@@ -28,14 +28,17 @@ Samples = list[tuple[str, float]]
 PASSES = 3
 """Timed executions of a window, or of a call by itself, in one turn; one before them warms up."""
 
-SHORT_S = 50e-6
+SHORT_S = 200e-6
 """Calls that take longer on average do not notice a clock."""
 
 FEW = 8
 """Calls that a window times; of fewer, calling a function of them takes a part that shows."""
 
-MOST_TURNS = 12
+MOST_TURNS = 34
 """Of each."""
+
+MOST_S = 30.0
+"""Of all of them: patience ends, once there are as many samples as it asks for."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _in_turns(
     windows = [
         (runs, window) for runs, calls in sought for window in choose_windows(runs.trace, {c.signature for c in calls})
     ]
-    seconds, spent = patience.seconds_per_call * len(found), 0.0
+    seconds, spent = min(patience.seconds_per_call * len(found), MOST_S), 0.0
     for turn in itertools.count():
         enough = min(map(len, found.values())) >= patience.min_samples
         if enough and (spent >= seconds or turn >= MOST_TURNS):

@@ -12,8 +12,8 @@ from stowage.stages.ir.updates import CLIP, UPDATE
 LEAD = 8
 """Calls that run untimed before the first that counts, at least."""
 
-LEAD_BYTES = 4 << 20
-"""That they touch, at least: what a core keeps near is then of the step, code too."""
+LEAD_BYTES = 16 << 20
+"""That they touch, at least: what cores keep near is then of the step, weights that all calls share and code too."""
 
 MOST_LEAD = 256
 """Calls, at most."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from stowage.stages.partition.sums import takes_of
+from stowage.stages.ir.sums import takes_of
 from stowage.stages.trace import trace_step
 
 Y = "tanh"
