@@ -28,7 +28,7 @@ Samples = list[tuple[str, float]]
 PASSES = 3
 """Timed executions of a window, or of a call by itself, in one turn; one before them warms up."""
 
-SHORT_S = 200e-6
+SHORT_S = 50e-6
 """Calls that take longer on average do not notice a clock."""
 
 FEW = 8
