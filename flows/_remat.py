@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stowage.flows._project import find_root
 from stowage.flows._remat_asked import Asked, Plan, Planners
-from stowage.flows._remat_names import EAGER, MEMORY_BUDGET, Size
+from stowage.flows._remat_names import EAGER, MEMORY_BUDGET, TITLES, Size
 from stowage.flows._remat_rows import (
     RematRow,
     describe,
@@ -25,11 +25,12 @@ from stowage.flows._remat_rows import (
     picture,
     seemed_slower,
 )
+from stowage.flows._remat_summary import summary_of
 from stowage.flows._remat_turns import Turns
 from stowage.flows._served import Served
 from stowage.stages.ir.activations import activation_share
 from stowage.stages.ir.errors import ParameterError, StowageError
-from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.ir.table import read_rows, write_atomically, write_rows
 from stowage.stages.settings.sizes import parse_percentage
 
 SHARES = (0.3, 0.5, 0.65)
@@ -243,32 +244,41 @@ class _Model:
 def run_remat(
     job: RematJob, folder: Path, say: Callable[[str], None], home: Path | None = None, root: Path | None = None
 ) -> str:
-    """Measure, write `remat.parquet`, `remat.md`, a picture a model and `remat.png` with all of them into `folder`, and
-    return the table.
+    """Measure, write `remat.parquet`, tables (`remat.md`, `remat_summary.md`), a picture a model and `remat.png` with
+    all of them into `folder`, and return the table.
 
     Args:
         job: what to measure.
-        folder: where to write.
+        folder: where to write; what an earlier run wrote there of other models stays, in the tables too.
         say: receives a line a point.
         home: stores of costs, options and plans; empty ones by default.
         root: a folder of the project; the current folder by default.
 
     Raises:
         ParameterError: a model is not known.
+        TableError: `remat.parquet` in `folder` is damaged or of another version.
     """
     from stowage.flows._remat_models import MODELS  # imports torch
 
     if unknown := [name for name in job.models if name not in MODELS]:
         raise ParameterError(f"--models names {', '.join(unknown)}: take some of {', '.join(MODELS)}.")
-    found: dict[tuple[str, str, str], RematRow] = {}
+    path = folder / "remat.parquet"
+    before = read_rows(path, RematRow) if path.exists() else []
+    found = {(r.model, r.contestant, r.setting): r for r in before if r.model not in job.models}
     with tempfile.TemporaryDirectory() as empty:
         for row in remat_rows(job, home or Path(empty), root or find_root(), say):
             found[row.model, row.contestant, row.setting] = row
-            write_rows(folder / "remat.parquet", RematRow, [*found.values()])  # a run that is cut off keeps what it has
-    rows = list(found.values())
+            write_rows(path, RematRow, _in_order(found.values()))  # a run that is cut off keeps what it has
+    rows = _in_order(found.values())
     for model in job.models:
         write_atomically(folder / f"remat_{model}.png", picture([r for r in rows if r.model == model]))
     write_atomically(folder / "remat.png", picture(rows))
     table = markdown_of(rows)
     write_atomically(folder / "remat.md", (table + "\n").encode())
+    write_atomically(folder / "remat_summary.md", (summary_of(rows) + "\n").encode())
     return table
+
+
+def _in_order(rows: Iterable[RematRow]) -> list[RematRow]:
+    """By model, as tables have them."""
+    return sorted(rows, key=lambda r: [*TITLES].index(r.model))

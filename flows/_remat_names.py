@@ -14,3 +14,17 @@ MEMORY_BUDGET = "activation_memory_budget"
 
 AUTO = "auto"
 """The method that the others are compared with."""
+
+TITLES = {
+    "gpt2": "GPT-2",
+    "transformer": "`nn.Transformer` 6+6",
+    "unet": "U-Net",
+    "mixer": "Mixer",
+    "uno": "neural operator",
+    "mamba": "scan",
+    "lstm": "LSTM",
+    "t5": "T5",
+    "regnet": "RegNet",
+    "resnet101": "ResNet-101",
+}
+"""Names of models for people, in the order of tables."""
