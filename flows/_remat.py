@@ -24,6 +24,7 @@ from stowage.flows._remat_rows import (
     markdown_of,
     picture,
     seemed_slower,
+    unlike_predicted,
 )
 from stowage.flows._remat_summary import summary_of
 from stowage.flows._remat_turns import Turns
@@ -54,11 +55,15 @@ MEASURED = (
     "rounds",
     "equal",
     "note",
+    "processes",
 )
 """Columns; methods that find the same plan share its measurement."""
 
 SECOND_LOOK = 15
 """Rounds, at least, of a plan and a contestant that seemed faster within the same peak, in turns with each other."""
+
+PROCESSES = 3
+"""That measure a plan which took another time than predicted in the first."""
 
 MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 """Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
@@ -125,7 +130,8 @@ def remat_rows(
 ) -> Iterator[RematRow]:
     """Every point of every model, peers first; what cannot be traced, planned or run is a row that says why.
 
-    A point beside which `AUTO` seemed slower comes a second time, compared with it: the later row counts.
+    A plan that took another time than predicted comes a second time, measured in more processes; so does a point beside
+    which `AUTO` seemed slower, compared with it. The later row counts.
     """
     for model in job.models:
         try:
@@ -148,12 +154,22 @@ class _Model:
 
     def rows(self) -> Iterator[RematRow]:
         """Measure the peers, plan for every budget and for what they took, then measure the plans, and look again where
-        another seemed faster."""
+        one is not as predicted or another seemed faster."""
         rows: list[RematRow] = []
         for row in self._once():
             rows.append(row)
             self.say(describe(row))
             yield row
+        for same in unlike_predicted(rows):
+            try:
+                measured = self._in_more_processes(same[0])
+            except StowageError as error:
+                self.say(str(error))
+                continue
+            for row in same:
+                rows[rows.index(row)] = row = replace(row, **{name: getattr(measured, name) for name in MEASURED})
+                self.say(f"again, {describe(row)}")
+                yield row
         for ours, theirs in seemed_slower(rows):
             try:
                 row = self._looked_again(ours, theirs)
@@ -233,6 +249,19 @@ class _Model:
             return replace(row, note=str(error))
         share = activation_share(about["fixed_bytes"], about["keep_all_peak_bytes"], found["peak_bytes"])
         return replace(row, **served.about, **found, activation_share=share)  # `about` of a peer: how it is done
+
+    def _in_more_processes(self, row: RematRow) -> RematRow:
+        """The median of three, each beside a process of plain PyTorch of its own: where the system places a process'
+        memory is chance that no number of rounds averages out."""
+        found, turns = [row], Turns(self.job.rounds, self.job.timed_s)
+        while len(found) < PROCESSES:
+            with contextlib.ExitStack() as stack:
+                eager = stack.enter_context(contextlib.closing(self._enter(EAGER, runs=EAGER, setting=1.0)))
+                plan = stack.enter_context(contextlib.closing(self._contestant(row)))
+                found.append(replace(row, **turns.measure(plan, eager)))
+        middle = sorted(found, key=lambda r: r.overhead)[len(found) // 2]
+        peak_bytes, equal = max(r.peak_bytes for r in found), all(r.equal for r in found)
+        return replace(middle, peak_bytes=peak_bytes, equal=equal, processes=len(found))
 
     def _looked_again(self, ours: RematRow, theirs: RematRow) -> RematRow:
         turns = Turns(max(self.job.rounds, SECOND_LOOK), self.job.timed_s)

@@ -347,6 +347,7 @@ class Scripted:
 
 def test_the_same_plan_is_measured_once_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
+    monkeypatch.setattr("stowage.flows._remat.unlike_predicted", lambda rows: [])
     methods = ("auto", "rotor", "rockmate")
     job = RematJob(models=("lstm", "unet"), methods=methods, shares=(0.5,), peers=(), rounds=1, timed_s=1.15)
     unplanned, *rows = remat_rows(job, tmp_path, ROOT)
@@ -366,6 +367,7 @@ def test_the_same_plan_is_measured_once_and_failures_are_rows(tmp_path: Path, mo
 
 def test_iterations_are_repeated_only_so_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
+    monkeypatch.setattr("stowage.flows._remat.unlike_predicted", lambda rows: [])
     for rounds, timed_s, expected in ((3, 0.0, 3), (3, 1e6, MOST_ROUNDS), (MOST_ROUNDS + 1, 1e6, MOST_ROUNDS + 1)):
         job = RematJob(models=("unet",), methods=("auto",), shares=(), peers=(EAGER,), rounds=rounds, timed_s=timed_s)
         rows = list(remat_rows(job, tmp_path, ROOT))
@@ -376,6 +378,7 @@ def test_iterations_are_repeated_only_so_often(tmp_path: Path, monkeypatch: pyte
 def test_a_faster_peer_is_measured_in_turns_with_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process here is slower than those before it: a peer comes before the plans."""
     monkeypatch.setattr("stowage.flows._remat.Served", Scripted)
+    monkeypatch.setattr("stowage.flows._remat.unlike_predicted", lambda rows: [])
     job = RematJob(models=("unet",), methods=("auto",), shares=(), peers=(EVERY_ROOT,), rounds=1, timed_s=0.0)
     monkeypatch.setattr(Scripted, "peers", [EVERY_ROOT])
     run_remat(job, tmp_path, lambda text: None, tmp_path, ROOT)
