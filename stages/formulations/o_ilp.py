@@ -109,9 +109,8 @@ def o_ilp(
         problem: for a batch of 1 where `limits.batch` is given.
         settings: limits of the solver.
         method: "relax_and_round" solves the relaxation, which gives a bound, rounds the options within the memory that
-            the relaxation gives to activations, and solves the rest again. "exact" goes on with the MILP, which starts
-            from there, unless that is proven to be within the gap; where the time limit comes before anything faster,
-            it is the answer.
+            the relaxation gives to activations, and solves the rest again. "exact" goes on with the MILP, and takes the
+            faster of both.
         solver: "highs" or "cbc".
         limits: what may be decided; everything by default.
     """
@@ -123,7 +122,7 @@ def o_ilp(
     else:
         rounded = _relax_and_round(problem, settings, solver, limits)
         answer = rounded.answer
-        if method == "exact" and answer.status not in ("optimal", "infeasible"):
+        if method == "exact" and answer.status != "infeasible":
             answer = _exact(problem, settings, solver, limits, rounded)
     if answer.status == "infeasible":
         smallest, wall_s = smallest_budget(problem, settings, solver=solver, limits=limits)
@@ -170,15 +169,14 @@ class _Rounded:
 def _exact(
     problem: OffloadProblem, settings: SolverSettings, solver: MilpSolver, limits: OIlpLimits, rounded: _Rounded
 ) -> OIlpAnswer:
-    """The MILP, from what rounding found."""
-    m = build(problem, limits)
-    outcome = _solve_from(m, rounded.values, settings, solver)
-    answer = _answer(m, outcome, max(rounded.answer.bound_s, _bound_s(m, outcome)))
-    before = rounded.answer
+    """The MILP, from what rounding found; where that is within the gap, which would end the search before it has begun,
+    from nothing: that usually finds something faster."""
+    m, before = build(problem, limits), rounded.answer
+    outcome = _solve_from(m, rounded.values if before.gap > settings.gap else None, settings, solver)
+    answer = _answer(m, outcome, max(before.bound_s, _bound_s(m, outcome)))
     if answer.solution is None and answer.status != "infeasible":
         answer = replace(before, bound_s=max(before.bound_s, answer.bound_s))
     elif answer.solution and before.solution and before.solution.objective_s < answer.solution.objective_s:
-        # The solver did not take the start, whose rows hold within its tolerance.
         answer = replace(answer, solution=before.solution, bound_s=min(answer.bound_s, before.solution.objective_s))
     return replace(answer, wall_s=before.wall_s + outcome.wall_s)
 
