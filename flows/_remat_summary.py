@@ -13,13 +13,15 @@ SHARES = ("65%", "50%", "30%")
 SMALLEST = "smallest"
 NONE = "none"
 
+Cells = Callable[[Sequence[RematRow], str], Sequence[str]]
+"""Of a model's line, from all rows."""
+
 
 def summary_of(rows: Sequence[RematRow]) -> str:
     """Overheads over plain PyTorch as Markdown, a line a model. Those of `auto`'s plans stand bold, with the prediction
     over keeping everything in brackets; *Stowage there* is the fastest of them within the peak to the left, for several
     peaks from the least overhead to the most."""
-    models = list(dict.fromkeys(r.model for r in rows))
-    tables = (
+    tables: tuple[tuple[Sequence[str], Cells], ...] = (
         (("plain PyTorch", f"`{EVERY_ROOT}`", "Stowage there", f"`{MEMORY_BUDGET}`", "Stowage there"), _beside_peers),
         ((*(f"Stowage at {share}" for share in SHARES), "smallest: peak, share, overhead"), _by_share),
         (
@@ -31,12 +33,12 @@ def summary_of(rows: Sequence[RematRow]) -> str:
             _beside_methods,
         ),
     )
-    return "\n\n".join(_table(head, models, lambda m, cells=cells: cells(rows, m)) for head, cells in tables)
+    return "\n\n".join(_table(head, rows, cells) for head, cells in tables)
 
 
-def _table(head: Sequence[str], models: Sequence[str], cells: Callable[[str], Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[RematRow], cells: Cells) -> str:
     lines = [f"| | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
-    lines += [f"| {TITLES.get(m, m)} | {' | '.join(cells(m))} |" for m in models]
+    lines += [f"| {TITLES.get(m, m)} | {' | '.join(cells(rows, m))} |" for m in dict.fromkeys(r.model for r in rows)]
     return "\n".join(lines)
 
 
