@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stowage.stages.formulations.o_ilp_equations import TRANSFER_COST, build
 from stowage.stages.formulations.o_ilp_model import Moving, OIlp, OIlpLimits, Portion
 from stowage.stages.formulations.o_ilp_problem import OffloadOption, OffloadProblem
-from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
+from stowage.stages.solver.milp import MilpSolver, solve_milp
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
-VERSION = "2"
+VERSION = "1"
 
 Method = Literal["exact", "relax_and_round"]
 
@@ -108,22 +108,18 @@ def o_ilp(
     Args:
         problem: for a batch of 1 where `limits.batch` is given.
         settings: limits of the solver.
-        method: "relax_and_round" solves the relaxation, which gives a bound, rounds the options within the memory that
-            the relaxation gives to activations, and solves the rest again. "exact" goes on with the MILP, and takes the
-            faster of both.
+        method: "exact" is the MILP. "relax_and_round" solves its relaxation, which gives the bound, rounds the options
+            within the memory that the relaxation gives to activations, and solves the rest again: for long chains.
         solver: "highs" or "cbc".
         limits: what may be decided; everything by default.
     """
     limits = limits or OIlpLimits()
-    if limits.options is not None:
+    if method == "exact" or limits.options is not None:
         m = build(problem, limits)
         outcome = solve_milp(m.model, settings, solver=solver)
-        answer = _answer(m, outcome, _bound_s(m, outcome))
+        answer = _answer(m, outcome, _bound_s(m, outcome, settings))
     else:
-        rounded = _relax_and_round(problem, settings, solver, limits)
-        answer = rounded.answer
-        if method == "exact" and answer.status != "infeasible":
-            answer = _exact(problem, settings, solver, limits, rounded)
+        answer = _relax_and_round(problem, settings, solver, limits)
     if answer.status == "infeasible":
         smallest, wall_s = smallest_budget(problem, settings, solver=solver, limits=limits)
         answer = replace(answer, smallest_budget_bytes=smallest, wall_s=answer.wall_s + wall_s)
@@ -139,70 +135,25 @@ def smallest_budget(
 ) -> tuple[int | None, float]:
     """The smallest device budget for which there is a solution, however slow, and the seconds it took to find."""
     free = replace(limits or OIlpLimits(), device_free=True, batch=None)
-    start, wall_s = None, 0.0
-    if free.options is None:
-        lean = build(problem, replace(free, options=_leanest(problem), relaxed=True))
-        found = solve_milp(lean.model, settings, solver=solver)
-        start, wall_s = _values(lean) if found.found else None, found.wall_s
     m = build(problem, free)
-    outcome = _solve_from(m, start, settings, solver)
-    wall_s += outcome.wall_s
+    outcome = solve_milp(m.model, settings, solver=solver)
     if not outcome.found:
-        return None, wall_s
+        return None, outcome.wall_s
     # A little more than the solver says, whose rows hold within 1e-6 of a unit.
-    smallest_bytes = outcome.objective * m.memory_unit
-    return math.ceil(smallest_bytes + 4e-6 * m.memory_unit - 1e-4), wall_s
-
-
-Values = Mapping[str, float]
-"""Of variables, by name: those of a relaxation with given options are those of the MILP."""
-
-
-@dataclass(frozen=True)
-class _Rounded:
-    """What rounding the relaxation found, and the values of the variables there, None where it found nothing."""
-
-    answer: OIlpAnswer
-    values: Values | None
-
-
-def _exact(
-    problem: OffloadProblem, settings: SolverSettings, solver: MilpSolver, limits: OIlpLimits, rounded: _Rounded
-) -> OIlpAnswer:
-    """The MILP, from what rounding found; where that is within the gap, which would end the search before it has begun,
-    from nothing: that usually finds something faster."""
-    m, before = build(problem, limits), rounded.answer
-    outcome = _solve_from(m, rounded.values if before.gap > settings.gap else None, settings, solver)
-    answer = _answer(m, outcome, max(before.bound_s, _bound_s(m, outcome)))
-    if answer.solution is None and answer.status != "infeasible":
-        answer = replace(before, bound_s=max(before.bound_s, answer.bound_s))
-    elif answer.solution and before.solution and before.solution.objective_s < answer.solution.objective_s:
-        answer = replace(answer, solution=before.solution, bound_s=min(answer.bound_s, before.solution.objective_s))
-    return replace(answer, wall_s=before.wall_s + outcome.wall_s)
-
-
-def _solve_from(m: OIlp, start: Values | None, settings: SolverSettings, solver: MilpSolver) -> SolverOutcome:
-    if start is not None:
-        for variable in m.model.variables():
-            value = start.get(variable.name, 0.0)
-            variable.setInitialValue(round(value) if variable.cat == pulp.LpInteger else value, check=False)
-    return solve_milp(m.model, settings, solver=solver, warm_start=start is not None)
-
-
-def _values(m: OIlp) -> Values:
-    return {variable.name: variable.varValue or 0.0 for variable in m.model.variables()}
+    smallest = outcome.objective * m.memory_unit
+    return math.ceil(smallest + 4e-6 * m.memory_unit - 1e-4), outcome.wall_s
 
 
 def _relax_and_round(
     problem: OffloadProblem, settings: SolverSettings, solver: MilpSolver, limits: OIlpLimits
-) -> _Rounded:
+) -> OIlpAnswer:
     m = build(problem, replace(limits, relaxed=True))
     relaxed = solve_milp(m.model, settings, solver=solver)
-    bound_s = _bound_s(m, relaxed)
+    bound_s = _bound_s(m, relaxed, settings)
     if not relaxed.found:
-        return _Rounded(_answer(m, relaxed, bound_s), None)
+        return _answer(m, relaxed, bound_s)
     shares = [[_value(v) for v in comp] for comp in m.comp]
-    best = _Rounded(_answer(m, replace(relaxed, status="unknown"), bound_s), None)
+    best = _answer(m, replace(relaxed, status="unknown"), bound_s)
     tried: set[tuple[int, ...]] = set()
     wall_s = relaxed.wall_s
     for options in _roundings(problem, shares):
@@ -215,13 +166,12 @@ def _relax_and_round(
         answer = _answer(fixed, outcome, bound_s)
         if answer.solution is None:
             continue
-        known = best.answer.solution
-        if known is None or answer.solution.objective_s < known.objective_s:
-            best = _Rounded(replace(answer, status="feasible"), _values(fixed))
-        if best.answer.gap <= settings.gap:
-            best = replace(best, answer=replace(best.answer, status="optimal"))
+        if best.solution is None or answer.solution.objective_s < best.solution.objective_s:
+            best = replace(answer, status="feasible")
+        if best.gap <= settings.gap:
+            best = replace(best, status="optimal")
             break
-    return replace(best, answer=replace(best.answer, wall_s=wall_s))
+    return replace(best, wall_s=wall_s)
 
 
 def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[tuple[int, ...]]:
@@ -239,19 +189,14 @@ def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[t
             chosen.append(best)
             carried -= saved[best]
         yield tuple(chosen)
-    yield _leanest(problem)
+    yield tuple(min(range(len(b.options)), key=lambda o: _need(b.options[o])) for b in problem.blocks)
 
 
-def _leanest(problem: OffloadProblem) -> tuple[int, ...]:
-    """The option of each block that needs least while its backward runs."""
-
-    def need(option: OffloadOption) -> int:
-        return option.save_bytes + option.backward_peak_bytes
-
-    return tuple(min(range(len(b.options)), key=lambda o: need(b.options[o])) for b in problem.blocks)
+def _need(option: OffloadOption) -> int:
+    return option.save_bytes + option.backward_peak_bytes
 
 
-def _bound_s(m: OIlp, outcome: SolverOutcome) -> float:
+def _bound_s(m: OIlp, outcome: SolverOutcome, settings: SolverSettings) -> float:
     bound = outcome.bound
     if m.limits.relaxed and outcome.status == "optimal":
         bound = outcome.objective * (1 - 1e-7)

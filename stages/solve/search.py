@@ -123,8 +123,12 @@ class _Search:
             asked_bytes -= excess
 
     def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
+        """O-ILP's answer; where the time is over before it has one, that of its relaxation, options rounded."""
         answer = o_ilp(problem, self._settings, limits=limits)
         self.spent_s += answer.wall_s
+        if answer.status == "unknown":
+            answer = o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
+            self.spent_s += answer.wall_s
         return answer
 
     def _fits(self, plan: OffloadPlan) -> bool:

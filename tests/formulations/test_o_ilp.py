@@ -24,7 +24,6 @@ from stowage.stages.formulations.o_ilp_problem import (
 from stowage.stages.formulations.offload_bounds import lower_bound
 from stowage.stages.ir.machine import Link
 from stowage.stages.solver.outcome import SolverSettings
-from tests.formulations.doors import Door
 from tests.formulations.offload_problems import GIB, compute_s, llama, problems, rtx3060
 
 EXACT = SolverSettings(time_limit_s=60.0)
@@ -300,45 +299,6 @@ def test_relax_and_round_is_near_the_optimum() -> None:
     assert rounded.solution is not None
     assert rounded.solution.objective_s <= exact.solution.objective_s * 1.03
     assert rounded.bound_s <= exact.solution.objective_s
-
-
-def hard_problem() -> OffloadProblem:
-    """Its relaxation is below what whole options reach."""
-    keep, offload = OffloadOption(10.0, 20.0, 10, 10, 10), OffloadOption(10.0, 20.0, 0, 10, 10, offload_bytes=30)
-    return OffloadProblem((OffloadBlock((keep, offload)),) * 5, (), OffloadMachine(35, Link(1.0, 1.0)))
-
-
-@pytest.mark.parametrize("problem", [hard_problem(), replace(hard_problem(), machine=OffloadMachine(5, Link(1, 1)))])
-def test_every_program_with_integers_starts_from_a_solution(
-    problem: OffloadProblem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    door = Door()
-    monkeypatch.setattr("stowage.stages.formulations.o_ilp.solve_milp", door)
-    o_ilp(problem, EXACT)
-    assert door.starts == [True]  # of the second problem that for the smallest budget: the relaxation is infeasible
-
-
-def test_what_rounding_found_is_the_answer_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounded = o_ilp(hard_problem(), EXACT, method="relax_and_round")
-    monkeypatch.setattr("stowage.stages.formulations.o_ilp.solve_milp", Door(solves_integers=False))
-    answer = o_ilp(hard_problem(), EXACT)
-    assert answer.status == "feasible"
-    assert answer.solution == rounded.solution
-    assert answer.bound_s == rounded.bound_s
-
-
-def test_rounding_that_is_near_enough_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = llama(rtx3060(8 * GIB), (4096, 11008, 5, 32000, 4096))
-    rounded = o_ilp(problem, ROUGH, method="relax_and_round")
-    assert rounded.gap <= ROUGH.gap
-    door = Door()
-    monkeypatch.setattr("stowage.stages.formulations.o_ilp.solve_milp", door)
-    exact = o_ilp(problem, ROUGH)
-    assert door.starts == [False], "nothing to start from, or the start would be the answer"
-    assert exact.solution is not None
-    assert rounded.solution is not None
-    assert exact.solution.objective_s <= rounded.solution.objective_s
-    assert exact.bound_s >= rounded.bound_s
 
 
 def test_equal_inputs_give_an_equal_solution() -> None:
