@@ -36,7 +36,6 @@ from stowage.stages.settings.sizes import parse_percentage
 
 SHARES = (0.3, 0.5, 0.65)
 METHODS = ("auto", "rotor", "chen_sqrt")
-DEFAULT_MODELS = ("unet", "transformer", "t5", "resnet101", "uno", "lstm", "mamba", "regnet", "mixer", "gpt2")
 PREDICTED = (
     "predicted_peak_bytes",
     "predicted_time_s",
@@ -88,7 +87,7 @@ class RematJob:
         planning_limit_s: the same for one plan; the first makes the options of all blocks.
     """
 
-    models: tuple[str, ...] = DEFAULT_MODELS
+    models: tuple[str, ...] = tuple(TITLES)
     methods: tuple[str, ...] = METHODS
     shares: tuple[float, ...] = SHARES
     memory_budgets: tuple[float, ...] = MEMORY_BUDGETS
@@ -111,7 +110,7 @@ def job_of(models: str, methods: str, shares: str, *, rounds: int, threads: int,
     """
     percentages = tuple(parse_percentage(f"{text.removesuffix('%')}%", "--shares") for text in words(shares))
     return RematJob(
-        models=words(models) or DEFAULT_MODELS,
+        models=words(models) or tuple(TITLES),
         methods=words(methods) or METHODS,
         shares=percentages or SHARES,
         rounds=rounds,
@@ -310,4 +309,5 @@ def run_remat(
 
 def _in_order(rows: Iterable[RematRow]) -> list[RematRow]:
     """By model, as tables have them."""
-    return sorted(rows, key=lambda r: [*TITLES].index(r.model))
+    places = {model: place for place, model in enumerate(TITLES)}
+    return sorted(rows, key=lambda r: places.get(r.model, len(places)))

@@ -51,20 +51,22 @@ def _beside_peers(rows: Sequence[RematRow], model: str) -> list[str]:
     cells = [_peaks(plain)]
     for found, before in ((by_hand, note), (_of(rows, model, MEMORY_BUDGET), "")):
         there = [ours.overhead for r in found if (ours := fastest_within(rows, r))]
-        cells.append(f"{before}{_peaks(found)}, {_range(found, lambda r: r.overhead)}" if found else "")
+        cells.append(f"{before}{_peaks(found)}, {_span([r.overhead for r in found])}" if found else "")
         cells.append(f"**{_span(there)}**" if there else "")
     return cells
 
 
 def _by_share(rows: Sequence[RematRow], model: str) -> list[str]:
     cells = []
-    for share in SHARES:
-        found = _of(rows, model, AUTO, share)
-        cells.append(f"**{_percent(found[0].overhead)}** ({_percent(found[0].predicted_overhead)})" if found else NONE)
-    for r in _of(rows, model, AUTO, SMALLEST)[:1]:
-        peak, share = f"{r.peak_bytes / MIB:,.1f} MiB", _percent(r.activation_share)
-        cells.append(f"{peak}, {share}, **{_percent(r.overhead)}** ({_percent(r.predicted_overhead)})")
-    return cells if len(cells) > len(SHARES) else [*cells, NONE]
+    for setting in (*SHARES, SMALLEST):
+        found = _of(rows, model, AUTO, setting)
+        if not found:
+            cells.append(NONE)
+            continue
+        (r,) = found
+        peak = f"{_peaks(found)}, {_percent(r.activation_share)}, " if setting == SMALLEST else ""
+        cells.append(f"{peak}**{_percent(r.overhead)}** ({_percent(r.predicted_overhead)})")
+    return cells
 
 
 def _beside_methods(rows: Sequence[RematRow], model: str) -> list[str]:
@@ -75,10 +77,11 @@ def _beside_methods(rows: Sequence[RematRow], model: str) -> list[str]:
         if not found:
             cells.append(NONE)
             continue
-        ours = fastest_within(rows, found[0])
+        (theirs,) = found
+        ours = fastest_within(rows, theirs)
         peak = f"{_peaks(found)}, " if setting == SMALLEST else ""
         beside = f", **{_percent(ours.overhead)}**" if ours else ""
-        cells.append(f"{peak}{_percent(found[0].overhead)}{beside}")
+        cells.append(f"{peak}{_percent(theirs.overhead)}{beside}")
     return cells
 
 
@@ -94,10 +97,6 @@ def _of(rows: Sequence[RematRow], model: str, contestant: str, setting: str | No
 def _peaks(rows: Sequence[RematRow]) -> str:
     texts = [f"{peak / MIB:,.1f}" for peak in sorted(r.peak_bytes for r in rows)]
     return f"{_between(texts, '–')} MiB" if texts else ""
-
-
-def _range(rows: Sequence[RematRow], of: Callable[[RematRow], float]) -> str:
-    return _span([of(r) for r in rows])
 
 
 def _span(shares: Sequence[float]) -> str:

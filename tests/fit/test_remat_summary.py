@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stowage.flows._remat import RematJob, run_remat
-from stowage.flows._remat_models import MODELS
-from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET, TITLES
+from stowage.flows._remat_names import CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET
 from stowage.flows._remat_rows import RematRow
 from stowage.flows._remat_summary import summary_of
 from stowage.stages.ir.errors import MIB, TableError
@@ -52,10 +51,6 @@ def test_a_line_a_model_in_each_table() -> None:
 def test_every_line_has_as_many_cells_as_its_head() -> None:
     for table in summary_of(UNET).split("\n\n"):
         assert len({line.count("|") for line in table.splitlines()}) == 1
-
-
-def test_every_model_has_a_title() -> None:
-    assert sorted(TITLES) == sorted(MODELS)
 
 
 def test_what_was_measured_of_other_models_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
