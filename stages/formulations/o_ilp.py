@@ -10,7 +10,7 @@ from typing import Any, Literal
 from stowage.stages.formulations.o_ilp_equations import TRANSFER_COST, build
 from stowage.stages.formulations.o_ilp_model import Moving, OIlp, OIlpLimits, Portion
 from stowage.stages.formulations.o_ilp_problem import OffloadOption, OffloadProblem
-from stowage.stages.solver.milp import MilpSolver, solve_milp
+from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
 VERSION = "1"
@@ -116,7 +116,7 @@ def o_ilp(
     limits = limits or OIlpLimits()
     if method == "exact" or limits.options is not None:
         m = build(problem, limits)
-        outcome = solve_milp(m.model, settings, solver=solver)
+        outcome = _solve(m, settings, solver)
         answer = _answer(m, outcome, _bound_s(m, outcome, settings))
     else:
         answer = _relax_and_round(problem, settings, solver, limits)
@@ -136,12 +136,28 @@ def smallest_budget(
     """The smallest device budget for which there is a solution, however slow, and the seconds it took to find."""
     free = replace(limits or OIlpLimits(), device_free=True, batch=None)
     m = build(problem, free)
-    outcome = solve_milp(m.model, settings, solver=solver)
+    outcome = _solve(m, settings, solver)
     if not outcome.found:
         return None, outcome.wall_s
     # A little more than the solver says, whose rows hold within 1e-6 of a unit.
     smallest = outcome.objective * m.memory_unit
     return math.ceil(smallest + 4e-6 * m.memory_unit - 1e-4), outcome.wall_s
+
+
+def _solve(m: OIlp, settings: SolverSettings, solver: MilpSolver) -> SolverOutcome:
+    """A program with integers starts from the leanest options, the rest of them a linear program's: feasible where
+    anything is, nearly always, and far enough from the optimum that the search does not end with it."""
+    if not m.model.isMIP() or m.limits.options is not None:
+        return solve_milp(m.model, settings, solver=solver)
+    lean = build(m.problem, replace(m.limits, options=_leanest(m.problem), relaxed=True))
+    start = solve_milp(lean.model, settings, solver=solver)
+    if start.found:
+        values = {variable.name: variable.varValue or 0.0 for variable in lean.model.variables()}
+        for variable in m.model.variables():
+            value = values.get(variable.name, 0.0)
+            variable.setInitialValue(round(value) if variable.cat == pulp.LpInteger else value, check=False)
+    outcome = solve_milp(m.model, settings, solver=solver, warm_start=start.found)
+    return replace(outcome, wall_s=start.wall_s + outcome.wall_s)
 
 
 def _relax_and_round(
@@ -189,11 +205,16 @@ def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[t
             chosen.append(best)
             carried -= saved[best]
         yield tuple(chosen)
-    yield tuple(min(range(len(b.options)), key=lambda o: _need(b.options[o])) for b in problem.blocks)
+    yield _leanest(problem)
 
 
-def _need(option: OffloadOption) -> int:
-    return option.save_bytes + option.backward_peak_bytes
+def _leanest(problem: OffloadProblem) -> tuple[int, ...]:
+    """The option of each block that needs least while its backward runs."""
+
+    def need(option: OffloadOption) -> int:
+        return option.save_bytes + option.backward_peak_bytes
+
+    return tuple(min(range(len(b.options)), key=lambda o: need(b.options[o])) for b in problem.blocks)
 
 
 def _bound_s(m: OIlp, outcome: SolverOutcome, settings: SolverSettings) -> float:

@@ -123,12 +123,15 @@ class _Search:
             asked_bytes -= excess
 
     def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
-        """O-ILP's answer; where the time is over before it has one, that of its relaxation, options rounded."""
+        """O-ILP's answer; where time is over before it is within the gap, its relaxation's with rounded options, if
+        that is faster."""
         answer = o_ilp(problem, self._settings, limits=limits)
         self.spent_s += answer.wall_s
-        if answer.status == "unknown":
-            answer = o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
-            self.spent_s += answer.wall_s
+        if answer.status in ("unknown", "feasible"):
+            rounded = o_ilp(problem, self._settings, limits=limits, method="relax_and_round")
+            self.spent_s += rounded.wall_s
+            bound_s = max(answer.bound_s, rounded.bound_s)
+            answer = replace(min(answer, rounded, key=_objective_s), bound_s=bound_s)
         return answer
 
     def _fits(self, plan: OffloadPlan) -> bool:
@@ -176,3 +179,7 @@ class _Search:
                 if row.end_s - row.start_s > NOTICEABLE * plan.outcome.time_s:
                     waiting.add(step.storage)
         return waiting
+
+
+def _objective_s(answer: OIlpAnswer) -> float:
+    return math.inf if answer.solution is None else answer.solution.objective_s

@@ -24,6 +24,7 @@ from stowage.stages.formulations.o_ilp_problem import (
 from stowage.stages.formulations.offload_bounds import lower_bound
 from stowage.stages.ir.machine import Link
 from stowage.stages.solver.outcome import SolverSettings
+from tests.formulations.doors import Door
 from tests.formulations.offload_problems import GIB, compute_s, llama, problems, rtx3060
 
 EXACT = SolverSettings(time_limit_s=60.0)
@@ -299,6 +300,17 @@ def test_relax_and_round_is_near_the_optimum() -> None:
     assert rounded.solution is not None
     assert rounded.solution.objective_s <= exact.solution.objective_s * 1.03
     assert rounded.bound_s <= exact.solution.objective_s
+
+
+def test_every_program_with_integers_starts_from_a_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep, offload = OffloadOption(10.0, 20.0, 10, 10, 10), OffloadOption(10.0, 20.0, 0, 10, 10, offload_bytes=30)
+    for device_bytes, expected in ((35, [True]), (5, [False, True])):  # the second of 5 asks what would be enough
+        door = Door()
+        monkeypatch.setattr("stowage.stages.formulations.o_ilp.solve_milp", door)
+        blocks = (OffloadBlock((keep, offload)),) * 5
+        answer = o_ilp(OffloadProblem(blocks, (), OffloadMachine(device_bytes, Link(1.0, 1.0))), EXACT)
+        assert answer.status == ("optimal" if device_bytes == 35 else "infeasible")
+        assert door.starts == expected
 
 
 def test_equal_inputs_give_an_equal_solution() -> None:

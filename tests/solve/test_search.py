@@ -49,6 +49,31 @@ def test_no_answer_in_time_is_asked_of_the_relaxation(
     assert all(p.outcome.time_s >= p.fractional_s * 0.99 > 0 for p in fitting)
 
 
+def test_the_relaxation_is_asked_where_little_was_found_in_time(
+    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faster of both is the answer, with the better bound."""
+    offloader, budget_bytes = small
+    found: list[OIlpAnswer] = []
+
+    def late(*arguments: Any, method: str = "exact", **more: Any) -> OIlpAnswer:
+        answer = o_ilp(*arguments, method="relax_and_round", **more)
+        assert answer.solution is not None
+        if method == "exact":
+            slower = replace(answer.solution, objective_s=2 * answer.solution.objective_s)
+            answer = replace(answer, status="feasible", solution=slower, bound_s=0.0)
+        found.append(answer)
+        return answer
+
+    monkeypatch.setattr(search, "o_ilp", late)
+    plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+    slow, rounded = found[:2]
+    assert slow.solution is not None
+    assert rounded.solution is not None
+    assert slow.solution.objective_s == 2 * rounded.solution.objective_s
+    assert {p.fractional_s for p in plans} == {rounded.solution.objective_s}
+
+
 def test_with_a_plan_at_hand_slow_solves_end_the_search(
     small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
