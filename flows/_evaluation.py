@@ -166,6 +166,7 @@ class Evaluations:
             None,
             planned.slots,
             self._offloading(planned),
+            recorded.outside,
         )
         self._known.insert(0, _Known(key, planned, program, recorded.form))
         return self._known[0]

@@ -81,6 +81,7 @@ class TrainingStep:
         self._say = say
         self._programs: list[tuple[_Key, MicroBatch, Planned, Program]] = []
         self._recorded: tuple[_Key, Recorded] | None = None
+        self._outside: dict[_Key, dict[str, torch.Tensor]] = {}
         self._evaluations = Evaluations(model, make_forward_plan, self._layouts, self._offloading_for, say)
 
     @property
@@ -110,9 +111,16 @@ class TrainingStep:
         Raises:
             StowageError: the step cannot be traced or planned.
         """
-        waiting = frozenset(name for name, p in self.model.named_parameters() if p.grad is not None)
         key = (batch_signature(batch), model_signature(self.model))
+        parameters = self._parameters(key, batch)
+        waiting = frozenset(name for name, p in parameters.items() if p.grad is not None)
         return self._program(key, batch, self._micro_batch(waiting, update))
+
+    def _parameters(self, key: _Key, batch: Any) -> dict[str, torch.Tensor]:
+        """The model's, and those outside of it that a step of this signature reads."""
+        if key not in self._outside:
+            self._outside[key] = {n: t for n, t in self._record(key, batch).parameters(self.model).items()}
+        return self._outside[key]
 
     def prepare_cycle(self, batch: Any) -> None:
         """Plan the first, a middle and the last micro-batch of an update for this batch's signature.
@@ -177,6 +185,7 @@ class TrainingStep:
             self.optimizer,
             planned.slots,
             offloading,
+            recorded.outside,
         )
         self._programs.insert(0, (key, micro_batch, planned, program))
         return program

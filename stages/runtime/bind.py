@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -24,18 +24,23 @@ def bind(
     optimizer: torch.optim.Optimizer | None,
     slots: Sequence[Slot] = (),
     offloading: Offloading | None = None,
+    outside: Mapping[str, torch.Tensor] | None = None,
 ) -> Program:
     """Load generated code and bind it to `model`.
+
+    Args:
+        outside: tensors that belong neither to the model nor to the batch, by the names of the trace.
 
     Raises:
         PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sources = [(*v.source.partition(":"), v) for v in trace.values if v.source]
-    expected = {name: (v.dtype, v.shape) for role, _, name, v in sources if role in ("parameter", "buffer")}
+    live = ("parameter", "buffer", "outside")
+    expected = {name: (v.dtype, v.shape) for role, _, name, v in sources if role in live}
     actual = {
         name: (str(t.dtype).removeprefix("torch."), tuple(t.shape))
-        for name, t in [*model.named_parameters(), *model.named_buffers()]
+        for name, t in [*model.named_parameters(), *model.named_buffers(), *(outside or {}).items()]
     }
     wrong = [name for name in expected if actual.get(name) != expected[name]]
     if wrong:
@@ -57,4 +62,5 @@ def bind(
         [name for role, _, name, _ in sources if role == "input"],
         slots,
         offloading,
+        outside,
     )

@@ -48,6 +48,7 @@ class Iteration:
 
     Attributes:
         parameter, buffer, input, constant: persistent tensors by name.
+        outside: tensors that belong neither to the model nor to the batch, as they are now.
         gradient: what waits in `.grad`, by its parameter's name.
         grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
         random: see `RandomStates`.
@@ -60,6 +61,7 @@ class Iteration:
         buffer: Mapping[str, torch.Tensor],
         input: Mapping[str, torch.Tensor],
         constant: Mapping[str, torch.Tensor],
+        outside: Mapping[str, torch.Tensor] | None = None,
         random: RandomStates,
         update: Callable[[str, torch.Tensor], None],
         offloading: Offloading | None = None,
@@ -71,6 +73,7 @@ class Iteration:
         self.buffer = buffer
         self.input = input
         self.constant = constant
+        self.outside = outside or {}
         self.random = random
         self._update = update
         self._offloading = offloading

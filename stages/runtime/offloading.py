@@ -101,6 +101,10 @@ class Offloading:
         if optimizer is not None:
             guard_optimizer(optimizer, self._first_state_away)
 
+    def adopt(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Parameters outside of the model that a step reads may leave too."""
+        self._parameters.update(parameters)  # type: ignore[arg-type]
+
     def _tensor(self, name: str) -> torch.Tensor | None:
         """A parameter; a state, or a gradient that waits, if it exists."""
         parameter, double_colon, state = name.partition("::")

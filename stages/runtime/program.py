@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,7 @@ class Program:
         input_names: Sequence[str],
         slots: Sequence[Slot] = (),
         offloading: Offloading | None = None,
+        outside: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._step = step
         self._model = model
@@ -87,12 +88,20 @@ class Program:
         self._input_names = list(input_names)
         self._slots = list(slots)
         self.offloading = offloading
-        parameters = dict(model.named_parameters())
+        self._outside = outside or {}
+        parameters = self._parameters()
+        if offloading is not None:
+            offloading.adopt(parameters)
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.recorder: Recorder | None = None
         self._random = RandomStates(self.device)
         self.grad_norm: torch.Tensor | None = None
+
+    def _parameters(self) -> dict[str, Any]:
+        """The model's, and those outside of it that the step reads."""
+        met = {name: t for name, t in self._outside.items() if t.requires_grad and t.is_leaf}
+        return {**dict(self._model.named_parameters()), **met}
 
     @property
     def staging_bytes(self) -> int:
@@ -100,8 +109,12 @@ class Program:
         return self.offloading.tier.staging_bytes if self.offloading and self._slots else 0
 
     def held(self) -> list[torch.Tensor]:
-        """Tensors that the program holds between iterations: constants, and memory that reloads have taken."""
-        return [*self._constants.values(), *(self.offloading.in_flight() if self.offloading else [])]
+        """Tensors besides the model's that are in memory between iterations: constants, tensors outside of the model
+        that the step reads and their gradients, and memory that reloads have taken."""
+        outside = list(self._outside.values())
+        gradients = [t.grad for t in outside if t.is_leaf and t.grad is not None]
+        in_flight = self.offloading.in_flight() if self.offloading else []
+        return [*self._constants.values(), *outside, *gradients, *in_flight]
 
     def enter(self) -> None:
         """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
@@ -130,10 +143,11 @@ class Program:
     def _run(self, batch: Any) -> Any:
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         run = Iteration(
-            parameter=dict(self._model.named_parameters()),
+            parameter=self._parameters(),
             buffer=dict(self._model.named_buffers()),
             input=dict(zip(self._input_names, tensors, strict=True)),
             constant=self._constants,
+            outside=self._outside,
             random=self._random,
             update=self._update,
             offloading=self.offloading,

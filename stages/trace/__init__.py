@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
-from stowage.stages.trace.capture import capture
+from stowage.stages.trace.capture import Compute, capture
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
 from stowage.stages.trace.lower import Lowering, compact, content_hash
+from stowage.stages.trace.readings import Readings, traced_alike
 from stowage.stages.trace.updates import MicroBatch, append_updates
 from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
@@ -39,6 +40,13 @@ class Recorded:
     constants: list[Constant]
     loss_value: int
     notices: list[str]
+    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors that belong neither to the model nor to the batch, by the name that `storages` has for them."""
+
+    def parameters(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """The model's parameters, and those outside of it that the step reads."""
+        met = {name: t for name, t in self.outside.items() if t.requires_grad and t.is_leaf}
+        return {**dict(model.named_parameters()), **met}
 
 
 def record_step(
@@ -56,11 +64,23 @@ def record_step(
             return [loss_of(objective(model, batch), batch, lambda value, _: value)]
         return [loss_of(call_model(model, batch), batch, loss)]
 
-    captured = capture(model, batch, compute, layouts)
+    roots = {name: item for name, item in (("loss", loss), ("objective", objective)) if item is not None}
+    return traced_alike(lambda readings: _record_once(model, batch, compute, layouts, roots, readings))
+
+
+def _record_once(
+    model: nn.Module,
+    batch: Any,
+    compute: Compute,
+    layouts: Mapping[str, torch.Tensor] | None,
+    roots: Mapping[str, Any],
+    readings: Readings,
+) -> Recorded:
+    captured = capture(model, batch, compute, layouts, roots=roots, readings=readings)
     lowering = Lowering(captured)
     lowering.run()
     storages, values, calls, gradients, constants, (loss_value,) = compact(lowering)
-    return Recorded(storages, values, calls, gradients, constants, loss_value, captured.notices)
+    return Recorded(storages, values, calls, gradients, constants, loss_value, captured.notices, captured.outside)
 
 
 def trace_step(
@@ -111,10 +131,11 @@ def with_updates(
         TraceError: the optimizer does not work per tensor.
     """
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
+    named = recorded.parameters(model)
     optimizer_label = append_updates(
-        storages, values, calls, recorded.gradients, optimizer, model, micro_batch or MicroBatch()
+        storages, values, calls, recorded.gradients, optimizer, named, micro_batch or MicroBatch()
     )
-    parameters = list(model.parameters())
+    parameters = list(named.values())
     device = next((p.device.type for p in parameters), "cpu")
     configuration = content_hash(
         *(c.target + c.arguments for c in calls),

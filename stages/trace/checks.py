@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.trace.preserve import Change, Snapshot
+
+_PLAIN = (bool, int, float, torch.Tensor)
 
 _WRAPPERS = {
     "OptimizedModule": "is compiled with torch.compile: pass the module before compiling it",
@@ -56,50 +57,40 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-@contextmanager
-def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iterator[None]:
-    """Switch off the model's own gradient checkpointing and restore it afterwards; the plan replaces it."""
-    switched = [m for m in model.modules() if m.__dict__.get("gradient_checkpointing") is True]
-    for module in switched:
-        module.gradient_checkpointing = False  # type: ignore[assignment]
-    if switched:
-        notices.append(
-            f"The model's own gradient checkpointing ({len(switched)} modules) is switched off: the plan replaces it."
+def check_hooks(parameters: Mapping[str, nn.Parameter], *, gradients: bool) -> None:
+    """Raise `TraceError` for hooks that a planned step would not run."""
+
+
+def check_generators(snapshot: Snapshot) -> None:
+    """Raise `TraceError` for a step that draws from generators that it would not draw from again."""
+    moved = snapshot.generators_moved()
+    if moved:
+        other = "torch.rand(()) or torch.randint" if moved.startswith("Python") else "torch.rand or torch.randn"
+        raise TraceError(
+            f"The step draws numbers from {moved}, which a planned step would not do again: draw them with {other}, or "
+            "before the step, and pass them in the batch."
         )
-    try:
-        yield
-    finally:
-        for module in switched:
-            module.gradient_checkpointing = True  # type: ignore[assignment]
 
 
-class SelfChange:
-    """Finds modules that change themselves in forward, which a traced program would not repeat."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {path: self._attributes(module) for path, module in model.named_modules()}
-
-    @staticmethod
-    def _attributes(module: nn.Module) -> dict[str, Any]:
-        plain = (bool, int, float, torch.Tensor)
-        return {k: v for k, v in vars(module).items() if isinstance(v, plain) and not k.startswith("__")}
-
-    def check(self) -> None:
-        """Raise `TraceError` when an attribute is not what it was; put the old value back first."""
-        for path, module in self._model.named_modules():
-            before, after = self._before.get(path, {}), self._attributes(module)
-            for name in before.keys() | after.keys():
-                old, new = before.get(name), after.get(name)
-                same = old is new if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) else old == new
-                if same:
-                    continue
-                if name in before:
-                    setattr(module, name, old)
-                else:
-                    delattr(module, name)
-                raise TraceError(
-                    f"Module '{path}' ({source_line(module)}) changes its attribute '{name}' in forward, which a "
-                    "planned step would not repeat: register it as a buffer and change it in place, or compute it "
-                    "outside forward."
-                )
+def check_changes(model: nn.Module, changes: Iterable[Change]) -> None:
+    """Raise `TraceError` for what modules change in themselves in forward, which a traced program would not repeat."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    tables = {id(module._buffers): (path, "buffer") for path, module in model.named_modules()}
+    tables |= {id(module._parameters): (path, "parameter") for path, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    for change in changes:
+        if id(change.holder) in tables:
+            path, kind = tables[id(change.holder)]
+            name = f"{path}.{change.key}" if path else str(change.key)
+            raise TraceError(
+                f"{kind.capitalize()} '{name}' is replaced in forward, which a planned step would not repeat: change it "
+                f"in place (`self.{change.key}.copy_(...)`)."
+            )
+        if id(change.holder) not in paths or not any(isinstance(v, _PLAIN) for v in (change.old, change.new)):
+            continue
+        path = paths[id(change.holder)]
+        raise TraceError(
+            f"Module '{path}' ({source_line(modules[path])}) changes its attribute '{change.key}' in forward, which a "
+            "planned step would not repeat: register it as a buffer and change it in place, or compute it outside "
+            "forward."
+        )

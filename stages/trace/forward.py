@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from stowage.stages.ir.trace import Call, Constant, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.trace.capture import capture
 from stowage.stages.trace.lower import Lowering, compact, content_hash
+from stowage.stages.trace.readings import Readings, traced_alike
 from stowage.stages.workload.outputs import OutputForm
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -34,6 +35,7 @@ class RecordedForward:
     outputs: tuple[int, ...]
     form: OutputForm
     notices: list[str]
+    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def record_forward(
@@ -54,11 +56,18 @@ def record_forward(
         forms.append(form)
         return tensors
 
-    captured = capture(model, batch, compute, layouts, gradients=False)
-    lowering = Lowering(captured)
-    lowering.run()
-    storages, values, calls, _, constants, outputs = compact(lowering)
-    return RecordedForward(storages, values, calls, constants, outputs, forms[-1], captured.notices)
+    def once(readings: Readings) -> RecordedForward:
+        captured = capture(
+            model, batch, compute, layouts, gradients=False, roots={"forward": forward}, readings=readings
+        )
+        lowering = Lowering(captured)
+        lowering.run()
+        storages, values, calls, _, constants, outputs = compact(lowering)
+        return RecordedForward(
+            storages, values, calls, constants, outputs, forms[-1], captured.notices, captured.outside
+        )
+
+    return traced_alike(once)
 
 
 def forward_tables(

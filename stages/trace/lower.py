@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
-from stowage.stages.trace.capture import PATH, PHASE, Captured
+from stowage.stages.trace.capture import Captured
 from stowage.stages.trace.operators import (
     ALIASES,
     fresh_factory,
@@ -28,8 +28,10 @@ from stowage.stages.trace.operators import (
     replay_arguments,
     true_outputs,
 )
+from stowage.stages.trace.record import LOCATION, PATH, PHASE, SOURCE
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_CONSTANT_ROLES = ("input", "buffer", "constant", "outside")
+_PREFIXES = {"parameter": "p_", "buffer": "b_", "input": "x_", "constant": "c", "outside": "o_"}
 
 
 class Lowering:
@@ -48,22 +50,13 @@ class Lowering:
         self._tensors: list[torch.Tensor] = []
         self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration", "norms"}
         self._module_of_storage: dict[int, str] = {}
+        self._parameters: dict[str, int] = {}
 
     def run(self) -> None:
         """Walk the graph."""
-        nodes = list(self.captured.module.graph.nodes)
-        sources = [n for n in nodes if n.op == "placeholder"]
-        roles: list[tuple[StorageRole, str]] = [
-            *(("parameter", name) for name in self.captured.parameters),
-            *(("buffer", name) for name in self.captured.buffers),
-            *(("input", name) for name in self.captured.inputs),
-        ]
-        for node, (role, name) in zip(sources, roles, strict=True):
-            prefix = {"parameter": "p", "buffer": "b", "input": "x"}[role]
-            self._value_of[node] = self._persistent(node.meta["val"], role, name, f"{prefix}_{name}")
-        for node in nodes:
-            if node.op == "get_attr":
-                self._value_of[node] = self._constant(node)
+        for node in self.captured.graph.nodes:
+            if SOURCE in node.meta:
+                self._value_of[node] = self._source(node)
             elif node.op == "call_function":
                 self._lower(node)
             elif node.op == "output":
@@ -108,13 +101,15 @@ class Lowering:
         storage = known if known is not None else self._new_storage(tensor, role, name)
         return self._value(tensor, storage, -1, 0, identifier, f"{role}:{name}")
 
-    def _constant(self, node: fx.Node) -> int:
-        tensor = getattr(self.captured.module, str(node.target))
-        if not isinstance(tensor, torch.Tensor):
-            raise TraceError(f"The step uses an object of type {type(tensor).__name__} that is not a tensor.")
-        value = self._persistent(node.meta.get("val", tensor), "constant", str(node.target), f"c{node.target}")
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
-        self.constants.append(Constant(value, bytes(content.numpy()) if tensor.numel() else b""))
+    def _source(self, node: fx.Node) -> int:
+        role, name = node.meta[SOURCE]
+        value = self._persistent(node.meta["val"], role, name, f"{_PREFIXES[role]}{name}")
+        if role == "constant":
+            tensor = self.captured.literals[name]
+            content = tensor.cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+            self.constants.append(Constant(value, bytes(content.numpy()) if tensor.numel() else b""))
+        if role == "parameter":
+            self._parameters[name] = value
         return value
 
     def _lower(self, node: fx.Node) -> None:
@@ -181,7 +176,7 @@ class Lowering:
                 replay_arguments="" if replay is None else self._encode(replay, kwargs, []),
                 phase=phase,
                 module=module,
-                location=_location(node.meta.get("stack_trace") or node.stack_trace or ""),
+                location=_location(node.meta.get(LOCATION, "")),
                 signature=call_signature(str(target), encoded, self.values),
             )
         )
@@ -241,10 +236,9 @@ class Lowering:
         count = len(outputs) - len(self.captured.trainable)
         gradients = outputs[count:]
         self.outputs = [self._value_of[output] for output in outputs[:count]]
-        parameter_value = {name: i for i, name in enumerate(self.captured.parameters)}
         for name, gradient in zip(self.captured.trainable, gradients, strict=True):
             value = -1 if gradient is None else self._value_of[gradient]
-            self.gradients.append(Gradient(name, parameter_value[name], value))
+            self.gradients.append(Gradient(name, self._parameters[name], value))
 
 
 def call_signature(target: str, encoded: str, values: list[Value]) -> str:
@@ -260,15 +254,13 @@ def _writes(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
-def _location(stack_trace: str) -> str:
-    """`package/file.py:line` of the innermost frame outside PyTorch, independent of where packages are installed."""
-    inside = os.path.join("site-packages", "torch") + os.sep
-    for file, line in reversed(_FRAME.findall(stack_trace)):
-        if inside in file or f"{os.sep}stages{os.sep}trace{os.sep}" in file:
-            continue
-        short = file.split(f"site-packages{os.sep}")[-1]
-        return f"{os.path.relpath(short) if os.path.isabs(short) else short}:{line}"
-    return ""
+def _location(line: str) -> str:
+    """`package/file.py:line`, independent of where packages are installed."""
+    file, colon, number = line.rpartition(":")
+    if not colon:
+        return ""
+    short = file.split(f"site-packages{os.sep}")[-1]
+    return f"{os.path.relpath(short) if os.path.isabs(short) else short}:{number}"
 
 
 def merge_equal_constants_of_step(calls: list[Call], values: list[Value], storages: list[Storage]) -> dict[int, int]:
@@ -281,7 +273,7 @@ def merge_equal_constants_of_step(calls: list[Call], values: list[Value], storag
     constant = {
         v.value
         for v in values
-        if v.call < 0 and storages[v.storage].role in ("input", "buffer", "constant") and v.storage not in written
+        if v.call < 0 and storages[v.storage].role in _CONSTANT_ROLES and v.storage not in written
     }
     same: dict[int, int] = {}
     seen: dict[str, Call] = {}

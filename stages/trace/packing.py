@@ -14,49 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import fx
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
 
-from stowage.stages.trace.operators import is_random
+from stowage.stages.trace.record import Recorder
 
 _MODULE, _FUNCTION = "transformers.masking_utils", "find_packed_sequence_indices"
 
 
-def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value, on the CPU, of a traced tensor that was made from numbers alone; None where it depends on an input."""
-    mode = get_proxy_mode()
-    slot = get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
-    if slot is None:
-        return None
-    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
-        value: torch.Tensor | None = _evaluate(slot.proxy.node, {})
-    return value
-
-
-def _evaluate(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
-    if node in done:
-        return done[node]
-    target = node.target
-    if not isinstance(target, OpOverload) or target._schema.is_mutable or is_random(target):
-        return None
-    if any(_evaluate(other, done) is None for other in node.all_input_nodes):
-        return None
-
-    def leaf(item: Any) -> Any:
-        if isinstance(item, fx.Node):
-            return done[item]
-        return torch.device("cpu") if isinstance(item, torch.device) else item
-
-    args, kwargs = pytree.tree_map(leaf, (list(node.args), dict(node.kwargs)))
-    done[node] = target(*args, **kwargs)
-    return done[node]
-
-
 @contextmanager
-def packing_as_in_eager() -> Iterator[None]:
+def packing_as_in_eager(recorder: Recorder) -> Iterator[None]:
     """While a model is traced: positions with known values are looked at, as eager does."""
     module = sys.modules.get(_MODULE)
     looks: Any = getattr(module, _FUNCTION, None)
@@ -65,9 +31,9 @@ def packing_as_in_eager() -> Iterator[None]:
         return
 
     def look(position_ids: torch.Tensor) -> torch.Tensor | None:
-        value = known_value(position_ids)
+        value = recorder.known_value(position_ids)
         if value is not None:
-            with disable_proxy_modes_tracing(), unset_fake_temporarily():
+            with _disable_current_modes():
                 if looks(value) is None:
                     return None
         packed: torch.Tensor | None = looks(position_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +40,11 @@ class MicroBatch:
     max_grad_norm: float | None = None
 
 
-def update_rules(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, UpdateRule]:
+def update_rules(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, UpdateRule]:
     """Parameter name -> how it is updated: the optimizer's class and the settings of the parameter's group."""
     check_optimizer(optimizer)
     kind = type(optimizer)
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in parameters.items()}
     rules: dict[str, UpdateRule] = {}
     for group in optimizer.param_groups:
         settings = {k: v for k, v in group.items() if k not in NOT_STRUCTURE}
@@ -200,7 +201,7 @@ def append_updates(
     calls: list[Call],
     gradients: list[Gradient],
     optimizer: torch.optim.Optimizer | None,
-    model: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
     micro_batch: MicroBatch,
 ) -> str:
     """Append what happens to gradients, and the storages of optimizer states; return a label for people.
@@ -210,8 +211,8 @@ def append_updates(
     Raises:
         TraceError: the optimizer does not work per tensor.
     """
-    rules = update_rules(optimizer, model) if optimizer is not None else {}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    rules = update_rules(optimizer, parameters) if optimizer is not None else {}
+    device = next((p.device for p in parameters.values()), torch.device("cpu"))
     ending = _Ending(storages, values, calls)
     by_source = {v.source.removeprefix("parameter:"): v for v in values if v.source.startswith("parameter:")}
     fresh = {g.parameter: g.gradient_value for g in gradients if g.gradient_value >= 0}

@@ -1,0 +1,58 @@
+"""The user's own gradient checkpointing, while a step is traced: the plan replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import nn
+
+
+@contextmanager
+def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iterator[None]:
+    """Switch off the model's own gradient checkpointing and restore it afterwards.
+
+    Models of `transformers` have a flag. Whoever calls `torch.utils.checkpoint` finds plain calls in its place: backward
+    would record each recomputation otherwise, with random numbers of its own.
+    """
+    switched = [m for m in model.modules() if m.__dict__.get("gradient_checkpointing") is True]
+    called: list[Any] = []
+    for module in switched:
+        module.gradient_checkpointing = False  # type: ignore[assignment]
+    patched: Any = checkpointing
+    before = patched.CheckpointFunction, patched._checkpoint_without_reentrant_generator
+
+    class Plain:
+        """In the place of the reentrant kind."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *arguments: Any) -> Any:
+            called.append(function)
+            # As the reentrant kind: without an input that requires gradients there are none inside either.
+            with torch.set_grad_enabled(torch.is_grad_enabled() and any(map(_requires_grad, arguments))):
+                return function(*arguments)
+
+    def plain_generator(function: Any, *_arguments: Any, **_keywords: Any) -> Iterator[None]:
+        called.append(function)
+        yield
+
+    patched.CheckpointFunction, patched._checkpoint_without_reentrant_generator = Plain, plain_generator
+    try:
+        yield
+    finally:
+        patched.CheckpointFunction, patched._checkpoint_without_reentrant_generator = before
+        for module in switched:
+            module.gradient_checkpointing = True  # type: ignore[assignment]
+    count = len(switched) or len(called)
+    if count:
+        kind = "modules" if switched else "calls"
+        notices.append(
+            f"The model's own gradient checkpointing ({count} {kind}) is switched off: the plan replaces it."
+        )
+
+
+def _requires_grad(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.requires_grad

@@ -1,0 +1,191 @@
+"""The user's objects as they were: whatever runs while a step is traced is undone, generators included."""
+
+from __future__ import annotations
+
+import collections
+import random
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+MOST_OBJECTS = 50_000
+"""That are looked at; what lies further away is not."""
+
+_OPAQUE = (
+    type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, np.ndarray, str, bytes, int, float,
+    complex, bool, type(None), torch.dtype, torch.device, torch.Generator, torch.Size,
+)  # fmt: skip
+_FOREIGN = ("torch", "numpy", "pyarrow", "datasets", "tokenizers", "pandas", "polars", "logging", "threading", "tqdm", "stowage")
+"""Packages whose objects, modules apart, hold nothing that a forward leaves behind."""
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has become of one place.
+
+    Attributes:
+        holder: the module, object, dictionary, list or cell.
+        key: the attribute, key or position; None for a list or set whose members are not the same.
+        old, new: what was there and is; `Change.MISSING` where nothing was or is.
+    """
+
+    holder: Any
+    key: Any
+    old: Any
+    new: Any
+
+    MISSING = _MISSING
+
+
+class Snapshot:
+    """References to everything that can be reached from some objects and be replaced: attributes, items, members.
+
+    Contents of tensors are no part of it: nothing that is traced touches them.
+    """
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._mappings: list[tuple[Any, dict[Any, Any], dict[Any, Any]]] = []
+        self._sequences: list[tuple[Any, list[Any]]] = []
+        self._sets: list[tuple[Any, set[Any]]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []
+        self._walk(list(roots.values()))
+        self._python = random.getstate()
+        self._numpy = np.random.get_state(legacy=False)
+
+    def _walk(self, waiting: list[Any]) -> None:
+        queue = collections.deque(waiting)
+        while queue and len(self._seen) < MOST_OBJECTS:
+            item = queue.popleft()
+            if id(item) in self._seen:
+                continue
+            if isinstance(item, torch.Tensor):
+                self._seen.add(id(item))
+                if item.is_leaf:
+                    self._gradients.append((item, item.grad))
+                continue
+            if isinstance(item, _OPAQUE):
+                continue
+            self._seen.add(id(item))
+            self._keep.append(item)
+            queue.extend(self._look(item))
+
+    def _look(self, item: Any) -> Iterator[Any]:
+        if isinstance(item, types.FunctionType):
+            yield from self._function(item)
+        elif isinstance(item, types.MethodType):
+            yield from (item.__self__, item.__func__)
+        elif isinstance(item, dict):
+            self._mappings.append((item, item, dict(item)))
+            yield from item.values()
+        elif isinstance(item, (list, collections.deque)):
+            self._sequences.append((item, list(item)))
+            yield from item
+        elif isinstance(item, set):
+            self._sets.append((item, set(item)))
+        elif isinstance(item, (tuple, frozenset)):
+            yield from item
+        if isinstance(item, nn.Module) or not type(item).__module__.startswith(_FOREIGN):
+            attributes = getattr(item, "__dict__", None)
+            if isinstance(attributes, dict) and not isinstance(item, types.FunctionType):
+                self._mappings.append((item, attributes, dict(attributes)))
+                yield from attributes.values()
+
+    def _function(self, function: types.FunctionType) -> Iterator[Any]:
+        if function.__module__ is not None and function.__module__.startswith(_FOREIGN):
+            return
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            self._cells.append((cell, content))
+            yield content
+        yield from function.__defaults__ or ()
+        names = {name for code in codes(function.__code__) for name in code.co_names}
+        for name in names & function.__globals__.keys():
+            self._globals.append((function.__globals__, name, function.__globals__[name]))
+            yield function.__globals__[name]
+
+    def changes(self) -> list[Change]:
+        """What is not as it was, in no order that matters."""
+        found: list[Change] = []
+        for holder, now, before in self._mappings:
+            for key in before.keys() | now.keys():
+                old, new = before.get(key, _MISSING), now.get(key, _MISSING)
+                if old is not new and not _equal(old, new):
+                    found.append(Change(holder, key, old, new))
+        for holder, old_items in self._sequences:
+            if len(holder) != len(old_items) or any(a is not b for a, b in zip(holder, old_items)):
+                found.append(Change(holder, None, old_items, list(holder)))
+        found += [Change(holder, None, old, set(holder)) for holder, old in self._sets if holder != old]
+        found += [
+            Change(cell, None, old, cell.cell_contents)
+            for cell, old in self._cells
+            if cell.cell_contents is not old and not _equal(cell.cell_contents, old)
+        ]
+        found += [
+            Change(holder, name, old, holder.get(name, _MISSING))
+            for holder, name, old in self._globals
+            if holder.get(name, _MISSING) is not old and not _equal(holder.get(name, _MISSING), old)
+        ]
+        found += [Change(t, "grad", old, t.grad) for t, old in self._gradients if t.grad is not old]
+        return found
+
+    def generators_moved(self) -> str:
+        """`Python's random` or `NumPy's random`, if it was drawn from; else nothing."""
+        if random.getstate() != self._python:
+            return "Python's random"
+        now, before = np.random.get_state(legacy=False), self._numpy
+        same = now["state"]["pos"] == before["state"]["pos"] and np.array_equal(
+            now["state"]["key"], before["state"]["key"]
+        )
+        return "" if same and now["has_gauss"] == before["has_gauss"] else "NumPy's random"
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for _, now, before in self._mappings:
+            if len(now) != len(before) or any(now.get(k, _MISSING) is not v for k, v in before.items()):
+                now.clear()
+                now.update(before)
+        for holder, old_items in self._sequences:
+            if len(holder) != len(old_items) or any(a is not b for a, b in zip(holder, old_items)):
+                holder.clear()
+                holder.extend(old_items)
+        for holder, old in self._sets:
+            if holder != old:
+                holder.clear()
+                holder.update(old)
+        for cell, old in self._cells:
+            if cell.cell_contents is not old:
+                cell.cell_contents = old
+        for holder, name, old in self._globals:
+            if holder.get(name, _MISSING) is not old:
+                holder[name] = old
+        for tensor, gradient in self._gradients:
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    plain = (bool, int, float, str, bytes, complex, type(None))
+    return isinstance(old, plain) and type(old) is type(new) and (old == new or (old != old and new != new))
