@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows._evaluation import Resting, plan_forward
-from stowage.flows._planning import QUICK, Effort, Planned, home_folder, plan_step, target_device
+from stowage.flows._effort import QUICK, Effort, home_folder, target_device
+from stowage.flows._planner import Planner
+from stowage.flows._programs import Say, Steps
 from stowage.flows._tiers import lower_tier
-from stowage.flows._training_step import Say, TrainingStep
+from stowage.flows._training_step import TrainingStep
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.trace import MicroBatch, Recorded, RecordedForward
 from stowage.stages.workload.calls import Loss, Objective
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -69,53 +69,18 @@ def make_step(
         method=method,
     )
 
-    below = replace(lower.below, gradients=optimizer is not None) if lower else None
-
-    def make_plan(
-        sample: Any,
-        recorded: Recorded,
-        micro_batch: MicroBatch,
-        largest: MicroBatch | None,
-        away: frozenset[str],
-    ) -> Planned:
-        return plan_step(
-            model,
-            sample,
-            loss=loss,
-            optimizer=optimizer,
-            device_budget=device_budget,
-            method=method,
-            home=home / "quick" if quick else home,
-            recorded=recorded,
-            micro_batch=micro_batch,
-            largest=largest,
-            effort=QUICK if quick else Effort(),
-            below=below,
-            away=away,
-        )
-
-    def make_forward_plan(recorded: RecordedForward, resting: Resting) -> Planned:
-        return plan_forward(
-            model,
-            recorded,
-            resting,
-            home=home / "quick" if quick else home,
-            effort=QUICK if quick else Effort(),
-            below=below,
-        )
-
-    return TrainingStep(
+    planner = Planner(
         model,
         optimizer,
-        make_plan,
-        make_forward_plan,
-        loss=loss,
-        objective=objective,
-        accumulate=accumulate,
-        max_grad_norm=max_grad_norm,
-        late=late,
-        lower=lower,
-        say=say,
+        device_budget=device_budget,
+        method=method,
+        home=home / "quick" if quick else home,
+        effort=QUICK if quick else Effort(),
+        below=replace(lower.below, gradients=optimizer is not None) if lower else None,
+    )
+    steps = Steps(loss, objective, accumulate, max_grad_norm)
+    return TrainingStep(
+        model, optimizer, planner.training_step, planner.forward, steps, late=late, lower=lower, say=say
     )
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from stowage.flows._fit import make_step, print_notice
+from stowage.flows._programs import Say
 from stowage.flows._trainer_files import TrainerFiles, replaced
-from stowage.flows._training_step import Say, TrainingStep
+from stowage.flows._training_step import TrainingStep
 from stowage.stages.ir.errors import ParameterError, TraceError
 
 AnyTrainer = TypeVar("AnyTrainer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from stowage.flows import _saving
 from stowage.flows._evaluation import Evaluations, MakeForwardPlan, Resting
-from stowage.flows._planning import Planned
+from stowage.flows._planned import Planned
+from stowage.flows._programs import MakePlan, Programs, Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
@@ -21,22 +22,13 @@ from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import write_atomically
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
-from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.runtime.resident import resident_limit
 from stowage.stages.runtime.tracing import trace_iteration
-from stowage.stages.trace import MicroBatch, Recorded, record_step
 from stowage.stages.trace.forward import Forward
 from stowage.stages.train import checkpoint
-from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss, Objective, call_model
-
-_Key = tuple[BatchSignature, ModelSignature]
-MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None, frozenset[str]], Planned]
-Say = Callable[[str], None]
+from stowage.stages.workload.calls import call_model
 
 
 class TrainingStep:
@@ -51,6 +43,7 @@ class TrainingStep:
         model: the module, with current weights; called while weights are below the device it refuses.
         optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
         planned: the plan of the latest call with its tables; `plan` is its summary.
+        programs: what is planned so far.
     """
 
     def __init__(
@@ -59,37 +52,24 @@ class TrainingStep:
         optimizer: torch.optim.Optimizer | None,
         make_plan: MakePlan,
         make_forward_plan: MakeForwardPlan,
+        steps: Steps,
         *,
-        loss: Loss | None = None,
-        objective: Objective | None = None,
-        accumulate: int = 1,
-        max_grad_norm: float | None = None,
         late: LateWeights | None = None,
         lower: LowerTier | None = None,
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._make_plan = make_plan
-        self._loss = loss
-        self._objective = objective
-        self._accumulate = accumulate
-        self._max_grad_norm = max_grad_norm
-        self._late = late
-        self._lower = lower
-        self._offloading: Offloading | None = None
-        self._say = say
-        self._programs: list[tuple[_Key, MicroBatch, Planned, Program]] = []
-        self._recorded: tuple[_Key, Recorded] | None = None
-        self._outside: dict[_Key, dict[str, torch.Tensor]] = {}
-        self._evaluations = Evaluations(model, make_forward_plan, self._layouts, self._offloading_for, say)
+        self.programs = Programs(model, optimizer, make_plan, steps, late=late, lower=lower, say=say)
+        programs = self.programs
+        self._evaluations = Evaluations(model, make_forward_plan, programs.layouts, programs.offloading_for, say)
 
     @property
     def planned(self) -> Planned:
         """The plan of the latest call, with its tables."""
-        if not self._programs:
+        if self.programs.latest is None:
             raise ParameterError("Nothing is planned yet: call the step, or `prepare`, first.")
-        return self._programs[0][2]
+        return self.programs.latest.planned
 
     @property
     def plan(self) -> PlanSummary:
@@ -99,7 +79,8 @@ class TrainingStep:
     @property
     def grad_norm(self) -> torch.Tensor | None:
         """The global norm of the gradients of the latest update, before clipping; None without `max_grad_norm`."""
-        return self._programs[0][3].grad_norm if self._programs else None
+        latest = self.programs.latest
+        return latest.program.grad_norm if latest else None
 
     def prepare(self, batch: Any, *, update: bool = True) -> Program:
         """The program for this batch's signature and for the gradients that wait, planned now if it is new.
@@ -111,16 +92,7 @@ class TrainingStep:
         Raises:
             StowageError: the step cannot be traced or planned.
         """
-        key = (batch_signature(batch), model_signature(self.model))
-        parameters = self._parameters(key, batch)
-        waiting = frozenset(name for name, p in parameters.items() if p.grad is not None)
-        return self._program(key, batch, self._micro_batch(waiting, update))
-
-    def _parameters(self, key: _Key, batch: Any) -> dict[str, torch.Tensor]:
-        """The model's, and those outside of it that a step of this signature reads."""
-        if key not in self._outside:
-            self._outside[key] = {n: t for n, t in self._record(key, batch).parameters(self.model).items()}
-        return self._outside[key]
+        return self.programs.find(batch, update=update)
 
     def prepare_cycle(self, batch: Any) -> None:
         """Plan the first, a middle and the last micro-batch of an update for this batch's signature.
@@ -128,82 +100,7 @@ class TrainingStep:
         Raises:
             StowageError: the step cannot be traced or planned.
         """
-        key = (batch_signature(batch), model_signature(self.model))
-        if self._accumulate == 1:
-            self._program(key, batch, self._micro_batch(frozenset(), True))
-            return
-        everything = frozenset(g.parameter for g in self._record(key, batch).gradients if g.gradient_value >= 0)
-        self._program(key, batch, self._micro_batch(everything, True))
-        if self._accumulate > 2:
-            self._program(key, batch, self._micro_batch(everything, False))
-        self._program(key, batch, self._micro_batch(frozenset(), False))
-
-    def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
-        update = update and self.optimizer is not None
-        return MicroBatch(waiting, update, self._max_grad_norm if update else None)
-
-    def _record(self, key: _Key, batch: Any) -> Recorded:
-        """Forward and backward; the micro-batches of a signature share the record of the latest."""
-        if self._recorded is None or self._recorded[0] != key:
-            with torch.random.fork_rng():
-                recorded = record_step(
-                    self.model, batch, loss=self._loss, objective=self._objective, layouts=self._layouts()
-                )
-            for notice in recorded.notices:
-                self._say(notice)
-            self._recorded = (key, recorded)
-        return self._recorded[1]
-
-    def _layouts(self) -> dict[str, torch.Tensor]:
-        """How parameters lie that are not in memory."""
-        late = self._late.layouts if self._late is not None else {}
-        return late | (self._offloading.layouts() if self._offloading is not None else {})
-
-    def _program(self, key: _Key, batch: Any, micro_batch: MicroBatch) -> Program:
-        for position, (known, kind, _, program) in enumerate(self._programs):
-            if kind == micro_batch and known == key:
-                if position:
-                    self._programs.insert(0, self._programs.pop(position))
-                return program
-        recorded = self._record(key, batch)
-        largest = None
-        if self._accumulate > 1:
-            everything = frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
-            largest = self._micro_batch(everything, True)
-        with torch.random.fork_rng(), without_autocast():  # planning must not change what the user's generators give
-            other = None if largest == micro_batch else largest
-            planned = self._make_plan(batch, recorded, micro_batch, other, self._away(key, micro_batch))
-        offloading = self._offloading_for(planned)
-        if self._late is not None:
-            self._late.load(offloading, planned.slots)
-        program = bind(
-            planned.source,
-            planned.manifest.source_hash,
-            str(planned.folder / "step.py"),
-            planned.trace,
-            self.model,
-            self.optimizer,
-            planned.slots,
-            offloading,
-            recorded.outside,
-        )
-        self._programs.insert(0, (key, micro_batch, planned, program))
-        return program
-
-    def _away(self, key: _Key, micro_batch: MicroBatch) -> frozenset[str]:
-        """What rests below between iterations under the plan of the update that this micro-batch leads to."""
-        for known, kind, planned, _ in self._programs if not micro_batch.update else ():
-            if kind.update and known == key:
-                return frozenset(s.name for s in planned.slots if s.role != "temporary" and s.start == "below")
-        return frozenset()
-
-    def _offloading_for(self, planned: Planned) -> Offloading | None:
-        """One tier for all programs of the model, opened when the first plan needs it."""
-        if self._offloading is None and planned.slots and self._lower is not None:
-            tier = self._lower.open()
-            limit = resident_limit(self.model, self.optimizer, planned.summary.device_budget_bytes)
-            self._offloading = Offloading(tier, self.model, self.optimizer, limit)
-        return self._offloading
+        self.programs.find_cycle(batch)
 
     @property
     def evaluation(self) -> Planned | None:
@@ -231,7 +128,7 @@ class TrainingStep:
     @property
     def offloads(self) -> bool:
         """Parameters or states may be below the device."""
-        return self._offloading is not None
+        return self.programs.offloading is not None
 
     @contextlib.contextmanager
     def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
@@ -242,26 +139,26 @@ class TrainingStep:
         Args:
             names: of parameters and states (`parameter::state`); by default all.
         """
-        if self._offloading is None:
+        if self.programs.offloading is None:
             yield self.model
             return
-        here = self._offloading.fetch_all(names)
+        here = self.programs.offloading.fetch_all(names)
         try:
             yield self.model
         finally:
-            self._offloading.forget_copies(here)
+            self.programs.offloading.forget_copies(here)
 
     def take_over(self, other: TrainingStep) -> None:
         """Go on with what another step of the same model has below the device, before anything is planned."""
-        self._offloading = other._offloading
-        if self._offloading is not None and self.optimizer is not other.optimizer:
-            self._offloading.serve(self.optimizer)
+        self.programs.offloading = other.programs.offloading
+        if self.programs.offloading is not None and self.optimizer is not other.optimizer:
+            self.programs.offloading.serve(self.optimizer)
 
     def contents(self) -> Contents:
         """Tensors wherever they are, one at a time; what the plan has below is there."""
-        if self._programs:
-            self._programs[0][3].enter()
-        return Contents(self.model, self.optimizer, self._offloading)
+        if self.programs.latest:
+            self.programs.latest.program.enter()
+        return Contents(self.model, self.optimizer, self.programs.offloading)
 
     def save(self, path: str | Path, scheduler: Any = None) -> None:
         """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.

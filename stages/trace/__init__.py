@@ -22,6 +22,7 @@ __all__ = [
     "Recorded",
     "RecordedForward",
     "forward_tables",
+    "parameters_of",
     "record_forward",
     "record_step",
     "trace_step",
@@ -43,10 +44,11 @@ class Recorded:
     outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Tensors that belong neither to the model nor to the batch, by the name that `storages` has for them."""
 
-    def parameters(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The model's parameters, and those outside of it that the step reads."""
-        met = {name: t for name, t in self.outside.items() if t.requires_grad and t.is_leaf}
-        return {**dict(model.named_parameters()), **met}
+
+def parameters_of(model: nn.Module, outside: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The model's parameters, and those outside of it that a step reads."""
+    met = {name: t for name, t in outside.items() if t.requires_grad and t.is_leaf}
+    return {**dict(model.named_parameters()), **met}
 
 
 def record_step(
@@ -131,7 +133,7 @@ def with_updates(
         TraceError: the optimizer does not work per tensor.
     """
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
-    named = recorded.parameters(model)
+    named = parameters_of(model, recorded.outside)
     optimizer_label = append_updates(
         storages, values, calls, recorded.gradients, optimizer, named, micro_batch or MicroBatch()
     )

@@ -20,7 +20,19 @@ _OPAQUE = (
     type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, np.ndarray, str, bytes, int, float,
     complex, bool, type(None), torch.dtype, torch.device, torch.Generator, torch.Size,
 )  # fmt: skip
-_FOREIGN = ("torch", "numpy", "pyarrow", "datasets", "tokenizers", "pandas", "polars", "logging", "threading", "tqdm", "stowage")
+_FOREIGN = (
+    "torch",
+    "numpy",
+    "pyarrow",
+    "datasets",
+    "tokenizers",
+    "pandas",
+    "polars",
+    "logging",
+    "threading",
+    "tqdm",
+    "stowage",
+)
 """Packages whose objects, modules apart, hold nothing that a forward leaves behind."""
 _MISSING = object()
 

@@ -274,4 +274,3 @@ def _user_line(frame: Any) -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-

@@ -85,7 +85,7 @@ def test_gradients_wait_below_for_the_next_micro_batch(
 ) -> None:
     given = batches(model(), 15)
     step = fitted(given, fit_home, tmp_path, max_grad_norm=max_grad_norm, accumulate=3)
-    plans = [planned for _, _, planned, _ in step._programs]
+    plans = [planned for _, _, planned, _ in step.programs.known]
     assert len(plans) == 3
     assert any(is_gradient_slot(s.name) for planned in plans for s in planned.slots)
     updates = [i % 3 == 2 for i in range(14)]  # ends in the middle of an update: gradients wait
@@ -102,8 +102,8 @@ def test_between_iterations_as_little_as_planned(fit_home: Path, tmp_path: Path)
     for i, batch in enumerate(given):
         step(batch, update=i == 2)
     program = step.prepare(given[0], update=False)
-    assert step._offloading is not None
-    offloading = step._offloading
+    assert step.programs.offloading is not None
+    offloading = step.programs.offloading
     away = set(offloading.away().values())
     program.enter()
     copied = away ^ set(offloading.away().values())
@@ -134,12 +134,12 @@ def test_evaluation_leaves_them_where_they_are(fit_home: Path, tmp_path: Path) -
     for each in (step, plain):
         torch.manual_seed(3)
         each(given[0], update=False)
-    assert step._offloading is not None
-    away = set(step._offloading.away().values())
+    assert step.programs.offloading is not None
+    away = set(step.programs.offloading.away().values())
     assert any(is_gradient_slot(name) for name in away)
     with torch.no_grad():
         expected = plain.model.eval()(**given[1]).logits
         plain.model.train()
     assert same(step.evaluate(given[1]).logits, expected)
-    assert set(step._offloading.away().values()) == away
+    assert set(step.programs.offloading.away().values()) == away
     assert_alike(step, plain, given[2:], [True])

@@ -110,7 +110,7 @@ def test_saving_keeps_to_the_budget(tmp_path: Path, fit_home: Path) -> None:
     step = step_of(trainer)
     state = sum(t.nbytes for t in resident_tensors(model(), None, ())) * 3
     for work in (trainer._save, trainer._save_optimizer_and_scheduler):
-        program = step.contents() and step._programs[0][3]
+        program = step.contents() and step.programs.known[0].program
         tensors = [*resident_tensors(step.model, step.optimizer, ()), *program.held()]
         resident = unique_bytes(tensors) + program.staging_bytes
         measured = measure_allocations(lambda work=work: work(str(tmp_path / "files")), tensors)
@@ -145,7 +145,7 @@ def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
     trainer = from_disk(trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "32MiB")
     trainer.train()
     assert trainer.args.max_grad_norm == 1.0
-    plans = [planned.summary for _, _, planned, _ in step_of(trainer)._programs]
+    plans = [planned.summary for _, _, planned, _ in step_of(trainer).programs.known]
     assert any(plan.offload_bytes > 0 for plan in plans)
     with trainer.on_device():
         assert_same_run(trainer, plain)

@@ -90,8 +90,8 @@ def staged_step(
 
 def homes(step: TrainingStep) -> dict[str, set[str]]:
     """Of weights and states that are below alone: place -> names, as the tier has them."""
-    assert step._offloading is not None
-    tier = step._offloading.tier
+    assert step.programs.offloading is not None
+    tier = step.programs.offloading.tier
     assert isinstance(tier, StagedTier)
-    names = set(step._offloading.away().values())
+    names = set(step.programs.offloading.away().values())
     return {"host": names - tier._on_disk, "disk": names & tier._on_disk}

@@ -81,8 +81,8 @@ def train(step: TrainingStep, schedule: Any, count: int) -> list[float]:
 
 
 def below(step: TrainingStep) -> list[str]:
-    assert step._offloading is not None
-    return sorted(step._offloading.away().values())
+    assert step.programs.offloading is not None
+    return sorted(step.programs.offloading.away().values())
 
 
 def trained(away: Callable[[], TrainingStep], count: int = 2) -> TrainingStep:

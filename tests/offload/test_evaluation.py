@@ -98,9 +98,9 @@ def train(step: TrainingStep, other: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def places(step: TrainingStep) -> dict[str, str]:
-    assert step._offloading is not None
-    step._offloading.settle_all()
-    return {s.name: step._offloading.where(s.name) for s in step.planned.slots if s.role != "temporary"}
+    assert step.programs.offloading is not None
+    step.programs.offloading.settle_all()
+    return {s.name: step.programs.offloading.where(s.name) for s in step.planned.slots if s.role != "temporary"}
 
 
 def test_between_iterations_from_disk(away: Callable[[nn.Module], TrainingStep]) -> None:

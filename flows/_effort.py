@@ -1,0 +1,77 @@
+"""How much time planning may take, and where what it finds is kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.table import read_record, write_record
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.solver.outcome import SolverSettings
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time planning may take.
+
+    Attributes:
+        seconds_per_call, min_samples: measuring one distinct operation.
+        grid: budgets per distinct block.
+        solver: limits of one solve.
+        slots: memory slots of RK-Rotor.
+    """
+
+    seconds_per_call: float = 0.3
+    min_samples: int = 6
+    grid: GridSize = field(default_factory=GridSize)
+    solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=5.0))
+    slots: int = 500
+
+
+QUICK = Effort(
+    seconds_per_call=0.01,
+    min_samples=2,
+    grid=GridSize(
+        peak_budgets=2,
+        save_budgets=2,
+        computations=2,
+        raced_nodes=0,
+        greedy_levels=8,
+        cluster_peaks=2,
+        cluster_saves=1,
+        top_peaks=3,
+        top_saves=1,
+        cluster_options=60,
+    ),
+    solver=SolverSettings(time_limit_s=0.5),
+)
+"""For trying out: a plan in seconds, less good."""
+
+
+def processor_s() -> float:
+    """Processor time of this process and of its children that have ended, so far."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def home_folder(cache_dir: str | Path | None) -> Path:
+    """Where costs, options and plans of `fit` live: the argument, `STOWAGE_HOME`, or the user's cache folder."""
+    return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))
+
+
+def target_device(kind: str, home: Path) -> DeviceDescription:
+    """This machine's device, measured once and remembered."""
+    device = device_of(kind)
+    path = home / "devices" / f"{device.fingerprint()}.json"
+    try:
+        return read_record(path, DeviceDescription)
+    except TableError:
+        description = device.describe(str(home))
+        write_record(path, description)
+        return description

@@ -1,0 +1,78 @@
+"""A plan with its program and its tables, in memory and in its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stowage.stages.codegen import Manifest, emit_step, manifest_of
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
+from stowage.stages.ir.table import write_atomically, write_record, write_rows
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve import Solved
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its program and its tables.
+
+    Attributes:
+        options: what `solve` chose among; empty where the plan was solved before.
+        source: the text of `step.py`; `folder` holds it, with the plan's tables.
+        eager_peak_bytes: predicted total peak of plain PyTorch; with accumulation, of the last micro-batch.
+    """
+
+    trace: TraceTables
+    nodes: list[ComputeNode]
+    blocks: list[Block]
+    options: list[Option]
+    rows: list[PlanRow]
+    slots: list[Slot]
+    summary: PlanSummary
+    source: str
+    manifest: Manifest
+    folder: Path
+    eager_peak_bytes: int
+
+
+def finish(
+    trace: TraceTables,
+    nodes: list[ComputeNode],
+    blocks: list[Block],
+    options: list[Option],
+    solved: Solved,
+    home: Path,
+    eager_peak_bytes: int,
+) -> Planned:
+    """Generate `step.py` for a solved plan, and write it with its tables below `home`."""
+    source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
+    return write_plan(
+        Planned(
+            trace=trace,
+            nodes=nodes,
+            blocks=blocks,
+            options=options,
+            rows=solved.rows,
+            slots=solved.slots,
+            summary=solved.summary,
+            source=source,
+            manifest=manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash),
+            folder=home / "plans" / solved.summary.plan_hash,
+            eager_peak_bytes=eager_peak_bytes,
+        )
+    )
+
+
+def write_plan(planned: Planned) -> Planned:
+    """Write a plan with its tables and its `step.py` into its folder."""
+    folder = planned.folder
+    planned.trace.save(folder / "trace")
+    write_rows(folder / "nodes.parquet", ComputeNode, planned.nodes)
+    write_rows(folder / "blocks.parquet", Block, planned.blocks)
+    write_rows(folder / "plan.parquet", PlanRow, planned.rows)
+    write_rows(folder / "slots.parquet", Slot, planned.slots)
+    write_record(folder / "summary.json", planned.summary)
+    write_atomically(folder / "step.py", planned.source.encode())
+    write_record(folder / "manifest.json", planned.manifest)
+    return planned
