@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checks import SelfChange, check_module, without_gradient_checkpointing
 from stowage.stages.trace.packing import packing_as_in_eager
 from stowage.stages.workload.autocast import without_autocast
@@ -209,9 +210,7 @@ def capture(
     buffers = dict(model.named_buffers())
     require = [name for name, p in parameters.items() if p.requires_grad]
     trainable = require if gradients else []
-    leaves, structure = pytree.tree_flatten(batch)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    labels = _labels(batch)
+    inputs = leaves(batch)
     marker = _Marker(model)
     program = _Program(model, compute)
     cast_once = torch.is_autocast_cache_enabled()
@@ -222,9 +221,6 @@ def capture(
         given = dict(zip(parameters, parameter_list, strict=True))
         for name in require:
             given[name].requires_grad_(True)
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
         state = {**given, **dict(zip(buffers, buffer_list, strict=True))}
         # make_fx switches off autocast's cache of weights. Eager casts a weight once, however often it is used, and
         # adds up its gradients in the lower precision: cast anew for each use, they would be other numbers.
@@ -232,7 +228,7 @@ def capture(
         torch.clear_autocast_cache()
         with _marking(model, marker):
             results: list[torch.Tensor] = torch.func.functional_call(
-                program, {f"model.{name}": tensor for name, tensor in state.items()}, (structure.unflatten(filled),)
+                program, {f"model.{name}": tensor for name, tensor in state.items()}, (with_tensors(batch, tensors),)
             )
         marker.sweep()
         if not gradients:
@@ -255,8 +251,8 @@ def capture(
 
     given_layouts = layouts or {}
     traced_as = [given_layouts.get(name, p) for name, p in parameters.items()]
-    values = (traced_as, list(buffers.values()), [leaves[i] for i in places])
-    everything = [*values[0], *values[1], *values[2]]
+    values = (traced_as, list(buffers.values()), [tensor for _, tensor in inputs])
+    everything: list[Any] = [*values[0], *values[1], *values[2]]
     is_fake = [isinstance(tensor, FakeTensor) for tensor in everything]
     if any(is_fake) and not all(is_fake):
         raise TraceError("Some parameters or batch tensors are fake and some real: make all of them fake, or all real.")
@@ -285,7 +281,7 @@ def capture(
         parameters=list(parameters),
         buffers=list(buffers),
         trainable=trainable,
-        inputs=[labels[i] for i in places],
+        inputs=[label for label, _ in inputs],
         notices=notices,
         gradients=gradients,
     )
@@ -298,15 +294,3 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> t
         return mode.from_tensor(tensor)
     with mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-
-
-def _labels(batch: Any) -> list[str]:
-    """A name for each leaf of the batch, unique, such as `input_ids`, `0` or `parts.1`."""
-    pairs, _ = pytree.tree_flatten_with_path(batch)
-    found: list[str] = []
-    for path, _ in pairs:
-        label = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "batch"
-        while label in found:
-            label += "'"
-        found.append(label)
-    return found
