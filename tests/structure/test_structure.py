@@ -92,7 +92,7 @@ def untouched() -> Untouched:
     return made
 
 
-OldPair = namedtuple("OldPair", ["x", "y"])  # noqa: PYI024
+OldPair = namedtuple("OldPair", ["x", "y"])
 
 CASES: dict[str, tuple[Any, list[str]]] = {
     "tensor": (tensor(1), ["batch"]),
