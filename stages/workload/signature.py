@@ -131,9 +131,14 @@ def batch_signature(batch: Any) -> BatchSignature:
 
 def model_signature(model: nn.Module) -> ModelSignature:
     """The signature of a model and of the switches that steer its forward. Microseconds per module."""
+    return ModelSignature(module_rows(model), _context())
+
+
+def module_rows(model: nn.Module) -> tuple[Module, ...]:
+    """Every module of a model, each once."""
     rows: list[Module] = []
     _walk_modules(model, "", rows, {}, set())
-    return ModelSignature(tuple(rows), _context())
+    return tuple(rows)
 
 
 def _leaf(part: Part) -> Leaf:
@@ -177,6 +182,8 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
             if tensor._backward_hooks:
                 hooks += len(tensor._backward_hooks)
     attributes = tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
+    if "forward" in state:  # one that hides that of its class
+        attributes += (("forward", getattr(state["forward"], "__qualname__", type(state["forward"]).__qualname__)),)
     rows.append(Module(path, type(module).__qualname__, module.training, hooks, attributes, tuple(tensors)))
     for name, child in state["_modules"].items():
         if child is not None:
