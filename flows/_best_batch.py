@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.flows._batch_plans import LARGEST, BatchChoice, BatchPlanner, Resize, Say
@@ -16,6 +15,7 @@ from stowage.flows._planning import QUICK, Effort, home_folder, target_device
 from stowage.flows._tiers import lower_tier
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime.weights import stand_ins
+from stowage.stages.structure import tensors_of
 from stowage.stages.trace import MicroBatch
 from stowage.stages.workload.calls import Loss
 from stowage.stages.workload.resize import resized, samples_of
@@ -104,6 +104,6 @@ def _without_meta(
         raise ParameterError(
             "Parameters on the meta device have no optimizer yet: pass a function that makes it, not a ready one."
         )
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_of(batch)
     copied = copy.deepcopy(model)
     return copied, stand_ins(copied, tensors[0].device if tensors else "cpu")

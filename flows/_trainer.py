@@ -15,6 +15,7 @@ from stowage.flows._programs import Say
 from stowage.flows._trainer_files import TrainerFiles, replaced
 from stowage.flows._training_step import TrainingStep
 from stowage.stages.ir.errors import ParameterError, TraceError
+from stowage.stages.structure import copied
 
 AnyTrainer = TypeVar("AnyTrainer")
 
@@ -118,7 +119,7 @@ class _Stowed:
         if isinstance(num_items_in_batch, int):  # as a number it would be part of the plan
             num_items_in_batch = torch.tensor(num_items_in_batch, device=trainer.args.device)
         batch = {
-            "inputs": _plain(trainer._prepare_inputs(inputs)),
+            "inputs": trainer._prepare_inputs(inputs),
             "num_items_in_batch": num_items_in_batch,
             "micro_batches": getattr(trainer, "current_gradient_accumulation_steps", None),
         }
@@ -141,7 +142,7 @@ class _Stowed:
         if step is None or model is not step.model:
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
         batch = {
-            "inputs": _plain(self._trainer._prepare_inputs(inputs)),
+            "inputs": self._trainer._prepare_inputs(inputs),
             "loss_only": bool(prediction_loss_only),
             "ignore_keys": ignore_keys,
         }
@@ -156,7 +157,7 @@ class _Stowed:
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
 
     def _prediction(self, model: nn.Module, batch: Any) -> Any:
-        return self._original_prediction(model, dict(batch["inputs"]), batch["loss_only"], batch["ignore_keys"])
+        return self._original_prediction(model, copied(batch["inputs"]), batch["loss_only"], batch["ignore_keys"])
 
     @contextmanager
     def on_device(self) -> Iterator[nn.Module]:
@@ -202,7 +203,7 @@ class _Stowed:
             losses.append(loss)
 
         with replaced(self._trainer.accelerator, "backward", backward):
-            self._original(model, dict(batch["inputs"]), batch["num_items_in_batch"])
+            self._original(model, copied(batch["inputs"]), batch["num_items_in_batch"])
         if len(losses) != 1:
             raise ParameterError(
                 f"{type(self._trainer).__name__}.training_step calls accelerator.backward {len(losses)} times: a "
@@ -223,10 +224,3 @@ class _Stowed:
 
         clip_grad_norm_.of = self  # type: ignore[attr-defined]
         accelerator.clip_grad_norm_ = clip_grad_norm_
-
-
-def _plain(item: Any) -> Any:
-    """Mappings of any class as dictionaries, whose parts tracing sees."""
-    if isinstance(item, Mapping):
-        return {key: _plain(value) for key, value in item.items()}
-    return item

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.weights import WeightFiles, keys_of, load_buffers, stand_ins
+from stowage.stages.structure import tensors_of
 
 
 class LateWeights:
@@ -43,7 +43,7 @@ class LateWeights:
                 f"Parameter '{without[0]}' is on the meta device: pass weights, a safetensors file or a folder of them."
             )
         self._files = WeightFiles(weights)
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_of(batch)
         self._device = tensors[0].device if tensors else torch.device("cpu")
         meta = dict(model.named_parameters())
         self._keys = keys_of(model, {n: meta[n] for n in without}, self._files)

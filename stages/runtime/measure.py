@@ -11,6 +11,7 @@ from torch import nn
 
 from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
 from stowage.stages.runtime.program import Program
+from stowage.stages.structure import tensors_of
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,7 @@ def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     found += [p.grad for p in parameters if p.grad is not None]
     if optimizer is not None:
         found += [t for state in optimizer.state.values() for t in pytree.tree_leaves(state) if torch.is_tensor(t)]
-    found += [t for t in pytree.tree_leaves(batch) if torch.is_tensor(t)]
-    return found
+    return [*found, *tensors_of(batch)]
 
 
 def measure_iteration(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError
@@ -19,6 +18,7 @@ from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.tracing import Recorder
 from stowage.stages.runtime.updates import PerParameterUpdates
+from stowage.stages.structure import tensors_of
 
 
 def source_hash(source: str) -> str:
@@ -141,7 +141,7 @@ class Program:
         return outputs
 
     def _run(self, batch: Any) -> Any:
-        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_of(batch)
         run = Iteration(
             parameter=self._parameters(),
             buffer=dict(self._model.named_buffers()),

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checkpointing import without_gradient_checkpointing
 from stowage.stages.trace.checks import check_changes, check_generators, check_hooks, check_module
 from stowage.stages.trace.explain import explain
@@ -84,18 +84,14 @@ def capture(
     marker = Marker(model)
     readings = readings or Readings()
     given = {**parameters, **dict(model.named_buffers())}
-    leaves, structure = pytree.tree_flatten(batch)
-    labels = _labels(batch)
-    mode = _fake_mode([*given.values(), *leaves], layouts or {})
+    inputs = leaves(batch)
+    mode = _fake_mode([*given.values(), *(tensor for _, tensor in inputs)])
     recorder = Recorder(mode, marker.where, lambda func, node: readings.answer(func, node, marker))
     for name, parameter in parameters.items():
         recorder.know(parameter, "parameter", name, (layouts or {}).get(name))
     for name, buffer in model.named_buffers():
         recorder.know(buffer, "buffer", name)
-    filled = [
-        recorder.know(leaf, "input", label) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf, label in zip(leaves, labels, strict=True)
-    ]
+    fake_batch = with_tensors(batch, [recorder.know(tensor, "input", label) for label, tensor in inputs])
     snapshot = Snapshot({"model": model, "batch": batch, **(roots or {})})
     try:
         with contextlib.ExitStack() as stack:
@@ -110,7 +106,7 @@ def capture(
             stack.enter_context(recorder)
             try:
                 with marker.watching():
-                    results = compute(model, structure.unflatten(filled))
+                    results = compute(model, fake_batch)
                 if gradients:
                     marker.phase = "backward"
                     trainable, ends = _backward(recorder, results, parameters)
@@ -195,9 +191,8 @@ def _autocast_cache() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def _fake_mode(tensors: list[Any], layouts: Mapping[str, torch.Tensor]) -> FakeTensorMode:
+def _fake_mode(given: list[torch.Tensor]) -> FakeTensorMode:
     """The mode of the tensors that are fake already; else a new one."""
-    given = [t for t in tensors if isinstance(t, torch.Tensor)]
     fakes = [t for t in given if isinstance(t, FakeTensor)]
     if not fakes:
         return FakeTensorMode(allow_non_fake_inputs=True)
@@ -206,14 +201,3 @@ def _fake_mode(tensors: list[Any], layouts: Mapping[str, torch.Tensor]) -> FakeT
     mode: FakeTensorMode = fakes[0].fake_mode
     return mode
 
-
-def _labels(batch: Any) -> list[str]:
-    """A name for each leaf of the batch, unique, such as `input_ids`, `0` or `parts.1`."""
-    pairs, _ = pytree.tree_flatten_with_path(batch)
-    found: list[str] = []
-    for path, _ in pairs:
-        label = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) or "batch"
-        while label in found:
-            label += "'"
-        found.append(label)
-    return found

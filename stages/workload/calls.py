@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import UserList
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ Objective = Callable[[nn.Module, Any], torch.Tensor]
 
 def call_model(model: nn.Module, batch: Any) -> Any:
     """Call as users do: a mapping gives keywords, a tuple or list positions, anything else one argument."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return model(**batch)
-    if isinstance(batch, (tuple, list)):
+    if isinstance(batch, (tuple, list, UserList)):
         return model(*batch)
     return model(batch)
 

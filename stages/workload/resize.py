@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.structure import parts, tensors_of, with_tensors
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -18,14 +18,13 @@ def samples_of(batch: Any) -> int:
     Raises:
         ParameterError: there is no such tensor, or the batch holds something that is neither a tensor nor a number.
     """
-    leaves = pytree.tree_leaves(batch)
-    for leaf in leaves:
-        if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+    for part in parts(batch):
+        if part.kind in ("array", "closed") or (part.kind == "plain" and not isinstance(part.item, _PLAIN)):
             raise ParameterError(
-                f"The batch holds a {type(leaf).__name__}, so that it is not known how another number of samples would "
-                "look: pass tensors in lists or dictionaries, or resize(batch, size) that makes a batch."
+                f"The batch holds a {type(part.item).__name__}, so that it is not known how another number of samples "
+                "would look: pass tensors in lists or dictionaries, or resize(batch, size) that makes a batch."
             )
-    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    sizes = [tensor.shape[0] for tensor in tensors_of(batch) if tensor.ndim]
     if not sizes or not sizes[0]:
         raise ParameterError(
             "The batch has no tensor whose first dimension counts samples: pass one, or resize(batch, size) that makes "
@@ -48,12 +47,12 @@ def resized(batch: Any, size: int) -> Any:
         return batch
     made: dict[int, torch.Tensor] = {}
 
-    def rows(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or leaf.shape[0] != given:
+    def rows(leaf: torch.Tensor) -> torch.Tensor:
+        if not leaf.ndim or leaf.shape[0] != given:
             return leaf
         if id(leaf) not in made:  # labels that are the inputs stay one tensor
             # A copy: a view would still hold the memory of all rows.
             made[id(leaf)] = torch.cat([leaf] * -(-size // given))[:size].clone()
         return made[id(leaf)]
 
-    return pytree.tree_map(rows, batch)
+    return with_tensors(batch, [rows(tensor) for tensor in tensors_of(batch)])

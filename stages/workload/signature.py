@@ -8,19 +8,16 @@ signatures are taken when tracing, stored with the plan as JSON, and compared on
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
-from stowage.stages.ir.errors import ParameterError
+from stowage.stages.structure import Part, parts
+from stowage.stages.structure.values import value_text
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = frozenset((bool, int, float, str))
 # Attributes that steer nothing in forward; `training` is a column of its own.
@@ -124,47 +121,42 @@ class ModelSignature:
 
 
 def batch_signature(batch: Any) -> BatchSignature:
-    """The signature of a batch: mappings, lists, tuples, tensors, NumPy arrays, and plain values.
+    """The signature of a batch: of every tensor its form, of everything else its value as far as it has one.
 
     Raises:
-        ParameterError: a leaf whose value cannot be compared (an object without a `repr` of its own).
+        ParameterError: it reaches more than a batch would.
     """
-    leaves: list[Leaf] = []
-    _walk_batch(batch, "batch", leaves, {})
-    return BatchSignature(tuple(leaves))
+    return BatchSignature(tuple(_leaf(part) for part in parts(batch)))
 
 
 def model_signature(model: nn.Module) -> ModelSignature:
     """The signature of a model and of the switches that steer its forward. Microseconds per module."""
+    return ModelSignature(module_rows(model), _context())
+
+
+def module_rows(model: nn.Module) -> tuple[Module, ...]:
+    """Every module of a model, each once."""
     rows: list[Module] = []
     _walk_modules(model, "", rows, {}, set())
-    return ModelSignature(tuple(rows), _context())
+    return tuple(rows)
 
 
-def _walk_batch(item: Any, path: str, leaves: list[Leaf], seen: dict[int, str]) -> None:
-    if isinstance(item, torch.Tensor):
-        first = seen.setdefault(id(item), path)
-        form = f"{_dtype(item.dtype)} {tuple(item.shape)} strides {item.stride()} on {item.device}"
-        form += " requires_grad" if item.requires_grad else ""
-        leaves.append(Leaf(path, "tensor", form, "" if first == path else first))
-    elif isinstance(item, Mapping):
-        leaves.append(Leaf(path, "mapping", f"{len(item)} entries", ""))
-        for key, value in item.items():
-            _walk_batch(value, f"{path}[{key!r}]", leaves, seen)
-    elif isinstance(item, (list, tuple)):
-        leaves.append(Leaf(path, type(item).__name__, f"{len(item)} entries", ""))
-        for position, value in enumerate(item):
-            _walk_batch(value, f"{path}[{position}]", leaves, seen)
-    elif isinstance(item, np.ndarray):
-        leaves.append(Leaf(path, "ndarray", f"{item.dtype} {item.shape} {item.tolist()!r}", ""))
-    else:
-        value = repr(item)
-        if _ADDRESS.search(value):
-            raise ParameterError(
-                f"{path} is a {type(item).__name__}, whose value cannot be compared from step to step: "
-                "pass tensors, numbers, strings, and lists or dictionaries of them."
-            )
-        leaves.append(Leaf(path, type(item).__name__, value, ""))
+def _leaf(part: Part) -> Leaf:
+    path, _, kind, item, same_as = part
+    if kind == "tensor":
+        return Leaf(path, "tensor", tensor_form(item), same_as)
+    if same_as:
+        return Leaf(path, type(item).__qualname__, "", same_as)
+    if kind in ("mapping", "sequence", "set"):
+        return Leaf(path, "mapping" if type(item) is dict else type(item).__qualname__, f"{len(item)} entries", "")
+    return Leaf(path, type(item).__qualname__, "" if kind == "object" else value_text(item), "")
+
+
+def tensor_form(tensor: torch.Tensor) -> str:
+    """What a traced step depends on of a tensor in a batch."""
+    layout = f"strides {tensor.stride()}" if tensor.layout is torch.strided else str(tensor.layout)
+    form = f"{_dtype(tensor.dtype)} {tuple(tensor.shape)} {layout} on {tensor.device}"
+    return f"{form} requires_grad" if tensor.requires_grad else form
 
 
 def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[int, str], seen: set[int]) -> None:
@@ -190,6 +182,8 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
             if tensor._backward_hooks:
                 hooks += len(tensor._backward_hooks)
     attributes = tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
+    if "forward" in state:  # one that hides that of its class
+        attributes += (("forward", getattr(state["forward"], "__qualname__", type(state["forward"]).__qualname__)),)
     rows.append(Module(path, type(module).__qualname__, module.training, hooks, attributes, tuple(tensors)))
     for name, child in state["_modules"].items():
         if child is not None:

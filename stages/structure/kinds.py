@@ -1,0 +1,142 @@
+"""What is looked into, and what its parts are.
+
+Containers (dictionaries, lists, tuples, sets, deques, and subclasses of them) have items, and subclasses attributes
+besides; any other object of a user's or a library's class has attributes, those in `__slots__` too. Nothing of
+theirs is run: no property, no `__getattr__`, no `__iter__` of a class that is no container.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Generator, Iterator
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+Kind = Literal["tensor", "array", "plain", "mapping", "sequence", "set", "object", "closed"]
+"""`closed`: not looked into, known by its class, its name, or its `repr` where that has no address."""
+
+PLAIN: tuple[type, ...] = (
+    bool, int, float, complex, str, bytes, type(None), range, slice, type(...), enum.Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+_ITEMS = (tuple, list, deque)
+_CLOSED: tuple[type, ...] = (
+    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, Generator, nn.Module,
+    torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.utils.data.Sampler,
+)  # fmt: skip
+_OPEN_STANDARD = ("collections", "types", "argparse", "__main__")
+
+
+class Step(NamedTuple):
+    """One part of an object.
+
+    Attributes:
+        path: what Python appends to reach it: `['labels']`, `[0]`, `.mask`.
+        label: the same in a name: `labels`, `0`, `mask`; "" where it has its owner's.
+        item: the part.
+        mirrors: an attribute of a container, which may be one of its items under another name.
+    """
+
+    path: str
+    label: str
+    item: Any
+    mirrors: bool = False
+
+
+def _kind_of(cls: type) -> Kind:
+    if issubclass(cls, torch.Tensor):
+        return "tensor"
+    if issubclass(cls, (np.ndarray, np.generic)):
+        return "array"
+    if issubclass(cls, enum.Enum) or cls in PLAIN:
+        return "plain"
+    for kind, bases in (("mapping", (dict,)), ("sequence", _ITEMS), ("set", (set, frozenset))):
+        if issubclass(cls, bases):
+            return kind  # type: ignore[return-value]
+    if issubclass(cls, _CLOSED):
+        return "closed"
+    home = cls.__module__.partition(".")[0]
+    if (home in sys.stdlib_module_names or home == "builtins") and home not in _OPEN_STANDARD:
+        return "closed"
+    return "object" if _has_dict(cls) or slots_of(cls) else "closed"
+
+
+kind_of: Callable[[type], Kind] = lru_cache(maxsize=4096)(_kind_of)
+"""How objects of a class are looked at."""
+
+
+def _has_dict(cls: type) -> bool:
+    return bool(cls.__dictoffset__)
+
+
+def _slots_of(cls: type) -> tuple[tuple[str, Any], ...]:
+    found: dict[str, Any] = {}
+    for owner in reversed(cls.__mro__):
+        if "__slots__" in owner.__dict__:
+            found.update((k, v) for k, v in owner.__dict__.items() if isinstance(v, types.MemberDescriptorType))
+    return tuple(found.items())
+
+
+slots_of: Callable[[type], tuple[tuple[str, Any], ...]] = lru_cache(maxsize=4096)(_slots_of)
+"""Names and descriptors of what a class and its bases keep in `__slots__`."""
+
+
+def attributes(item: Any) -> Iterator[tuple[str, Any]]:
+    """What an object keeps, in the order in which it was set; nothing is computed."""
+    cls = type(item)
+    if _has_dict(cls):
+        yield from tuple(object.__getattribute__(item, "__dict__").items())
+    for name, slot in slots_of(cls):
+        try:
+            yield name, slot.__get__(item, cls)
+        except AttributeError:  # not set
+            continue
+
+
+def steps(item: Any, kind: Kind) -> Iterator[Step]:
+    """The parts of an object of that kind."""
+    if kind == "mapping":
+        for position, (key, value) in enumerate(tuple(dict.items(item))):
+            name = repr(key) if kind_of(type(key)) == "plain" or _is_plain_tuple(key) else f"key {position}"
+            yield Step(f"[{name}]", str(key) if name[0] != "k" else name, value)
+    elif kind == "sequence":
+        fields = getattr(type(item), "_fields", None) if isinstance(item, tuple) else None
+        for position, value in enumerate(tuple(_iterate(item))):
+            if fields and position < len(fields):
+                yield Step(f".{fields[position]}", str(fields[position]), value)
+            else:
+                yield Step(f"[{position}]", str(position), value)
+    elif kind == "set":
+        plain = all(kind_of(type(value)) == "plain" for value in item)
+        for position, value in enumerate(sorted(item, key=repr) if plain else tuple(item)):
+            yield Step(f"{{{position}}}", str(position), value)
+    if has_attributes(item, kind):
+        for name, value in attributes(item):
+            hidden = is_hidden(item, name)
+            yield Step("" if hidden else f".{name}", "" if hidden else name, value, kind != "object")
+
+
+def has_attributes(item: Any, kind: Kind) -> bool:
+    """Objects do, and containers of classes that users write."""
+    return kind == "object" or type(item).__module__ not in ("builtins", "collections")
+
+
+def is_hidden(item: Any, name: str) -> bool:
+    """An attribute whose items are items of its owner."""
+    return name == "data" and isinstance(item, (UserDict, UserList))
+
+
+def _is_plain_tuple(key: Any) -> bool:
+    return type(key) is tuple and all(kind_of(type(part)) == "plain" for part in key)
+
+
+def _iterate(item: Any) -> Iterator[Any]:
+    base: Callable[[Any], Iterator[Any]] = next(base for base in _ITEMS if isinstance(item, base)).__iter__
+    return base(item)

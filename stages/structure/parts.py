@@ -1,0 +1,121 @@
+"""Every tensor and every plain value of a batch, with how Python reaches it, in one order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.structure.kinds import Kind, kind_of, steps
+
+LIMIT = 100_000
+"""Parts of a batch; one that reaches more reaches something that is not a batch."""
+DEPTH = 64
+RUN = 32
+"""Plain values in a row that are one part: token numbers in a list, names of files."""
+
+
+class Part(NamedTuple):
+    """A tensor, a plain value, a container or an object.
+
+    Attributes:
+        path: how Python reaches it: `batch['labels']`, `batch.inner.mask`.
+        label: the same in a name without the batch's own: `labels`, `inner.mask`.
+        kind: see `Kind`.
+        item: itself.
+        same_as: path of an earlier part that is the same tensor, or the same object with tensors inside; "" for none.
+    """
+
+    path: str
+    label: str
+    kind: Kind
+    item: Any
+    same_as: str
+
+
+class Walk:
+    """One walk over a batch.
+
+    Attributes:
+        parts: what was found, in order.
+        holding: identities of objects with tensors inside.
+        first: identity of a tensor, or of an object in `holding`, -> the path where it was met first.
+    """
+
+    def __init__(self, batch: Any, name: str) -> None:
+        self.parts: list[Part] = []
+        self.holding: set[int] = set()
+        self.first: dict[int, str] = {}
+        self._open: set[int] = set()
+        self._name = name
+        self._visit(batch, name, "", 0, False, False)
+
+    def _visit(self, item: Any, path: str, label: str, depth: int, mirrors: bool, hidden: bool) -> bool:
+        """Whether there is a tensor inside."""
+        kind = kind_of(type(item))
+        if kind in ("tensor", "plain", "array", "closed"):
+            earlier = self.first.setdefault(id(item), path) if kind == "tensor" else path
+            if not (mirrors and earlier != path):
+                self._add(path, label, kind, item, "" if earlier == path else earlier)
+            return kind == "tensor"
+        known = id(item)
+        if known in self.holding or known in self._open:
+            if not mirrors:
+                self._add(path, label, kind, item, self.first[known])
+            return True
+        self.first[known] = path
+        if kind == "sequence" and len(item) > RUN and all(kind_of(type(value)) == "plain" for value in item):
+            self._add(path, label, "plain", item, "")
+            return False
+        if depth == DEPTH:
+            self._add(path, label, "closed", item, "")
+            return False
+        if not hidden:
+            self._add(path, label, kind, item, "")
+        self._open.add(known)
+        inside = False
+        for step in steps(item, kind):
+            deeper = f"{label}.{step.label}" if label and step.label else label or step.label
+            inside |= self._visit(step.item, path + step.path, deeper, depth + 1, step.mirrors, not step.path)
+        self._open.discard(known)
+        if inside:
+            self.holding.add(known)
+        return inside
+
+    def _add(self, path: str, label: str, kind: Kind, item: Any, same_as: str) -> None:
+        if len(self.parts) == LIMIT:
+            raise ParameterError(
+                f"{self._name} reaches more than {LIMIT:,} objects (at {path}): pass tensors, numbers and strings, and "
+                "what belongs to all batches outside."
+            )
+        self.parts.append(Part(path, label, kind, item, same_as))
+
+
+def parts(batch: Any, name: str = "batch") -> list[Part]:
+    """Everything in a batch, outermost first, each container before what is in it.
+
+    Raises:
+        ParameterError: it reaches more than a batch would.
+    """
+    return Walk(batch, name).parts
+
+
+def leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a batch, each with a label that no other has: `input_ids`, `0`, `parts.1`, `inner.mask`.
+
+    A tensor that is there twice is listed twice.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for part in parts(batch):
+        if part.kind == "tensor":
+            label = part.label or "batch"
+            while label in found:
+                label += "'"
+            found[label] = part.item
+    return list(found.items())
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, in the order of `leaves`."""
+    return [part.item for part in parts(batch) if part.kind == "tensor"]

@@ -1,0 +1,42 @@
+"""A plain value in words, so that equal values have equal text and no text depends on where something is in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import types
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SHOWN = 64
+"""Elements of an array, or 16 characters each of a text, that are shown; what is longer is known by its hash."""
+
+
+def value_text(item: Any) -> str:
+    """The value of something that is not looked into: its `repr`, a function's name, an array's elements.
+
+    What has no value of its own (a lock, a file, an iterator) has "": it is known by its class.
+    """
+    if isinstance(item, np.ndarray):
+        return f"{item.dtype} {item.shape} {_elements(item)}"
+    if isinstance(item, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return f"{item.__module__}.{item.__qualname__}"
+    if isinstance(item, nn.Module):
+        return f"number {id(item)}"
+    text = repr(item)
+    if _ADDRESS.search(text):
+        return ""
+    return text if len(text) <= _SHOWN * 16 else f"{text[:_SHOWN]}… {_hash(text.encode())}"
+
+
+def _elements(array: np.ndarray[Any, Any]) -> str:
+    if array.size <= _SHOWN or array.dtype.hasobject:
+        return repr(array.tolist())
+    return _hash(np.ascontiguousarray(array).tobytes())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]

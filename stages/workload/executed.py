@@ -1,0 +1,142 @@
+"""Which Python code ran: by the names in it, what a traced step can have read."""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_STANDARD = tuple(
+    {
+        change(sysconfig.get_path(name)) + os.sep
+        for name in ("stdlib", "platstdlib")
+        for change in (str, os.path.realpath)
+    }
+)
+_LONGEST = 100
+"""Characters of a string that may be a key."""
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def is_installed(file: str) -> bool:
+    """A file of the standard library or of an installed package: what people do not change while they train."""
+    return file.startswith("<frozen") or any(part in file for part in _INSTALLED) or file.startswith(_STANDARD)
+
+
+def _reads_nothing_of_users(file: str) -> bool:
+    """PyTorch reads of a user's object what its own modules hold, which is part of the signature; we read nothing."""
+    if any(part in file for part in _INSTALLED):
+        return file.startswith(_TORCH)
+    ours = (_OURS + "stages" + os.sep, _OURS + "flows" + os.sep)
+    return file.startswith(("<frozen", *ours, *_STANDARD))
+
+
+@dataclass
+class Executed:
+    """Code that ran.
+
+    Attributes:
+        names: of attributes, arguments and variables, and strings that may be keys or names of attributes.
+        globals: of user code, by module name: the dictionary, and the names of it that the code has.
+    """
+
+    names: set[str] = field(default_factory=set)
+    globals: dict[str, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
+    _codes: dict[int, CodeType] = field(default_factory=dict)
+    _modules: dict[str, ModuleType] = field(default_factory=dict)
+
+    def add(self, code: CodeType) -> None:
+        """Code that ran."""
+        if id(code) in self._codes:
+            return
+        self._codes[id(code)] = code  # kept, so that no other gets its identity
+        if _reads_nothing_of_users(code.co_filename):
+            return
+        self.names.update(code.co_names, code.co_varnames, code.co_freevars, _strings(code.co_consts))
+        if not is_installed(code.co_filename):
+            module = self._module_of(code.co_filename)
+            scope, names = self.globals.setdefault(module.__name__, (vars(module), set()))
+            names.update(name for name in code.co_names if name in scope)
+
+    def _module_of(self, file: str) -> ModuleType:
+        """The module of a file; of code that was typed or generated, the one that runs."""
+        if not self._modules:
+            loaded = [(getattr(module, "__file__", None), module) for module in tuple(sys.modules.values())]
+            self._modules.update((name, module) for name, module in loaded if isinstance(name, str))
+        return self._modules.get(file, sys.modules["__main__"])
+
+    def ran(self, code: CodeType) -> bool:
+        """Whether this very code ran."""
+        return id(code) in self._codes
+
+
+def _strings(constants: tuple[Any, ...]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            if len(constant) <= _LONGEST:
+                yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _strings(tuple(constant))
+
+
+@contextmanager
+def executed(into: Executed | None = None) -> Iterator[Executed]:
+    """Notes the code that runs inside, of this thread; a profiler that is at work goes on afterwards."""
+    found = Executed() if into is None else into
+    with _monitored(found) if sys.version_info >= (3, 12) else _profiled(found):
+        yield found
+
+
+@contextmanager
+def _profiled(found: Executed) -> Iterator[None]:
+    """By the profiler that is written in C, which costs little."""
+    before: Any = sys.getprofile()
+    profiler = cProfile.Profile(subcalls=False, builtins=False)
+    sys.setprofile(None)
+    profiler.enable()
+    try:
+        yield
+    finally:
+        profiler.disable()
+        if isinstance(before, cProfile.Profile):
+            before.enable()
+        else:
+            sys.setprofile(before)
+        for entry in profiler.getstats():
+            if isinstance(entry.code, CodeType):
+                found.add(entry.code)
+
+
+@contextmanager
+def _monitored(found: Executed) -> Iterator[None]:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    tool = next((n for n in (3, 4, 2, 1, 0) if monitoring.get_tool(n) is None), None)
+    if tool is None:
+        with _profiled(found):
+            yield
+        return
+
+    def note(code: CodeType, offset: int) -> Any:
+        found.add(code)
+        return monitoring.DISABLE
+
+    monitoring.use_tool_id(tool, "stowage")
+    try:
+        monitoring.register_callback(tool, monitoring.events.PY_START, note)
+        monitoring.restart_events()
+        monitoring.set_events(tool, monitoring.events.PY_START)
+        yield
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.register_callback(tool, monitoring.events.PY_START, None)
+        monitoring.free_tool_id(tool)

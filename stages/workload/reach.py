@@ -1,0 +1,378 @@
+"""The walk from what runs to everything that it can have read. Nothing of the user's is run on the way."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from stowage.stages.structure.kinds import attributes, kind_of, slots_of
+from stowage.stages.structure.values import value_text
+from stowage.stages.workload.executed import Executed, is_installed
+from stowage.stages.workload.signature import module_rows, tensor_form
+from stowage.stages.workload.surroundings import MISSING, Look, Place, Read, Surroundings
+
+LIMIT = 20_000
+"""Objects that are looked at; what lies further away is not."""
+ITEMS = 256
+"""Items of a container that are followed without being named."""
+SEPARATE = 32
+"""Plain values in a row that are places of their own."""
+ELEMENTS = 4096
+"""Of an array whose content is compared."""
+DEPTH = 24
+
+_PARTS_OF_MODULES = frozenset(
+    ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_forward_hooks", "_forward_pre_hooks",
+     "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
+     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_forward_hooks_with_kwargs",
+     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_is_full_backward_hook", "training",
+     "call_super_init"),
+)  # fmt: skip
+
+
+def watch(
+    roots: Mapping[str, Any], ran: Executed, *, model: nn.Module | None = None, own: Sequence[Any] = ()
+) -> Surroundings:
+    """Everything that the code that ran can have read, reachable from `roots` and from the globals of user code.
+
+    Args:
+        roots: what runs, by the name that it has for people: the model, the loss.
+        ran: what ran.
+        model: whose parameters, buffers and plain attributes are known otherwise.
+        own: tensors and other objects that are known otherwise.
+    """
+    reach = Reach(ran, model, own)
+    for name, root in roots.items():
+        if root is not None:
+            reach.root(name, root)
+    for module, (scope, names) in ran.globals.items():
+        reach.scope(module, scope, names)
+    reach.run()
+    return Surroundings(reach.roots, *reach.leading_somewhere())
+
+
+class _Way(NamedTuple):
+    """How something is reached from its owner."""
+
+    item: Any
+    path: str
+    read: Read
+
+
+class Reach:
+    """A walk, nearest first.
+
+    Attributes:
+        roots: where it began.
+        places: what it found; their owners are roots, counted first, or places before them.
+        tensors: path -> position and tensor.
+    """
+
+    def __init__(self, ran: Executed, model: nn.Module | None, own: Sequence[Any]) -> None:
+        self.roots: list[Any] = []
+        self.places: list[Place] = []
+        self.tensors: dict[str, tuple[int, torch.Tensor]] = {}
+        self._ran = ran
+        self._inside = {id(module) for module in model.modules()} if model is not None else set()
+        known = [*model.parameters(), *model.buffers()] if model is not None else []
+        self._covered: set[int] = set()
+        self._own = {id(item) for item in (*known, *own)}
+        self._seen: dict[int, Any] = {}
+        self._queue: deque[tuple[int, int, _Way, bool]] = deque()
+        self._begin: list[tuple[int, _Way, bool]] = []
+
+    def root(self, name: str, item: Any) -> None:
+        """Begin here."""
+        self.roots.append(item)
+        self._begin.append((len(self.roots) - 1, _Way(item, name, _itself), True))
+
+    def scope(self, module: str, scope: dict[str, Any], names: set[str]) -> None:
+        """Begin at the globals of user code that it names."""
+        self.roots.append(scope)
+        position = len(self.roots) - 1
+        for name in sorted(names):
+            if name in scope:
+                self._begin.append((position, _Way(scope[name], f"{module}.{name}", _item(name)), False))
+
+    def run(self) -> None:
+        """Walk."""
+        self._queue.extend((owner, 0, way, root) for owner, way, root in self._begin)
+        while self._queue and len(self._seen) < LIMIT:
+            owner, depth, way, root = self._queue.popleft()
+            self._visit(owner, depth, way, root)
+
+    def leading_somewhere(self) -> tuple[list[Place], dict[str, tuple[int, torch.Tensor]]]:
+        """Places of which something is compared, or that lead to one; and tensors."""
+        first = len(self.roots)
+        needed = [place.look is not None for place in self.places]
+        for number in reversed(range(len(self.places))):
+            owner = self.places[number].owner - first
+            if needed[number] and owner >= 0:
+                needed[owner] = True
+        number_of = {root: root for root in range(first)}
+        kept: list[Place] = []
+        for number, place in enumerate(self.places):
+            if needed[number]:
+                number_of[first + number] = first + len(kept)
+                kept.append(place._replace(owner=number_of[place.owner]))
+        return kept, {path: (number_of[position], tensor) for path, (position, tensor) in self.tensors.items()}
+
+    def _add(self, owner: int, way: _Way, look: Look | None) -> int:
+        self.places.append(Place(way.path, owner, way.read, look))
+        return len(self.roots) + len(self.places) - 1
+
+    def _follow(self, owner: int, way: _Way, depth: int, look: Look | None, ways: Iterator[_Way]) -> None:
+        """A place, and what is behind it."""
+        position = self._add(owner, way, look)
+        if depth < DEPTH:
+            self._queue.extend((position, depth + 1, further, False) for further in ways)
+
+    def _visit(self, owner: int, depth: int, way: _Way, root: bool) -> None:
+        item = way.item
+        if item is MISSING:
+            self._add(owner, way, _itself)
+            return
+        kind = kind_of(type(item))
+        if id(item) in self._own:
+            return
+        if kind == "plain" or isinstance(item, np.generic):
+            if kind == "plain" and (isinstance(item, (str, bytes)) and len(item) > ELEMENTS):
+                return
+            self._add(owner, way, _itself)
+            return
+        if id(item) in self._seen:
+            self._add(owner, way, functools.partial(_is, item))
+            return
+        if kind == "tensor":
+            self._seen[id(item)] = item
+            self.tensors[way.path] = (self._add(owner, way, tensor_form), item)
+            return
+        if kind == "array":
+            self._add(owner, way, value_text if item.size <= ELEMENTS else _form_of_array)
+            return
+        self._seen[id(item)] = item
+        if kind in ("mapping", "sequence", "set"):
+            self._container(owner, way, depth)
+        elif isinstance(item, nn.Module):
+            self._module(owner, way, depth)
+        elif isinstance(item, types.FunctionType):
+            if root or self._ran.ran(item.__code__) or not is_installed(item.__code__.co_filename):
+                self._follow(owner, way, depth, _code, self._behind_function(way, root))
+        elif isinstance(item, (types.MethodType, functools.partial)):
+            self._follow(owner, way, depth, None, _behind_callable(way))
+        elif isinstance(item, types.ModuleType):
+            if not is_installed(getattr(item, "__file__", None) or "<frozen>"):
+                self._follow(owner, way, depth, None, self._named(way, vars(item), _attribute_of_dict))
+        elif isinstance(item, type):
+            if _of_user(item):
+                self._follow(owner, way, depth, None, self._behind_class(item, way.path))
+        elif kind == "object":
+            self._follow(owner, way, depth, type, self._behind_object(way))
+
+    def _container(self, owner: int, way: _Way, depth: int) -> None:
+        item = way.item
+        plain = [kind_of(type(value)) == "plain" for value in (item.values() if isinstance(item, dict) else item)]
+        if isinstance(item, (set, frozenset)):
+            if all(plain) and len(plain) <= ELEMENTS:
+                self._add(owner, way, frozenset)
+            return
+        if not isinstance(item, dict) and len(plain) > SEPARATE and all(plain):
+            self._add(owner, way, tuple if len(plain) <= ELEMENTS else len)
+            return
+        few = len(plain) <= ITEMS
+        if isinstance(item, dict):
+            ways = (
+                _Way(value, f"{way.path}[{key!r}]", _item(key))
+                for key, value in tuple(dict.items(item))
+                if (few and kind_of(type(key)) == "plain") or (isinstance(key, str) and key in self._ran.names)
+            )
+        else:
+            values = tuple(item)[:ITEMS]
+            ways = (_Way(value, f"{way.path}[{n}]", _item(n)) for n, value in enumerate(values))
+        self._follow(owner, way, depth, _type_and_length if few else None, ways)
+        if type(item).__module__ not in ("builtins", "collections"):
+            self._follow(owner, way, depth, None, self._behind_object(way))
+
+    def _module(self, owner: int, way: _Way, depth: int) -> None:
+        """Of the model what is no plain attribute; of any other module everything."""
+        module: nn.Module = way.item
+        if id(module) in self._inside:
+            self._follow(owner, way, depth, None, self._behind_module(way, inside=True))
+        else:
+            look = None if id(module) in self._covered else module_rows
+            self._covered.update(id(part) for part in module.modules())
+            self._follow(owner, way, depth, look, self._behind_module(way, inside=False))
+
+    def _behind_module(self, way: _Way, *, inside: bool) -> Iterator[_Way]:
+        state = way.item.__dict__
+        for name, value in tuple(state.items()):
+            if name not in _PARTS_OF_MODULES and kind_of(type(value)) != "plain" and name in self._ran.names:
+                yield _Way(value, f"{way.path}.{name}", _attribute_of_dict(name))
+        for table in ("_modules",) if inside else ("_parameters", "_buffers", "_modules"):
+            for name, value in tuple(state[table].items()):
+                if value is not None:
+                    yield _Way(value, f"{way.path}.{name}", _in_table(table, name))
+        yield from self._behind_classes(way)
+
+    def _behind_object(self, way: _Way) -> Iterator[_Way]:
+        slots = dict(slots_of(type(way.item)))
+        for name, value in attributes(way.item):
+            if name in self._ran.names:
+                read = _slot(slots[name], type(way.item)) if name in slots else _attribute_of_dict(name)
+                yield _Way(value, f"{way.path}.{name}", read)
+        yield from self._behind_classes(way)
+        if type(way.item).__dictoffset__:
+            own = object.__getattribute__(way.item, "__dict__")
+            for name in sorted({n for cls in type(way.item).__mro__ if _of_user(cls) for n in cls.__dict__}):
+                if name in self._ran.names and name not in own:  # set on the object, it hides that of its class
+                    yield _Way(MISSING, f"{way.path}.{name}", _attribute_or_none(name))
+
+    def _behind_classes(self, way: _Way) -> Iterator[_Way]:
+        """Attributes of an object's classes, which are found where it has none of that name."""
+        for cls in type(way.item).__mro__:
+            if _of_user(cls) and id(cls) not in self._seen:
+                yield _Way(cls, _path_of(cls), functools.partial(_base, cls))
+
+    def _behind_class(self, cls: type, path: str) -> Iterator[_Way]:
+        for name, value in tuple(cls.__dict__.items()):
+            if name not in self._ran.names or (name.startswith("__") and name.endswith("__") and name != "__call__"):
+                continue
+            function = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+            if isinstance(function, types.FunctionType) and not (function.__closure__ or function.__defaults__):
+                continue
+            if isinstance(value, (property, classmethod, staticmethod, types.MemberDescriptorType)):
+                continue
+            yield _Way(value, f"{path}.{name}", _attribute_of_dict(name))
+        for base in cls.__bases__:
+            if _of_user(base):
+                yield _Way(base, _path_of(base), functools.partial(_base, base))
+
+    def _behind_function(self, way: _Way, root: bool) -> Iterator[_Way]:
+        function: types.FunctionType = way.item
+        if not root and not self._ran.ran(function.__code__):
+            return
+        for number, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or ())):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not set yet
+                continue
+            yield _Way(content, f"{way.path}.{name}", functools.partial(_cell, number))
+        arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = function.__defaults__ or ()
+        for number, (name, value) in enumerate(zip(arguments[len(arguments) - len(defaults) :], defaults)):
+            yield _Way(value, f"{way.path}.{name}", functools.partial(_default, number))
+        for name, value in (function.__kwdefaults__ or {}).items():
+            yield _Way(value, f"{way.path}.{name}", functools.partial(_keyword_default, name))
+        for name, value in function.__dict__.items():
+            if name in self._ran.names or name == "__wrapped__":
+                yield _Way(value, f"{way.path}.{name}", _attribute_of_dict(name))
+
+    def _named(self, way: _Way, state: Mapping[str, Any], read: Any) -> Iterator[_Way]:
+        for name in sorted(self._ran.names & state.keys()):
+            yield _Way(state[name], f"{way.path}.{name}", read(name))
+
+
+def _of_user(cls: type) -> bool:
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None:  # of an interactive session, or of no module
+        return cls.__module__ == "__main__"
+    return not is_installed(file)
+
+
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _behind_callable(way: _Way) -> Iterator[_Way]:
+    item = way.item
+    if isinstance(item, types.MethodType):
+        yield _Way(item.__self__, way.path, _own_self)
+        yield _Way(item.__func__, f"{way.path}()", _own_function)
+        return
+    yield _Way(item.func, way.path, lambda p: p.func)
+    for number, value in enumerate(item.args):
+        yield _Way(value, f"{way.path}.args[{number}]", functools.partial(_partial_argument, number))
+    for name, value in item.keywords.items():
+        yield _Way(value, f"{way.path}.{name}", functools.partial(_partial_keyword, name))
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+def _is(known: Any, item: Any) -> bool:
+    return item is known
+
+
+def _base(cls: type, item: Any) -> type:
+    return cls
+
+
+def _code(item: Any) -> Any:
+    return item.__code__
+
+
+def _type_and_length(item: Any) -> tuple[type, int]:
+    return type(item), len(item)
+
+
+def _form_of_array(item: Any) -> Any:
+    return str(item.dtype), item.shape
+
+
+def _item(key: Any) -> Read:
+    return lambda owner: owner[key]
+
+
+def _attribute_of_dict(name: str) -> Read:
+    return lambda owner: owner.__dict__[name]
+
+
+def _attribute_or_none(name: str) -> Read:
+    return lambda owner: owner.__dict__.get(name, MISSING)
+
+
+def _slot(slot: Any, cls: type) -> Read:
+    return lambda owner: slot.__get__(owner, cls)
+
+
+def _in_table(table: str, name: str) -> Read:
+    return lambda owner: owner.__dict__[table][name]
+
+
+def _cell(number: int, function: Any) -> Any:
+    return function.__closure__[number].cell_contents
+
+
+def _default(number: int, function: Any) -> Any:
+    return function.__defaults__[number]
+
+
+def _keyword_default(name: str, function: Any) -> Any:
+    return function.__kwdefaults__[name]
+
+
+def _own_self(method: Any) -> Any:
+    return method.__self__
+
+
+def _own_function(method: Any) -> Any:
+    return method.__func__
+
+
+def _partial_argument(number: int, item: Any) -> Any:
+    return item.args[number]
+
+
+def _partial_keyword(name: str, item: Any) -> Any:
+    return item.keywords[name]

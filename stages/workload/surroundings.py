@@ -1,0 +1,129 @@
+"""Plain data and tensors that a traced step can have read outside of its batch: where they are, and what they are now.
+
+From the model, the loss and whatever else runs, everything is looked at that the code that ran can have read: variables
+of closures, defaults, globals and attributes of the user's modules and classes, attributes and items of the user's
+objects. It is found once, after tracing; from then on only what was found is read again, which takes microseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from stowage.stages.structure.values import value_text
+
+Read = Callable[[Any], Any]
+Look = Callable[[Any], Any]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+MISSING: Any = _Missing()
+"""What is no longer there."""
+
+
+class Place(NamedTuple):
+    """Something that was reached.
+
+    Attributes:
+        path: for people: `loss.weights[2]`.
+        owner: position of what it was reached from.
+        read: from the owner to it.
+        look: what is compared of it; None where it only leads further.
+    """
+
+    path: str
+    owner: int
+    read: Read
+    look: Look | None
+
+
+class Surroundings:
+    """What was found.
+
+    Attributes:
+        paths: of what is compared.
+        tensors: path -> a tensor that is neither the model's nor the batch's, as it was found.
+    """
+
+    def __init__(
+        self, roots: Sequence[Any], places: Sequence[Place], tensors: Mapping[str, tuple[int, torch.Tensor]]
+    ) -> None:
+        self._roots = list(roots)
+        self._places = list(places)
+        self._positions = {path: position for path, (position, _) in tensors.items()}
+        self._path_of = {id(tensor): path for path, (_, tensor) in reversed(list(tensors.items()))}
+        self.paths = tuple(place.path for place in places if place.look is not None)
+        self.tensors = {path: tensor for path, (_, tensor) in tensors.items()}
+
+    def values(self) -> tuple[Any, ...]:
+        """What is compared, as it is now, in the order of `paths`."""
+        items = list(self._roots)
+        found: list[Any] = []
+        for _, owner, read, look in self._places:
+            value = item = MISSING
+            if items[owner] is not MISSING:
+                try:
+                    item = read(items[owner])
+                    value = item if look is None or item is MISSING else look(item)
+                except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+                    value = item = MISSING
+            items.append(item)
+            if look is not None:
+                found.append(value)
+        return tuple(found)
+
+    def path_of(self, tensor: torch.Tensor) -> str | None:
+        """Where a tensor was found; None where it was not."""
+        return self._path_of.get(id(tensor))
+
+    def read(self, path: str) -> Any:
+        """What is now at the place where a tensor was found; `MISSING` where there is nothing."""
+        position = self._positions[path]
+        steps = []
+        while position >= len(self._roots):
+            place = self._places[position - len(self._roots)]
+            steps.append(place.read)
+            position = place.owner
+        try:
+            return functools.reduce(lambda item, step: step(item), reversed(steps), self._roots[position])
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            return MISSING
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Equal down to the type, the sign of zero, and what is not a number."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) is tuple:
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if type(one) is float:
+        return (one == other and math.copysign(1, one) == math.copysign(1, other)) or (one != one and other != other)
+    return bool(one == other)
+
+
+def same_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether all values are the same."""
+    return len(one) == len(other) and all(map(same_value, one, other))
+
+
+def differences(paths: Sequence[str], traced: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
+    """A sentence for each value that is not what it was when the step was traced."""
+    return [
+        f"{path} is {_text(value)}; the step was traced with {_text(before)}."
+        for path, before, value in zip(paths, traced, now, strict=True)
+        if not same_value(before, value)
+    ]
+
+
+def _text(value: Any) -> str:
+    return getattr(value, "co_name", None) or (value_text(value) or type(value).__name__)
