@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,9 +14,10 @@ from torch import nn
 from stowage.flows import _saving
 from stowage.flows._evaluation import Evaluations, MakeForwardPlan, Resting
 from stowage.flows._planning import Planned
+from stowage.flows._shadow import Check, Net
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
-from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.errors import ParameterError, StaleStep
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
@@ -32,11 +34,12 @@ from stowage.stages.trace.forward import Forward
 from stowage.stages.train import checkpoint
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss, Objective, call_model
+from stowage.stages.workload.calls import Loss, Objective, call_model, compute_loss
 
 _Key = tuple[BatchSignature, ModelSignature]
 MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None, frozenset[str]], Planned]
 Say = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 class TrainingStep:
@@ -66,6 +69,7 @@ class TrainingStep:
         max_grad_norm: float | None = None,
         late: LateWeights | None = None,
         lower: LowerTier | None = None,
+        check: Check = "powers",
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
@@ -81,6 +85,8 @@ class TrainingStep:
         self._say = say
         self._programs: list[tuple[_Key, MicroBatch, Planned, Program]] = []
         self._recorded: tuple[_Key, Recorded] | None = None
+        compute = partial(compute_loss, loss=loss, objective=objective)
+        self._net = Net(model, optimizer, compute, (loss, objective), check, say)
         self._evaluations = Evaluations(model, make_forward_plan, self._layouts, self._offloading_for, say)
 
     @property
@@ -297,10 +303,29 @@ class TrainingStep:
             batch: with the structure that the model takes.
             update: False for a micro-batch that is not the last of its update: its gradients are added to `.grad`.
                 True clips, updates every parameter with a gradient, and frees the gradients.
+
+        Raises:
+            StaleStep: plain PyTorch gives another loss; see `fit`.
         """
         program = self.prepare(batch, update=update)
-        with without_autocast():  # the casts are in the program
-            return program(batch)
+        return self._checked(program, batch, lambda: program(batch), lambda loss: loss)
+
+    def _checked(
+        self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
+    ) -> Result:
+        """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
+        try:
+            return self._net.run(program, self.planned, batch, work, loss_of)
+        except StaleStep:
+            self._recorded = None
+            self._programs = [known for known in self._programs if known[3] is not program]
+            raise
+
+    def forget(self) -> None:
+        """Forget every plan: the next call traces model and loss anew. Weights, states and stores stay as they are."""
+        self._recorded = None
+        self._programs.clear()
+        self._evaluations.forget()
 
     def trace(self, batch: Any, path: str | Path, *, update: bool = True) -> list[TraceSpan]:
         """One iteration, a real one, which trains; where its time goes, as a Chrome trace beside the prediction.
@@ -308,8 +333,9 @@ class TrainingStep:
         https://ui.perfetto.dev opens the file. The spans are returned too.
         """
         program = self.prepare(batch, update=update)
-        with without_autocast():
-            _, measured = trace_iteration(program, lambda: program(batch))
+        _, measured = self._checked(
+            program, batch, lambda: trace_iteration(program, lambda: program(batch)), lambda traced: traced[0]
+        )
         plan = self.planned
         spans = [*predicted_spans(plan.rows, plan.nodes, plan.slots), *measured]
         labels = {"plan": plan.summary.plan_hash, "method": plan.summary.method, "device": plan.summary.device}
@@ -317,7 +343,11 @@ class TrainingStep:
         return spans
 
     def measure(self, batch: Any, *, update: bool = True) -> Measurement:
-        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`."""
+        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`; where the
+        call is compared with plain PyTorch, that is part of it."""
         program = self.prepare(batch, update=update)
-        with without_autocast():
-            return measure_program(program, self.model, self.optimizer, batch)
+
+        def run(given: Any) -> torch.Tensor:
+            return self._checked(program, given, lambda: program(given), lambda loss: loss)
+
+        return measure_program(program, self.model, self.optimizer, batch, run)

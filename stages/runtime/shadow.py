@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Number:
 
     dtype: torch.dtype
     bits: bytes
+    value: float
     text: str
 
     @staticmethod
@@ -38,9 +40,11 @@ class Number:
         """All NaN are equal."""
         value = loss.detach().reshape(()).cpu()
         if value.isnan():
-            return Number(value.dtype, b"NaN", "NaN")
+            return Number(value.dtype, b"NaN", math.nan, "NaN")
         digits = {torch.float64: 17, torch.float32: 9}.get(value.dtype, 5)
-        return Number(value.dtype, value.reshape(1).view(torch.uint8).numpy().tobytes(), f"{value.item():.{digits}g}")
+        number = float(value)
+        bits = value.reshape(1).view(torch.uint8).numpy().tobytes()
+        return Number(value.dtype, bits, number, f"{number:.{digits}g}")
 
 
 @dataclass(frozen=True)
