@@ -343,8 +343,10 @@ class TrainingStep:
         return spans
 
     def measure(self, batch: Any, *, update: bool = True) -> Measurement:
-        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`; where the
-        call is compared with plain PyTorch, that is part of it."""
+        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`.
+
+        Where the call is compared with plain PyTorch, that is part of it.
+        """
         program = self.prepare(batch, update=update)
 
         def run(given: Any) -> torch.Tensor:

@@ -177,4 +177,5 @@ def _dropping() -> Iterator[None]:
 def digest(tensor: torch.Tensor) -> bytes:
     """A hash of a tensor's numbers."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(flat.numpy(), digest_size=16).digest()
+    content: Any = flat.numpy()
+    return hashlib.blake2b(content, digest_size=16).digest()

@@ -166,7 +166,7 @@ class Room:
     workspaces: Mapping[str, int] = field(default_factory=dict)
 
 
-class Guard(TorchDispatchMode):
+class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Around a plain forward.
 
     Attributes:
@@ -188,12 +188,12 @@ class Guard(TorchDispatchMode):
             saved: takes what is about to be written.
             known: what earlier forwards have told.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.saved = saved if saved is not None else Saved()
         self._room = room
         self._away = away or {}
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._live: dict[int, tuple[Any, int]] = {}
         self._live_bytes = 0
         self._operators = known or Operators()
 
@@ -264,7 +264,8 @@ class Guard(TorchDispatchMode):
                 return
             self._live_bytes -= known[1]
         nbytes = _taken(storage)
-        self._live[storage._cdata] = StorageWeakRef(storage), nbytes
+        reference: Any = StorageWeakRef
+        self._live[storage._cdata] = reference(storage), nbytes
         self._live_bytes += nbytes
         self._check(0)
 
