@@ -138,6 +138,10 @@ class Evaluations:
         """See above."""
         return self._known[0].planned if self._known else None
 
+    def forget(self) -> None:
+        """Forget every plan."""
+        self._known.clear()
+
     def __call__(self, batch: Any, forward: Forward, resting: Resting) -> Any:
         """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
         with evaluation_mode(self._model):

@@ -14,6 +14,7 @@ from torch import nn
 from stowage.flows._effort import QUICK, Effort, home_folder, target_device
 from stowage.flows._planner import Planner
 from stowage.flows._programs import Say, Steps
+from stowage.flows._shadow import check_of
 from stowage.flows._tiers import lower_tier
 from stowage.flows._training_step import TrainingStep
 from stowage.flows._weights import LateWeights
@@ -44,6 +45,7 @@ def make_step(
     late: LateWeights | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
+    check: str = "powers",
     say: Say = print_notice,
 ) -> TrainingStep:
     """A training step that has not planned anything yet; see `fit`.
@@ -80,7 +82,15 @@ def make_step(
     )
     steps = Steps(loss, objective, accumulate, max_grad_norm)
     return TrainingStep(
-        model, optimizer, planner.training_step, planner.forward, steps, late=late, lower=lower, say=say
+        model,
+        optimizer,
+        planner.training_step,
+        planner.forward,
+        steps,
+        late=late,
+        lower=lower,
+        check=check_of(check),
+        say=say,
     )
 
 
@@ -100,6 +110,7 @@ def fit(
     weights: str | Path | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
+    check: str = "powers",
     say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -128,6 +139,9 @@ def fit(
             into the tier where it lives, so that the model may be larger than RAM.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
         quick: plan in seconds instead of a minute or so, less well: fewer samples of each operation, fewer schedules.
+        check: when model and loss also run in plain PyTorch, forward only and within the budget, so that a plan which
+            has become stale raises `StaleStep`: `powers` on calls 1, 2, 4, 8, … of each program, `always`, `never`;
+            `gradients` like `powers`, and on the first call everything is compared that the step computes.
         say: receives notices, one sentence each.
 
     Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
@@ -161,6 +175,7 @@ def fit(
         late=late,
         cache_dir=cache_dir,
         quick=quick,
+        check=check,
         say=say,
     )
     step.prepare_cycle(batch)

@@ -123,6 +123,11 @@ class Programs:
             self._find(key, batch, self._micro_batch(everything, False))
         self._find(key, batch, self._micro_batch(frozenset(), False))
 
+    def forget(self, program: Program | None = None) -> None:
+        """Forget a program, by default all: its signature is traced anew."""
+        self._recorded = None
+        self.known = [k for k in self.known if program is not None and k.program is not program]
+
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
         update = update and self._optimizer is not None
         return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None)

@@ -12,6 +12,7 @@ from torch import nn
 
 from stowage.flows._fit import make_step, print_notice
 from stowage.flows._programs import Say
+from stowage.flows._shadow import check_of
 from stowage.flows._trainer_files import TrainerFiles, replaced
 from stowage.flows._training_step import TrainingStep
 from stowage.stages.ir.errors import ParameterError, TraceError
@@ -30,6 +31,7 @@ def stow(
     offload_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
+    check: str = "powers",
     say: Say = print_notice,
 ) -> AnyTrainer:
     """Let `trainer.train()` run every training step under a plan within `device_budget`.
@@ -46,7 +48,7 @@ def stow(
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
-        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, say: see `fit`.
+        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, check, say: see `fit`.
 
     Returns:
         the same trainer.
@@ -65,6 +67,7 @@ def stow(
         "offload_dir": offload_dir,
         "cache_dir": cache_dir,
         "quick": quick,
+        "check": check_of(check),
         "say": say,
     }
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]

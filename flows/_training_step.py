@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +15,10 @@ from stowage.flows import _saving
 from stowage.flows._evaluation import Evaluations, MakeForwardPlan, Resting
 from stowage.flows._planned import Planned
 from stowage.flows._programs import MakePlan, Programs, Say, Steps
+from stowage.flows._shadow import Check, Net
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
-from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.errors import ParameterError, StaleStep
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
@@ -27,8 +29,9 @@ from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.tracing import trace_iteration
 from stowage.stages.trace.forward import Forward
 from stowage.stages.train import checkpoint
-from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import call_model
+from stowage.stages.workload.calls import call_model, compute_loss
+
+Result = TypeVar("Result")
 
 
 class TrainingStep:
@@ -56,12 +59,15 @@ class TrainingStep:
         *,
         late: LateWeights | None = None,
         lower: LowerTier | None = None,
+        check: Check = "powers",
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.programs = Programs(model, optimizer, make_plan, steps, late=late, lower=lower, say=say)
         programs = self.programs
+        compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
+        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective), check, say)
         self._evaluations = Evaluations(model, make_forward_plan, programs.layouts, programs.offloading_for, say)
 
     @property
@@ -203,10 +209,27 @@ class TrainingStep:
             batch: with the structure that the model takes.
             update: False for a micro-batch that is not the last of its update: its gradients are added to `.grad`.
                 True clips, updates every parameter with a gradient, and frees the gradients.
+
+        Raises:
+            StaleStep: plain PyTorch gives another loss; see `fit`.
         """
         program = self.prepare(batch, update=update)
-        with without_autocast():  # the casts are in the program
-            return program(batch)
+        return self._checked(program, batch, lambda: program(batch), lambda loss: loss)
+
+    def _checked(
+        self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
+    ) -> Result:
+        """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
+        try:
+            return self._net.run(program, self.planned, batch, work, loss_of)
+        except StaleStep:
+            self.programs.forget(program)
+            raise
+
+    def forget(self) -> None:
+        """Forget every plan: the next call traces model and loss anew. Weights, states and stores stay as they are."""
+        self.programs.forget()
+        self._evaluations.forget()
 
     def trace(self, batch: Any, path: str | Path, *, update: bool = True) -> list[TraceSpan]:
         """One iteration, a real one, which trains; where its time goes, as a Chrome trace beside the prediction.
@@ -214,8 +237,9 @@ class TrainingStep:
         https://ui.perfetto.dev opens the file. The spans are returned too.
         """
         program = self.prepare(batch, update=update)
-        with without_autocast():
-            _, measured = trace_iteration(program, lambda: program(batch))
+        _, measured = self._checked(
+            program, batch, lambda: trace_iteration(program, lambda: program(batch)), lambda traced: traced[0]
+        )
         plan = self.planned
         spans = [*predicted_spans(plan.rows, plan.nodes, plan.slots), *measured]
         labels = {"plan": plan.summary.plan_hash, "method": plan.summary.method, "device": plan.summary.device}
@@ -223,7 +247,13 @@ class TrainingStep:
         return spans
 
     def measure(self, batch: Any, *, update: bool = True) -> Measurement:
-        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`."""
+        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`.
+
+        Where the call is compared with plain PyTorch, that is part of it.
+        """
         program = self.prepare(batch, update=update)
-        with without_autocast():
-            return measure_program(program, self.model, self.optimizer, batch)
+
+        def run(given: Any) -> torch.Tensor:
+            return self._checked(program, given, lambda: program(given), lambda loss: loss)
+
+        return measure_program(program, self.model, self.optimizer, batch, run)

@@ -35,6 +35,20 @@ class AwayError(StowageError):
     """A model was called whose weights are below the device."""
 
 
+class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a failure of the caller
+    """A planned step gave other numbers than plain PyTorch: something that it reads has changed unseen.
+
+    Attributes:
+        call: the call of the program that found it, counted from 1.
+        agreed: the latest call before it that was compared and agreed; 0 where there is none.
+    """
+
+    def __init__(self, text: str, call: int = 0, agreed: int = 0) -> None:
+        super().__init__(text)
+        self.call = call
+        self.agreed = agreed
+
+
 def mib(nbytes: int) -> str:
     """Bytes as MiB with one decimal, for messages."""
     return f"{nbytes / MIB:,.1f} MiB"

@@ -18,10 +18,15 @@ from stowage.stages.ir.errors import AwayError
 
 
 class Absent:
-    """Those of one model. Whoever holds this holds the parameters too."""
+    """Those of one model. Whoever holds this holds the parameters too.
+
+    Attributes:
+        lending: whoever calls modules now brings what they need.
+    """
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
+        self.lending = False
         _known.add(self)
         weakref.finalize(self, _unhook)
         _hook()
@@ -36,7 +41,7 @@ class Absent:
 
     def within(self, module: nn.Module) -> str | None:
         """The name of a parameter in `module` that is not there."""
-        if not self._names:
+        if not self._names or self.lending:
             return None
         return next((self._names[id(p)] for p in module.parameters() if id(p) in self._names), None)
 

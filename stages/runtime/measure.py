@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +62,12 @@ def measure_iteration(
 
 
 def measure_program(
-    program: Program, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any
+    program: Program,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    batch: Any,
+    run: Callable[[Any], torch.Tensor] | None = None,
 ) -> Measurement:
-    """Run one iteration of a generated step under the profiler."""
+    """Run one iteration of a generated step under the profiler; `run` does more than `program` alone."""
     program.enter()
-    return measure_iteration(program, model, optimizer, batch, program.held(), program.staging_bytes)
+    return measure_iteration(run or program, model, optimizer, batch, program.held(), program.staging_bytes)

@@ -316,6 +316,15 @@ class Offloading:
         self.tier.reload(self._at[name], tensor).wait()
         return tensor
 
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        """Modules may be called whatever is below: who calls them brings what they read (`peek`)."""
+        self._absent.lending = True
+        try:
+            yield
+        finally:
+            self._absent.lending = False
+
     def like(self, name: str) -> torch.Tensor:
         """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
         if name in self._below:

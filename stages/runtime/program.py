@@ -68,6 +68,7 @@ class Program:
         offloading: the tier below the device, or None.
         device: that it runs on.
         recorder: of the next iteration's steps, see `trace_iteration`.
+        before_updates: called once, before an iteration's first update.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
@@ -95,6 +96,7 @@ class Program:
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.recorder: Recorder | None = None
+        self.before_updates: Callable[[], None] | None = None
         self._random = RandomStates(self.device)
         self.grad_norm: torch.Tensor | None = None
 
@@ -152,6 +154,7 @@ class Program:
             update=self._update,
             offloading=self.offloading,
             recorder=self.recorder,
+            before_updates=self.before_updates,
         )
         self.enter()
         try:

@@ -52,3 +52,14 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
             "The loss depends on no trainable parameter: check requires_grad and torch.no_grad in the model."
         )
     return result
+
+
+def compute_loss(model: nn.Module, batch: Any, *, loss: Loss | None, objective: Objective | None) -> torch.Tensor:
+    """What one step differentiates: `objective(model, batch)` if there is one, else see `call_model` and `loss_of`.
+
+    Raises:
+        TraceError: see `loss_of`.
+    """
+    if objective is not None:
+        return loss_of(objective(model, batch), batch, lambda value, _: value)
+    return loss_of(call_model(model, batch), batch, loss)

@@ -1,0 +1,35 @@
+"""What a trace tells of the plain forward that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.trace import TraceTables
+
+
+def forward_bytes(trace: TraceTables) -> int:
+    """Of everything that forward and loss make, had none of it been dropped."""
+    made = {trace.values[v].storage for c in trace.calls if c.phase == "forward" for v in c.returns if v >= 0}
+    return sum(trace.storages[s].nbytes for s in made if trace.storages[s].role == "temporary")
+
+
+def forward_reads(trace: TraceTables) -> dict[str, frozenset[str]]:
+    """Module -> parameters that are read while it runs itself, not a part of it; "" stands for the loss too."""
+    found: dict[str, set[str]] = {}
+    for call in trace.calls:
+        if call.phase != "forward":
+            continue
+        storages = [trace.storages[trace.values[v].storage] for v in call.reads]
+        found.setdefault(call.module, set()).update(s.name for s in storages if s.role == "parameter")
+    return {module: frozenset(names) for module, names in found.items() if names}
+
+
+def workspaces(trace: TraceTables, nodes: Iterable[ComputeNode]) -> dict[str, int]:
+    """Operator of the forward -> the most scratch memory of its calls, bytes."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        for call in node.calls if node.phase == "forward" else ():
+            target = trace.calls[call].target
+            found[target] = max(found.get(target, 0), node.workspace_bytes)
+    return found

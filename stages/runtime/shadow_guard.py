@@ -1,0 +1,301 @@
+"""Watches the operators of a plain forward: what memory it takes, what it writes that was there before, what it reads
+that is not there. It sees every operator before it runs, so that the budget is kept and every write can be undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CUDA_BLOCK_BYTES = 512
+"""The caching allocator gives multiples of it."""
+
+_STATISTICS = {
+    torch.ops.aten.native_batch_norm.default: (3, 4, 5),
+    torch.ops.aten.cudnn_batch_norm.default: (3, 4, 5),
+    torch.ops.aten.miopen_batch_norm.default: (3, 4, 5),
+}
+"""Positions of the running statistics, which the schema does not call written, and of the training flag."""
+
+
+class NoRoom(BaseException):
+    """A plain forward takes more memory than there is. Not an `Exception`: a model may catch those.
+
+    Attributes:
+        nbytes: what it would have taken when it was stopped.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.nbytes = nbytes
+
+
+class ReadsAway(BaseException):
+    """A plain forward reads a parameter whose content is below the device.
+
+    Attributes:
+        name: the parameter's.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class _Facts(NamedTuple):
+    """Of an operator: positions of arguments that it writes, names of those among the keywords, and whether it only
+    makes windows on its arguments."""
+
+    writes: tuple[int, ...]
+    writes_keywords: tuple[str, ...]
+    is_view: bool
+
+
+class Operators:
+    """What is known of operators and of their calls, from one forward to the next."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Any, _Facts] = {}
+        self._sizes: dict[Any, int] = {}
+        self._fake: FakeTensorMode | None = None
+
+    def facts(self, func: Any) -> _Facts:
+        """Of an operator, from its schema."""
+        known = self._facts.get(func)
+        if known is None:
+            known = self._facts[func] = self._learn(func)
+        return known
+
+    @staticmethod
+    def _learn(func: Any) -> _Facts:
+        if not isinstance(func, OpOverload):
+            return _Facts((), (), False)
+        written = [
+            (i, a.name, a.kwarg_only)
+            for i, a in enumerate(func._schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        ]
+        aliases = [r.alias_info for r in func._schema.returns]
+        return _Facts(
+            tuple(i for i, _, keyword in written if not keyword),
+            tuple(name for _, name, _ in written),
+            not written and bool(aliases) and all(a is not None for a in aliases),
+        )
+
+    def new_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
+        """What the outputs of a call will take, from the same call on fake tensors; once for each form."""
+        key = func, _form(args), _form(kwargs)
+        try:
+            return self._sizes[key]
+        except KeyError:
+            found = self._sizes[key] = self._predict(func, args, kwargs)
+            return found
+        except TypeError:  # an argument that is no key
+            return self._predict(func, args, kwargs)
+
+    def _predict(self, func: Any, args: Any, kwargs: Any) -> int:
+        if self._fake is None:
+            self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
+            given = {t.untyped_storage()._cdata for t in _leaves((fake_args, fake_kwargs)) if _is_strided(t)}
+            with self._fake:
+                result = func(*fake_args, **fake_kwargs)
+            made = {t.untyped_storage()._cdata: t.untyped_storage() for t in _leaves(result) if _is_strided(t)}
+        except Exception:  # without a fake kernel it is counted once it has run
+            return 0
+        return sum(_taken(storage) for key, storage in made.items() if key not in given)
+
+
+class Saved:
+    """Memory as it was before a write."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return sum(copy.nbytes for _, copy in self._kept.values())
+
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._kept
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """The memory itself, as bytes."""
+        return (memory for memory, _ in self._kept.values())
+
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        """Copy it, once."""
+        if storage._cdata not in self._kept:
+            memory = whole(storage)
+            self._kept[storage._cdata] = memory, memory.clone()
+
+    def restore(self) -> None:
+        """Write everything back, and forget it. No version counter moves: nothing has happened."""
+        for memory, copy in self._kept.values():
+            memory.copy_(copy)
+        self._kept.clear()
+
+
+def whole(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All of its bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a plain forward may take.
+
+    Attributes:
+        nbytes: in all.
+        is_ample: so much that no call need be looked at before it runs.
+        workspaces: operator -> bytes of scratch memory.
+    """
+
+    nbytes: int
+    is_ample: bool = False
+    workspaces: Mapping[str, int] = field(default_factory=dict)
+
+
+class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Around a plain forward.
+
+    Attributes:
+        peak_bytes: the most that it had in memory at once beyond what was there before, without `saved`.
+        saved: what was there before and has been written, as it was.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        away: Mapping[int, str] | None = None,
+        saved: Saved | None = None,
+        known: Operators | None = None,
+    ) -> None:
+        """
+        Args:
+            room: what it may take.
+            away: `_cdata` of the storages that stand for parameters below the device -> names.
+            saved: takes what is about to be written.
+            known: what earlier forwards have told.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak_bytes = 0
+        self.saved = saved if saved is not None else Saved()
+        self._room = room
+        self._away = away or {}
+        self._live: dict[int, tuple[Any, int]] = {}
+        self._live_bytes = 0
+        self._operators = known or Operators()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Operators inside of compiled regions are not seen; there are none in a planned model."""
+        return True
+
+    def take(self, nbytes: int) -> None:
+        """So much is about to be taken by others: raises `NoRoom`."""
+        self._check(nbytes)
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """New memory that is no operator's."""
+        self._note(tensor.untyped_storage())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        facts = self._operators.facts(func)
+        if facts.is_view:
+            return func(*args, **kwargs)
+        storages = [t.untyped_storage() for t in _leaves((args, kwargs)) if _is_strided(t)]
+        if self._away:
+            for storage in storages:
+                if storage._cdata in self._away:
+                    raise ReadsAway(self._away[storage._cdata])
+        self._before_writes(func, facts, args, kwargs)
+        new_bytes = 0 if self._room.is_ample else self._operators.new_bytes(func, args, kwargs)
+        self._check(new_bytes + self._room.workspaces.get(str(func), 0))
+        result = func(*args, **kwargs)
+        own = {storage._cdata for storage in storages}
+        for tensor in _leaves(result):
+            if _is_strided(tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in own:
+                    self._note(storage)
+        return result
+
+    def _before_writes(self, func: Any, facts: _Facts, args: Any, kwargs: Any) -> None:
+        written = [args[i] for i in facts.writes if i < len(args)]
+        written += [kwargs[name] for name in facts.writes_keywords if name in kwargs]
+        statistics = _STATISTICS.get(func)
+        if statistics is not None and args[statistics[2]]:
+            written += [args[i] for i in statistics[:2]]
+        for tensor in _leaves(written):
+            if not _is_strided(tensor):
+                continue
+            storage = tensor.untyped_storage()
+            known = self._live.get(storage._cdata)
+            if (known is None or known[0].expired()) and storage not in self.saved:
+                self._check(storage.nbytes())
+                self.saved.keep(storage)
+
+    def _check(self, nbytes: int) -> None:
+        """Whether so many bytes more are within the room; what was dropped is looked for only where it matters."""
+        if self._live_bytes + nbytes > self.peak_bytes:
+            for key in [k for k, (storage, _) in self._live.items() if storage.expired()]:
+                self._live_bytes -= self._live.pop(key)[1]
+            self.peak_bytes = max(self.peak_bytes, self._live_bytes + nbytes)
+        total = self._live_bytes + nbytes + self.saved.nbytes
+        if total > self._room.nbytes:
+            raise NoRoom(total)
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        known = self._live.get(storage._cdata)
+        if known is not None:
+            if not known[0].expired():
+                return
+            self._live_bytes -= known[1]
+        nbytes = _taken(storage)
+        reference: Any = StorageWeakRef
+        self._live[storage._cdata] = reference(storage), nbytes
+        self._live_bytes += nbytes
+        self._check(0)
+
+
+def _is_strided(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.layout is torch.strided
+
+
+def _taken(storage: torch.UntypedStorage) -> int:
+    nbytes = storage.nbytes()
+    return -(-nbytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if storage.device.type == "cuda" else nbytes
+
+
+def _leaves(item: Any) -> Iterable[Any]:
+    """Of what operators take and return: nested lists, tuples and dictionaries."""
+    if isinstance(item, (list, tuple)):
+        for part in item:
+            yield from _leaves(part)
+    elif isinstance(item, dict):
+        for part in item.values():
+            yield from _leaves(part)
+    else:
+        yield item
+
+
+def _form(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return (item.shape, item.stride(), item.dtype, item.device) if item.layout is torch.strided else item.shape
+    if isinstance(item, (list, tuple)):
+        return tuple(map(_form, item))
+    if isinstance(item, dict):
+        return tuple((name, _form(part)) for name, part in item.items())
+    return type(item), item
