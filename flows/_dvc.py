@@ -21,7 +21,9 @@ from stowage.stages.inputs import state
 from stowage.stages.ir.errors import StowageError
 
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock|is busy and cannot be locked")
-_ADVICE = re.compile(r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`")
+_ADVICE = re.compile(
+    r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`|^WARNING: '.*' is empty\.$"
+)
 _NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce|^Running stage|^> ")
 
 _MENDED = 3

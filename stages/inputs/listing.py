@@ -73,11 +73,12 @@ def write_inputs(root: Path, wanted: Mapping[str, Iterable[str]]) -> dict[str, l
         after[reader] = sorted({path for path in wanted[reader] if not covers(root, by_hand, path)})
         if new := [path for path in after[reader] if path not in deps]:
             unknown[reader] = new
-        if gone := [dep for dep in before[reader] if dep in deps and dep not in after[reader]]:
-            for dep in gone:
-                deps.remove(dep)
-        deps.extend(new)
-        changed |= bool(new or gone)
+        if deps != [*by_hand, *after[reader]]:
+            for path in before[reader]:
+                if path in deps:
+                    deps.remove(path)  # in place: comments stand beside the entries that stay
+            deps.extend(after[reader])
+            changed = True
     if changed:
         _write(pipeline, _dumped(content, style))
     if after != before or (changed and not (root / LIST).is_file()):

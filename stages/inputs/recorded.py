@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import site
 import sys
@@ -66,20 +67,23 @@ def _files_of_modules() -> Iterator[str]:
 
 
 def _libraries(root: Path) -> Iterator[Path]:
-    """Folders that Python, package installers and caches fill; our own code where it is not the project's."""
+    """Folders that Python, package installers and caches fill, and our own code."""
     paths = sysconfig.get_paths()
     yield from (Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     yield from (Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages()))
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
-    stages = Path(__file__).resolve().parents[1]
-    if not stages.is_relative_to(root):
+    if not (stages := _own_stages()).is_relative_to(root):
         yield from (stages, stages.parent / "flows")
+
+
+def _own_stages() -> Path:
+    """What a stage runs of our own code is among its deps already, as folders."""
+    return Path(__file__).resolve().parents[1]
 
 
 def _is_installed(path: Path, root: Path, libraries: list[Path]) -> bool:
     if path.is_relative_to(root):
-        # `stages/__init__.py` holds no code, and is nobody's dependency.
-        return not _INSTALLED.isdisjoint(path.relative_to(root).parts) or path == root / "stages" / "__init__.py"
+        return path.is_relative_to(_own_stages()) or not _INSTALLED.isdisjoint(path.relative_to(root).parts)
     return not _INSTALLED.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
 
 
@@ -91,6 +95,8 @@ def _project_of(root: Path) -> Path:
 def _as_listed(path: Path, root: Path, project: Path) -> str:
     """An editable install of the project itself leads out of a run's checkout, to files that the checkout has too."""
     for base in (root, project):
-        if path.is_relative_to(base) and (root / path.relative_to(base)).exists():
-            return path.relative_to(base).as_posix()
+        if path.is_relative_to(base):
+            inside = root / path.relative_to(base)
+            if inside == path or (inside.is_file() and filecmp.cmp(inside, path, shallow=False)):
+                return path.relative_to(base).as_posix()
     return path.as_posix()
