@@ -9,12 +9,12 @@ from typing import Any
 
 from stowage.flows._dvc import reproduce
 from stowage.flows._fan_out import solve_missing_blocks
-from stowage.flows._inputs import undeclared_inputs
 from stowage.flows._prefect import NO_CACHE, Completed, Failed, State, create_markdown_artifact, get_run_logger, task
 from stowage.flows._project import find_root
 from stowage.flows._results import RunResult, collect, markdown
 from stowage.flows._task_runner import runner_of
 from stowage.flows._workspace import open_workspace
+from stowage.stages.inputs import refresh
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.settings import load_settings
 
@@ -44,12 +44,13 @@ def run_chain(stages: Sequence[str], overrides: Mapping[str, Any] | None, root: 
 def _run_chain(stages: Sequence[str], overrides: Mapping[str, Any], root: Path | None, title: str) -> RunResult:
     logger = _logger()
     project = find_root(root)
-    for sentence in undeclared_inputs(project):
-        logger.warning(sentence)
     with open_workspace(project, overrides, logger.info) as workspace:
+        settings = load_settings(workspace.root / "params.yaml")
+        for sentence in refresh(workspace.root, settings):
+            logger.info(sentence)
         if "options" in stages:
             # Said before the stages that come first.
-            runner_of(load_settings(workspace.root / "params.yaml").options, 1)
+            runner_of(settings.options, 1)
         for stage in stages:
             if stage == "options":
                 solve_missing_blocks(workspace.root, logger)

@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows._project import stage_environment
+from stowage.stages.inputs import state
 from stowage.stages.ir.errors import StowageError
 
 BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock|is busy and cannot be locked")
-_ADVICE = re.compile(r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`")
+_ADVICE = re.compile(
+    r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`|^WARNING: '.*' is empty\.$"
+)
 _NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce|^Running stage|^> ")
+
+_MENDED = 3
+"""How often a stage may find inputs that were not listed, one run after the other."""
 
 
 class StageFailedError(StowageError):
@@ -63,6 +69,8 @@ def changed_stages(root: Path, stages: Sequence[str]) -> dict[str, Any]:
 def reproduce(root: Path, stage: str, log: Callable[[str], None], busy_wait_s: float = 600.0) -> None:
     """Run one stage if it is stale, as `dvc repro --single-item`, passing its output to `log` line by line.
 
+    A stage that found that `dvc.yaml` did not name all its inputs, and has mended that, is run again.
+
     Args:
         busy_wait_s: how long to retry while another DVC process is at work in this checkout.
 
@@ -70,10 +78,15 @@ def reproduce(root: Path, stage: str, log: Callable[[str], None], busy_wait_s: f
         StageFailedError: the stage, or DVC, ended with an error.
     """
     deadline = time.monotonic() + busy_wait_s
+    mended = 0
     while True:
+        inputs = state(root)
         code, tail = _stream(dvc_command("repro", "--single-item", stage), root, log)
         if code == 0:
             return
+        if mended < _MENDED and state(root) != inputs:
+            mended += 1
+            continue
         if not any(BUSY.search(line) for line in tail) or time.monotonic() > deadline:
             raise StageFailedError(f"Stage {stage} failed: {_last_words(tail)}")
         log(f"another DVC process is at work in {root}; trying again in 2 s")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 
+from stowage.stages.inputs import ExecutedFiles, imported_files, look_in_src, require_listed
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
@@ -18,13 +20,16 @@ from stowage.stages.workload.models import move, resolve
 
 def main() -> None:
     """Trace the step that params.yaml describes, without weights in memory where the model allows it."""
-    settings = load_settings().trace
+    parameters, root = load_settings(), Path()
+    settings = parameters.trace
     target = read_record(DEVICE, DeviceDescription)
     if settings.device != target.type:
         raise ParameterError(
             f"trace.device is {settings.device}, but {DEVICE} describes a {target.type} device: make them agree "
             "(`python -m stowage.stages.device` makes this machine the target)."
         )
+    executed = ExecutedFiles()
+    look_in_src(root)
     source = settings.model
     workload = configured_workload(settings, fake=source.callable is None)
     if settings.device != "cpu":
@@ -45,6 +50,7 @@ def main() -> None:
     )
     for notice in notices:
         print(notice, file=sys.stderr)
+    require_listed(root, parameters, "trace", imported_files(root, executed.paths))
     trace.save(ARTIFACTS / "trace")
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

@@ -14,6 +14,8 @@ import yaml
 from pydantic import BaseModel
 
 from stowage.flows._project import TRAIN_STAGES
+from stowage.stages.inputs import LIST
+from stowage.stages.inputs.named import READERS
 from stowage.stages.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -104,12 +106,17 @@ def test_what_no_stage_lists_holds_no_code() -> None:
     assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
 
 
+def parameters(stage: dict[str, Any]) -> list[str]:
+    """Keys of `params.yaml` that a stage tracks."""
+    return [key for key in stage.get("params", []) if isinstance(key, str)]
+
+
 def keys(section: type[BaseModel], prefix: str) -> set[str]:
     return {f"{prefix}.{name}" for name in section.model_fields}
 
 
 def test_every_parameter_is_tracked_by_its_stage() -> None:
-    tracked = {key for stage in pipeline().values() for key in stage.get("params", [])}
+    tracked = {key for stage in pipeline().values() for key in parameters(stage)}
     known = set[str]()
     for name, field in Settings.model_fields.items():
         assert isinstance(field.annotation, type)
@@ -121,7 +128,7 @@ def test_every_parameter_is_tracked_by_its_stage() -> None:
 def test_a_stage_tracks_its_own_section() -> None:
     others = {"solve": {"options"}, "train": {"trace"}}
     for name, stage in pipeline().items():
-        sections = {key.partition(".")[0] for key in stage.get("params", [])}
+        sections = {key.partition(".")[0] for key in parameters(stage)}
         assert sections <= {name} | others.get(name, set())
 
 
@@ -129,9 +136,20 @@ def test_every_tracked_parameter_is_in_params_yaml() -> None:
     load_settings(ROOT / "params.yaml")
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     for stage in pipeline().values():
-        for key in stage.get("params", []):
+        for key in parameters(stage):
             section, _, name = key.partition(".")
             assert name in content[section], key
+
+
+def test_stages_that_read_what_is_the_users_track_the_list_of_it() -> None:
+    """A file that is gone is in no deps any more: the changed list makes its stage stale."""
+    listed = yaml.safe_load((ROOT / LIST).read_text())
+    assert listed.keys() == set(READERS)
+    for name, stage in pipeline().items():
+        lists = [entry for entry in stage.get("params", []) if isinstance(entry, dict)]
+        assert lists == ([{str(LIST): [name]}] if name in READERS else [])
+    for reader, paths in listed.items():
+        assert set(paths) <= set(pipeline()[reader]["deps"])
 
 
 def test_stages_write_only_their_own_folder() -> None:

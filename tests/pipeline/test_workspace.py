@@ -17,7 +17,6 @@ from pipeline_projects import commit, run, set_parameters
 
 from stowage.flows._dvc import StageFailedError, changed_stages, reproduce
 from stowage.flows._git import git
-from stowage.flows._inputs import undeclared_inputs
 from stowage.flows._overrides import parse_assignments
 from stowage.flows._project import find_root, stage_environment
 from stowage.flows._workspace import open_workspace
@@ -92,16 +91,6 @@ def test_inputs_that_git_ignores_are_there(toy: Path) -> None:
     (toy / "corpus.txt").write_text("words")
     with open_workspace(toy, {"train.data.source": "corpus.txt"}, print) as workspace:
         assert (workspace.root / "corpus.txt").read_text() == "words"
-
-
-def test_inputs_that_dvc_does_not_know_are_named(toy: Path) -> None:
-    assert undeclared_inputs(toy) == []
-    (toy / "my_model.py").write_text("def build(): ...\n")
-    set_parameters(toy, {"trace": {"model": {"architecture": None, "callable": "my_model:build"}}})
-    (sentence,) = undeclared_inputs(toy)
-    assert sentence.startswith("my_model.py (trace.model.callable) is not among the deps of trace and train")
-    set_parameters(toy, {"trace": {"model": {"callable": "torch.nn:Linear"}}})
-    assert undeclared_inputs(toy) == []
 
 
 def test_different_overrides_may_overlap(toy: Path) -> None:

@@ -1,0 +1,24 @@
+"""Files that the model and data of `params.yaml` are made of, and `dvc.yaml` as the place where DVC is told of them.
+
+`artifacts/inputs.yaml` is the generated list, `dvc.yaml` names each file of it among the deps of `trace` and `train`.
+What parameters name is listed before anything runs; what the model imports is known once its step has been traced.
+"""
+
+from stowage.stages.inputs.listing import LIST, StaleInputsError, listed_inputs, state
+from stowage.stages.inputs.mending import mend, refresh, require_listed
+from stowage.stages.inputs.named import named_inputs
+from stowage.stages.inputs.recorded import ExecutedFiles, imported_files, look_in_src
+
+__all__ = [
+    "LIST",
+    "ExecutedFiles",
+    "StaleInputsError",
+    "imported_files",
+    "listed_inputs",
+    "look_in_src",
+    "mend",
+    "named_inputs",
+    "refresh",
+    "require_listed",
+    "state",
+]

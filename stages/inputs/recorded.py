@@ -1,0 +1,102 @@
+"""Which files of the user's this process has imported or executed."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from stowage.stages.inputs.named import SOURCE_FOLDERS
+
+WORKTREES = ".worktrees"
+"""Folder of a project in which runs with overrides have their checkouts."""
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+class ExecutedFiles:
+    """Files whose code is executed from now on, those that never are in `sys.modules` (run by path) included.
+
+    Python cannot remove an audit hook: for the process of a stage only.
+    """
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "exec" and isinstance(code := arguments[0], CodeType):
+            self.paths.add(code.co_filename)
+
+
+def look_in_src(root: Path) -> None:
+    """Import modules from the project's `src` too, behind everything else."""
+    for name in filter(None, SOURCE_FOLDERS):
+        folder = str(root.resolve() / name)
+        if os.path.isdir(folder) and folder not in sys.path:
+            sys.path.append(folder)
+
+
+def imported_files(root: Path, executed: Iterable[str] = ()) -> set[str]:
+    """Files of the user's that this process has imported, and those of `executed` that are the user's.
+
+    The user's is what neither Python nor a package installer put where it is: files below the project's root, of
+    editable installs and of folders on the path. Those below the root are given relative to it, others absolutely.
+    """
+    root = root.resolve()
+    project = _project_of(root)
+    libraries = list(_libraries(root))
+    found = set[str]()
+    for file in {*_files_of_modules(), *executed}:
+        path = Path(file)
+        if path.is_absolute() and path.is_file() and not _is_installed(path.resolve(), root, libraries):
+            found.add(_as_listed(path.resolve(), root, project))
+    return found
+
+
+def _files_of_modules() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            yield file
+
+
+def _libraries(root: Path) -> Iterator[Path]:
+    """Folders that Python, package installers and caches fill, and our own code."""
+    paths = sysconfig.get_paths()
+    yield from (Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    yield from (Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages()))
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
+    if not (stages := _own_stages()).is_relative_to(root):
+        yield from (stages, stages.parent / "flows")
+
+
+def _own_stages() -> Path:
+    """What a stage runs of our own code is among its deps already, as folders."""
+    return Path(__file__).resolve().parents[1]
+
+
+def _is_installed(path: Path, root: Path, libraries: list[Path]) -> bool:
+    if path.is_relative_to(root):
+        return path.is_relative_to(_own_stages()) or not _INSTALLED.isdisjoint(path.relative_to(root).parts)
+    return not _INSTALLED.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
+
+
+def _project_of(root: Path) -> Path:
+    """The project that `root` is a run's checkout of; `root` itself otherwise."""
+    return next((folder.parent for folder in root.parents if folder.name == WORKTREES), root)
+
+
+def _as_listed(path: Path, root: Path, project: Path) -> str:
+    """An editable install of the project itself leads out of a run's checkout, to files that the checkout has too."""
+    for base in (root, project):
+        if path.is_relative_to(base):
+            inside = root / path.relative_to(base)
+            if inside == path or (inside.is_file() and filecmp.cmp(inside, path, shallow=False)):
+                return path.relative_to(base).as_posix()
+    return path.as_posix()
