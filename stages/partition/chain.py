@@ -246,7 +246,7 @@ def _match_backward(
         if places:
             place = (alike or places)[0]
             gradients = sorted(crossing[place])
-            if several and len(gradients) != 1:
+            if several and (len(gradients) != 1 or made[gradients[0]] <= previous):  # it may skip the block above
                 place = min(alike or places, key=lambda p: (sum(storage_bytes[g] for g in crossing[p]), p))
                 same = [g for g in crossing[place] if storage_bytes[g] == storage_bytes[storage] and made[g] > previous]
                 gradients = [min(same, key=lambda g: (last[g], g))] if same else []

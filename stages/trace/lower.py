@@ -27,6 +27,7 @@ from stowage.stages.trace.operators import (
     mutated_arguments,
     replay_arguments,
     true_outputs,
+    writes,
 )
 from stowage.stages.trace.record import LOCATION, PATH, PHASE, SOURCE
 
@@ -124,18 +125,32 @@ class Lowering:
             self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]
             return
         args, kwargs = list(node.args), dict(node.kwargs)
-        result = node.meta["val"]
+        if "val" not in node.meta and not writes(target):
+            self._check(node, target)
+            return
+        result = node.meta.get("val", [])
         factory = fresh_factory(target, result) if isinstance(result, torch.Tensor) else None
         if factory is not None:
             target, args, kwargs = factory
         self._call(node, target, args, kwargs, result)
+
+    def _check(self, node: fx.Node, target: OpOverload) -> None:
+        """What returns nothing and writes nothing is a check (`_assert_async`) or a message: a step does without."""
+        if target.namespace not in ("aten", "prims"):
+            where = _location(node.meta.get("stack_trace") or node.stack_trace or "") or "unknown line"
+            self.captured.notices.append(
+                f"The operator {target} ({where}) returns nothing and changes nothing that its schema names, so a "
+                "planned step leaves it out."
+            )
 
     def _call(self, node: fx.Node, target: OpOverload, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
         reads: list[int] = []
         encoded = self._encode(args, kwargs, reads)
         written = [args[i] for i in mutated_arguments(target, args) if i < len(args)]
         written += [
-            kwargs[a.name] for a in target._schema.arguments if a.kwarg_only and _writes(a) and a.name in kwargs
+            kwargs[a.name]
+            for a in target._schema.arguments
+            if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write and a.name in kwargs
         ]
         flat = [item for w in written for item in (w if isinstance(w, (list, tuple)) else [w]) if item is not None]
         mutated = {self.values[self._value_of[w]].storage for w in flat}
@@ -169,7 +184,7 @@ class Lowering:
                 arguments=encoded,
                 reads=tuple(reads),
                 returns=tuple(returns),
-                returns_many=isinstance(result, (list, tuple)),
+                returns_many=bool(returns) and isinstance(result, (list, tuple)),
                 mutates=tuple(sorted(mutated - created)),
                 is_view=not mutated and not created and any(v >= 0 for v in returns),
                 is_random=is_random(target),
@@ -248,10 +263,6 @@ def call_signature(target: str, encoded: str, values: list[Value]) -> str:
         return f'"{values[int(match.group(1))].form}"'
 
     return target + re.sub(r'\{"value":(\d+)\}', describe, encoded)
-
-
-def _writes(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 def _location(line: str) -> str:

@@ -56,6 +56,11 @@ def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
     return found
 
 
+def writes(target: OpOverload) -> bool:
+    """Whether its schema says that it writes to any of its arguments."""
+    return any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments)
+
+
 def replay_arguments(target: OpOverload, arguments: list[Any]) -> list[Any] | None:
     """Arguments for a second execution where that must differ: batch statistics are updated once. None if equal."""
     statistics = _BATCH_NORM_STATISTICS.get(target)
