@@ -20,6 +20,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.solve import Below
 from stowage.stages.solve.forward import solve_forward
+from stowage.stages.trace import Left
 from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
 from stowage.stages.workload import batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
@@ -108,6 +109,8 @@ class _Known:
     planned: Planned
     program: Program
     form: OutputForm
+    left: Left
+    returns: int
 
 
 class Evaluations:
@@ -147,7 +150,9 @@ class Evaluations:
         with evaluation_mode(self._model):
             known = self._find(batch, forward, resting)
             with without_autocast():  # the casts are in the program
-                return known.form.fill(known.program.forward(batch))
+                outputs = known.program.forward(batch)
+            known.left.apply(outputs[known.returns :])
+            return known.form.fill(outputs[: known.returns])
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
         key = (forward, batch_signature(batch), model_signature(self._model), resting)
@@ -172,7 +177,7 @@ class Evaluations:
             self._offloading(planned),
             recorded.outside,
         )
-        self._known.insert(0, _Known(key, planned, program, recorded.form))
+        self._known.insert(0, _Known(key, planned, program, recorded.form, recorded.left, recorded.returns))
         return self._known[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.resident import resident_limit
-from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_step
+from stowage.stages.trace import Left, MicroBatch, Outside, Recorded, parameters_of, record_step
 from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss, Objective
@@ -43,13 +43,18 @@ class Steps:
 
 
 class Known(NamedTuple):
-    """A program, what it is for, and the tensors that it reads outside of model and batch, by name."""
+    """A program, what it is for, the tensors that it reads outside of model and batch, by name, and what it leaves."""
 
     key: Key
     micro_batch: MicroBatch
     planned: Planned
     program: Program
-    outside: Mapping[str, torch.Tensor]
+    outside: Outside
+    left: Left
+
+    def stands(self) -> bool:
+        """Whether what is outside of model and batch is as it was traced, in kind."""
+        return self.outside.differs() is None and self.left.stands()
 
 
 class Programs:
@@ -80,6 +85,7 @@ class Programs:
         self._say = say
         self.known: list[Known] = []
         self._recorded: tuple[Key, Recorded] | None = None
+        self._decisions: dict[Key, tuple[bool, ...]] = {}
         self.offloading: Offloading | None = None
 
     @property
@@ -103,7 +109,7 @@ class Programs:
 
     def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
         """The model's, and those outside of it that a step of this signature reads."""
-        known = next((k for k in self.known if k.key == key), None)
+        known = next((k for k in self.known if k.key == key and k.stands()), None)
         outside = known.outside if known is not None else self._record(key, batch).outside
         return parameters_of(self._model, outside)
 
@@ -128,6 +134,23 @@ class Programs:
         self._recorded = None
         self.known = [k for k in self.known if program is not None and k.program is not program]
 
+    def leave(self, program: Program) -> None:
+        """Put what the program's latest iteration leaves where the user's forward and loss leave it."""
+        known = next((k for k in self.known if k.program is program), None)
+        tensors = program.take_left()
+        if known is None or not known.left.effects:
+            return
+        decided = known.left.decided(tensors)
+        if decided is None:
+            known.left.apply(tensors)
+            return
+        self._decisions[known.key] = decided
+        self.forget(program)
+        self._say(
+            "What this step leaves in your objects depends on a tensor's value, which was another one than when the step "
+            "was traced: it is left out once, and traced again for the next step."
+        )
+
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
         update = update and self._optimizer is not None
         return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None)
@@ -139,7 +162,7 @@ class Programs:
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Program:
         for position, known in enumerate(self.known):
-            if known.micro_batch == micro_batch and known.key == key:
+            if known.micro_batch == micro_batch and known.key == key and known.stands():
                 if position:
                     self.known.insert(0, self.known.pop(position))
                 return known.program
@@ -169,11 +192,11 @@ class Programs:
             offloading,
             recorded.outside,
         )
-        return Known(key, micro_batch, planned, program, recorded.outside)
+        return Known(key, micro_batch, planned, program, recorded.outside, recorded.left)
 
     def _record(self, key: Key, batch: Any) -> Recorded:
         """Forward and backward; the micro-batches of a signature share the record of the latest."""
-        if self._recorded is None or self._recorded[0] != key:
+        if self._recorded is None or self._recorded[0] != key or not self._recorded[1].stands():
             with torch.random.fork_rng():
                 recorded = record_step(
                     self._model,
@@ -181,6 +204,7 @@ class Programs:
                     loss=self._steps.loss,
                     objective=self._steps.objective,
                     layouts=self.layouts(),
+                    decisions=self._decisions.get(key, ()),
                 )
             for notice in recorded.notices:
                 self._say(notice)

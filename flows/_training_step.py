@@ -221,10 +221,12 @@ class TrainingStep:
     ) -> Result:
         """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
         try:
-            return self._net.run(program, self.planned, batch, work, loss_of)
+            result = self._net.run(program, self.planned, batch, work, loss_of)
         except StaleStep:
             self.programs.forget(program)
             raise
+        self.programs.leave(program)
+        return result
 
     def forget(self) -> None:
         """Forget every plan: the next call traces model and loss anew. Weights, states and stores stay as they are."""

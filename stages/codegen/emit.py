@@ -254,6 +254,13 @@ class _Emitter:
             why = "its memory would be changed or freed while it is copied"
         self.lines.append(f"{text}  # without: {why}")
 
+    def left_in_objects(self) -> None:
+        """What the step leaves in the user's objects."""
+        for value in self.trace.meta.left:
+            self._ensure(value)
+        names = textwrap.wrap(", ".join(map(self.name, self.trace.meta.left)), 100, break_long_words=False)
+        self.lines += ["", "# left in the user's objects", "run.leave([", *(f"    {line}" for line in names), "])"]
+
     def outputs(self) -> None:
         """What a forward alone returns. Constants are the program's own, so that copies of them are returned."""
         found = []
@@ -314,6 +321,8 @@ def emit_step(
         for training, alone in _FORWARD:
             template = template.replace(training, alone)
     else:
+        if trace.meta.left:
+            emitter.left_in_objects()
         emitter._ensure(trace.meta.loss_value)
         emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
     header = template.format(

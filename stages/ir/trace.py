@@ -150,6 +150,7 @@ class TraceMeta:
         optimizer: label of the optimizer, "" when gradients are left in `.grad`.
         parameters: number of scalar parameters.
         outputs: of a forward alone, the values that it returns.
+        left: of a step, values that it leaves in the user's objects.
     """
 
     configuration_hash: str
@@ -160,6 +161,7 @@ class TraceMeta:
     optimizer: str
     parameters: int
     outputs: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
 
 def base_values(trace: TraceTables) -> dict[int, int]:

@@ -10,7 +10,7 @@ from torch import nn
 from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.trace import TraceTables, Value
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import Program, constant_tensors, load_step
 
@@ -35,12 +35,18 @@ def bind(
         PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    left = {trace.values[v].storage for v in trace.meta.left}
+    rooms = {
+        v.source.removeprefix("outside:"): _meta(v)
+        for v in trace.values
+        if v.storage in left and v.source.startswith("outside:")
+    }
     sources = [(*v.source.partition(":"), v) for v in trace.values if v.source]
     live = ("parameter", "buffer", "outside")
     expected = {name: (v.dtype, v.shape) for role, _, name, v in sources if role in live}
     actual = {
         name: (str(t.dtype).removeprefix("torch."), tuple(t.shape))
-        for name, t in [*model.named_parameters(), *model.named_buffers(), *(outside or {}).items()]
+        for name, t in [*model.named_parameters(), *model.named_buffers(), *(outside or {}).items(), *rooms.items()]
     }
     wrong = [name for name in expected if actual.get(name) != expected[name]]
     if wrong:
@@ -63,4 +69,9 @@ def bind(
         slots,
         offloading,
         outside,
+        rooms,
     )
+
+
+def _meta(value: Value) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride, dtype=getattr(torch, value.dtype), device="meta")

@@ -51,6 +51,7 @@ class Iteration:
         outside: tensors that belong neither to the model nor to the batch, as they are now.
         gradient: what waits in `.grad`, by its parameter's name.
         grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
+        left: what the step leaves in the user's objects.
         random: see `RandomStates`.
     """
 
@@ -71,6 +72,7 @@ class Iteration:
         self.parameter = parameter
         self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter, offloading)
         self.grad_norm: torch.Tensor | None = None
+        self.left: Sequence[torch.Tensor] = ()
         self.buffer = buffer
         self.input = input
         self.constant = constant
@@ -99,6 +101,10 @@ class Iteration:
         """For kernels that look at the gradient mode themselves: enabled, as eager's forward has it, yet unrecorded."""
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             yield
+
+    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand out what forward and loss leave in the user's objects."""
+        self.left = tensors
 
     def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         """The factor that clips gradients by their global norm; remembers the norm."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import weakref
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +71,7 @@ class Program:
         device: that it runs on.
         recorder: of the next iteration's steps, see `trace_iteration`.
         before_updates: called once, before an iteration's first update.
+        left: what the latest iteration leaves in the user's objects, until it is taken.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
@@ -82,8 +85,10 @@ class Program:
         slots: Sequence[Slot] = (),
         offloading: Offloading | None = None,
         outside: Mapping[str, torch.Tensor] | None = None,
+        rooms: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._step = step
+        self._rooms = rooms or {}
         self._model = model
         self._constants = constants
         self._input_names = list(input_names)
@@ -99,6 +104,14 @@ class Program:
         self.before_updates: Callable[[], None] | None = None
         self._random = RandomStates(self.device)
         self.grad_norm: torch.Tensor | None = None
+        self.left: Sequence[torch.Tensor] = ()
+        self._taken: list[weakref.ref[torch.Tensor]] = []
+
+    def take_left(self) -> Sequence[torch.Tensor]:
+        """What the latest iteration leaves in the user's objects; they hold it from now on."""
+        left, self.left = self.left, ()
+        self._taken = [weakref.ref(tensor) for tensor in left]
+        return left
 
     def _parameters(self) -> dict[str, Any]:
         """The model's, and those outside of it that the step reads."""
@@ -112,11 +125,13 @@ class Program:
 
     def held(self) -> list[torch.Tensor]:
         """Tensors besides the model's that are in memory between iterations: constants, tensors outside of the model
-        that the step reads and their gradients, and memory that reloads have taken."""
+        that the step reads and their gradients, what it has left in the user's objects, and memory that reloads
+        have taken."""
         outside = list(self._outside.values())
         gradients = [t.grad for t in outside if t.is_leaf and t.grad is not None]
         in_flight = self.offloading.in_flight() if self.offloading else []
-        return [*self._constants.values(), *outside, *gradients, *in_flight]
+        left = [tensor for tensor in (taken() for taken in self._taken) if tensor is not None]
+        return [*self._constants.values(), *outside, *gradients, *in_flight, *left]
 
     def enter(self) -> None:
         """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
@@ -144,12 +159,16 @@ class Program:
 
     def _run(self, batch: Any) -> Any:
         tensors = tensors_of(batch)
+        rooms = {
+            name: torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)
+            for name, like in self._rooms.items()
+        }
         run = Iteration(
             parameter=self._parameters(),
             buffer=dict(self._model.named_buffers()),
             input=dict(zip(self._input_names, tensors, strict=True)),
             constant=self._constants,
-            outside=self._outside,
+            outside=ChainMap(rooms, self._outside),  # type: ignore[arg-type]
             random=self._random,
             update=self._update,
             offloading=self.offloading,
@@ -161,7 +180,7 @@ class Program:
             result = self._step(run)
             if self.recorder is not None:
                 self.recorder.end()
-            self.grad_norm = run.grad_norm
+            self.grad_norm, self.left = run.grad_norm, run.left
             return result
         finally:
             self._random.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +10,20 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
-from stowage.stages.trace.capture import Compute, capture
+from stowage.stages.trace.capture import Captured, capture
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
-from stowage.stages.trace.lower import Lowering, compact, content_hash
-from stowage.stages.trace.readings import Readings, traced_alike
+from stowage.stages.trace.left import Left, Seen
+from stowage.stages.trace.lower import content_hash
+from stowage.stages.trace.outside import Outside
+from stowage.stages.trace.readings import Readings
+from stowage.stages.trace.rounds import trace_rounds
 from stowage.stages.trace.updates import MicroBatch, append_updates
 from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
 __all__ = [
+    "Left",
     "MicroBatch",
+    "Outside",
     "Recorded",
     "RecordedForward",
     "forward_tables",
@@ -41,8 +46,15 @@ class Recorded:
     constants: list[Constant]
     loss_value: int
     notices: list[str]
-    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    outside: Outside = field(default_factory=lambda: Outside({}, {}))
     """Tensors that belong neither to the model nor to the batch, by the name that `storages` has for them."""
+    left_values: tuple[int, ...] = ()
+    left: Left = field(default_factory=Left)
+    """What the step leaves in the user's objects, with the values that it takes."""
+
+    def stands(self) -> bool:
+        """Whether what is outside of model and batch is as it was traced, in kind."""
+        return self.outside.differs() is None and self.left.stands()
 
 
 def parameters_of(model: nn.Module, outside: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -58,8 +70,9 @@ def record_step(
     loss: Loss | None = None,
     objective: Objective | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
+    decisions: tuple[bool, ...] = (),
 ) -> Recorded:
-    """Trace forward, loss and backward; see `trace_step`."""
+    """Trace forward, loss and backward; see `trace_step`, and for `decisions` `trace_rounds`."""
 
     def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
         if objective is not None:
@@ -67,22 +80,23 @@ def record_step(
         return [loss_of(call_model(model, batch), batch, loss)]
 
     roots = {name: item for name, item in (("loss", loss), ("objective", objective)) if item is not None}
-    return traced_alike(lambda readings: _record_once(model, batch, compute, layouts, roots, readings))
 
+    def trace(readings: Readings, moved: Sequence[Seen]) -> Captured:
+        return capture(model, batch, compute, layouts, roots=roots, readings=readings, moved=moved)
 
-def _record_once(
-    model: nn.Module,
-    batch: Any,
-    compute: Compute,
-    layouts: Mapping[str, torch.Tensor] | None,
-    roots: Mapping[str, Any],
-    readings: Readings,
-) -> Recorded:
-    captured = capture(model, batch, compute, layouts, roots=roots, readings=readings)
-    lowering = Lowering(captured)
-    lowering.run()
-    storages, values, calls, gradients, constants, (loss_value,) = compact(lowering)
-    return Recorded(storages, values, calls, gradients, constants, loss_value, captured.notices, captured.outside)
+    captured, tables, left = trace_rounds(trace, decisions)
+    return Recorded(
+        tables.storages,
+        tables.values,
+        tables.calls,
+        tables.gradients,
+        tables.constants,
+        tables.outputs[0],
+        captured.notices,
+        captured.outside,
+        tables.left,
+        left,
+    )
 
 
 def trace_step(
@@ -133,6 +147,9 @@ def with_updates(
         TraceError: the optimizer does not work per tensor.
     """
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
+    for value in recorded.left_values:  # what the step before has left is still there
+        home = values[value].storage
+        storages.append(Storage(len(storages), storages[home].nbytes, "outside", f"before: {storages[home].name}"))
     named = parameters_of(model, recorded.outside)
     optimizer_label = append_updates(
         storages, values, calls, recorded.gradients, optimizer, named, micro_batch or MicroBatch()
@@ -144,6 +161,7 @@ def with_updates(
         *(repr((s.role, s.name, s.nbytes)) for s in storages),
         optimizer_label,
         device,
+        repr(recorded.left_values),
     )
     trace = TraceTables(
         storages=storages,
@@ -159,6 +177,7 @@ def with_updates(
             loss_value=recorded.loss_value,
             optimizer=optimizer_label,
             parameters=sum(p.numel() for p in parameters),
+            left=recorded.left_values,
         ),
     )
     trace.check()

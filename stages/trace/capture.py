@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checkpointing import without_gradient_checkpointing
-from stowage.stages.trace.checks import check_changes, check_generators, check_hooks, check_module
+from stowage.stages.trace.checks import check_generators, check_gradients, check_hooks, check_module
 from stowage.stages.trace.explain import explain
+from stowage.stages.trace.left import Seen, move_numbers, see
 from stowage.stages.trace.marking import Marker
+from stowage.stages.trace.outside import Outside
 from stowage.stages.trace.packing import packing_as_in_eager
 from stowage.stages.trace.preserve import Snapshot
 from stowage.stages.trace.readings import Readings
-from stowage.stages.trace.record import Recorder
+from stowage.stages.trace.record import LEFT, Recorder
 from stowage.stages.workload.autocast import without_autocast
 
 Compute = Callable[[nn.Module, Any], list[torch.Tensor]]
@@ -41,15 +43,21 @@ class Captured:
         notices: what the user should know, one sentence each.
         gradients: False in a forward alone.
         readings: numbers that the user's code read off tensors whose values are not known while tracing.
+        seen: what the step has changed in the user's objects.
+        left: tensors that `seen` has, then those of `readings`; outputs behind what the program returns.
+        returns: how many outputs the program returns.
     """
 
     graph: fx.Graph
     trainable: list[str]
     literals: dict[str, torch.Tensor]
-    outside: dict[str, torch.Tensor]
+    outside: Outside
     notices: list[str]
     gradients: bool = True
     readings: Readings = field(default_factory=Readings)
+    seen: Sequence[Seen] = ()
+    left: Sequence[torch.Tensor] = ()
+    returns: int = 1
 
 
 def capture(
@@ -61,6 +69,7 @@ def capture(
     gradients: bool = True,
     roots: Mapping[str, Any] | None = None,
     readings: Readings | None = None,
+    moved: Sequence[Seen] = (),
 ) -> Captured:
     """Trace one training step of `model` on `batch`, or without `gradients` a forward alone, as under
     `torch.no_grad()`. The user's objects run as they are, and are as before afterwards; so are generators.
@@ -73,6 +82,7 @@ def capture(
     Args:
         roots: what else runs than the model, by name: the loss, an objective.
         readings: what stands for numbers that are read off tensors.
+        moved: what an earlier trace changed: numbers there are others this time.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
@@ -94,6 +104,7 @@ def capture(
     fake_batch = with_tensors(batch, [recorder.know(tensor, "input", label) for label, tensor in inputs])
     snapshot = Snapshot({"model": model, "batch": batch, **(roots or {})})
     try:
+        move_numbers(moved, readings.round)
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_gradient_checkpointing(model, notices))
             stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -107,9 +118,12 @@ def capture(
             try:
                 with marker.watching():
                     results = compute(model, fake_batch)
+                seen = see(snapshot, model)
+                left = _left(recorder, seen, readings, gradients=gradients)
                 if gradients:
                     marker.phase = "backward"
                     trainable, ends = _backward(recorder, results, parameters)
+                    check_gradients(snapshot)
                 else:
                     trainable, ends = [], [_owned(recorder, result) for result in results]
             except TraceError:
@@ -117,13 +131,39 @@ def capture(
             except Exception as error:
                 raise explain(error, marker) from error
         check_generators(snapshot)
-        check_changes(model, snapshot.changes())
     finally:
         snapshot.restore()
-    recorder.graph.output([None if t is None else recorder.node_of(t) for t in ends])
+    ways = {name: snapshot.way_to(tensor) for name, tensor in recorder.outside.items()}
+    count = len(results)
+    outputs = [*ends[:count], *left, *ends[count:]]
+    recorder.graph.output([None if t is None else recorder.node_of(t) for t in outputs])
     return Captured(
-        recorder.graph, trainable, recorder.literals, recorder.outside, notices, gradients=gradients, readings=readings
+        recorder.graph,
+        trainable,
+        recorder.literals,
+        Outside(recorder.outside, ways),
+        notices,
+        gradients=gradients,
+        readings=readings,
+        seen=seen,
+        left=left,
+        returns=count,
     )
+
+
+def _left(recorder: Recorder, seen: Sequence[Seen], readings: Readings, *, gradients: bool) -> list[torch.Tensor]:
+    """Tensors that are left behind. A training step writes them into memory that is there before it, so that they are
+    made once, whatever is computed again; a forward alone returns them."""
+    found = [tensor for change in seen for tensor in change.tensors]
+    found += [tensor for tensor, _ in [*readings.numbers, *readings.truths]]
+    if not gradients:
+        return [_owned(recorder, tensor) for tensor in found]
+    homes: list[torch.Tensor] = []
+    with torch.no_grad():
+        for tensor in found:
+            home = recorder.room(recorder.fake_of(tensor), f"{LEFT}{len(homes)}")
+            homes.append(home.copy_(tensor))
+    return homes
 
 
 def _backward(
@@ -200,4 +240,3 @@ def _fake_mode(given: list[torch.Tensor]) -> FakeTensorMode:
         raise TraceError("Some parameters or batch tensors are fake and some real: make all of them fake, or all real.")
     mode: FakeTensorMode = fakes[0].fake_mode
     return mode
-

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.trace.preserve import Change, Snapshot
-
-_PLAIN = (bool, int, float, torch.Tensor)
+from stowage.stages.trace.preserve import Snapshot
 
 _WRAPPERS = {
     "OptimizedModule": "is compiled with torch.compile: pass the module before compiling it",
@@ -72,25 +70,10 @@ def check_generators(snapshot: Snapshot) -> None:
         )
 
 
-def check_changes(model: nn.Module, changes: Iterable[Change]) -> None:
-    """Raise `TraceError` for what modules change in themselves in forward, which a traced program would not repeat."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    tables = {id(module._buffers): (path, "buffer") for path, module in model.named_modules()}
-    tables |= {id(module._parameters): (path, "parameter") for path, module in model.named_modules()}
-    modules = dict(model.named_modules())
-    for change in changes:
-        if id(change.holder) in tables:
-            path, kind = tables[id(change.holder)]
-            name = f"{path}.{change.key}" if path else str(change.key)
-            raise TraceError(
-                f"{kind.capitalize()} '{name}' is replaced in forward, which a planned step would not repeat: change it "
-                f"in place (`self.{change.key}.copy_(...)`)."
-            )
-        if id(change.holder) not in paths or not any(isinstance(v, _PLAIN) for v in (change.old, change.new)):
-            continue
-        path = paths[id(change.holder)]
+def check_gradients(snapshot: Snapshot) -> None:
+    """Raise `TraceError` for a step that calls backward itself."""
+    if any(isinstance(c.holder, torch.Tensor) and c.key == "grad" for c in snapshot.changes()):
         raise TraceError(
-            f"Module '{path}' ({source_line(modules[path])}) changes its attribute '{change.key}' in forward, which a "
-            "planned step would not repeat: register it as a buffer and change it in place, or compute it outside "
-            "forward."
+            "The step calls backward itself and leaves gradients behind, which a planned step would do again: return "
+            "the loss, and let the step differentiate it."
         )

@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.trace import Call, Constant, Storage, TraceMeta, TraceTables, Value
-from stowage.stages.trace.capture import capture
-from stowage.stages.trace.lower import Lowering, compact, content_hash
-from stowage.stages.trace.readings import Readings, traced_alike
+from stowage.stages.trace.capture import Captured, capture
+from stowage.stages.trace.left import Left, Seen
+from stowage.stages.trace.lower import content_hash
+from stowage.stages.trace.outside import Outside
+from stowage.stages.trace.readings import Readings
+from stowage.stages.trace.rounds import trace_rounds
 from stowage.stages.workload.outputs import OutputForm
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -24,7 +27,7 @@ class RecordedForward:
     """A forward of one batch, traced.
 
     Attributes:
-        outputs: values that it returns.
+        outputs: values that it returns, so many as `returns`, then what `left` takes.
         form: what it returns, without its tensors.
     """
 
@@ -35,7 +38,9 @@ class RecordedForward:
     outputs: tuple[int, ...]
     form: OutputForm
     notices: list[str]
-    outside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    outside: Outside = field(default_factory=lambda: Outside({}, {}))
+    left: Left = field(default_factory=Left)
+    returns: int = 0
 
 
 def record_forward(
@@ -56,18 +61,31 @@ def record_forward(
         forms.append(form)
         return tensors
 
-    def once(readings: Readings) -> RecordedForward:
-        captured = capture(
-            model, batch, compute, layouts, gradients=False, roots={"forward": forward}, readings=readings
-        )
-        lowering = Lowering(captured)
-        lowering.run()
-        storages, values, calls, _, constants, outputs = compact(lowering)
-        return RecordedForward(
-            storages, values, calls, constants, outputs, forms[-1], captured.notices, captured.outside
+    def trace(readings: Readings, moved: Sequence[Seen]) -> Captured:
+        return capture(
+            model,
+            batch,
+            compute,
+            layouts,
+            gradients=False,
+            roots={"forward": forward},
+            readings=readings,
+            moved=moved,
         )
 
-    return traced_alike(once)
+    captured, tables, left = trace_rounds(trace)
+    return RecordedForward(
+        tables.storages,
+        tables.values,
+        tables.calls,
+        tables.constants,
+        (*tables.outputs, *tables.left),
+        forms[0],
+        captured.notices,
+        captured.outside,
+        left,
+        len(tables.outputs),
+    )
 
 
 def forward_tables(

@@ -9,6 +9,7 @@ import math
 import operator
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from stowage.stages.trace.operators import (
     true_outputs,
     writes,
 )
-from stowage.stages.trace.record import LOCATION, PATH, PHASE, SOURCE
+from stowage.stages.trace.record import LEFT, LOCATION, PATH, PHASE, SOURCE
 
 _CONSTANT_ROLES = ("input", "buffer", "constant", "outside")
 _PREFIXES = {"parameter": "p_", "buffer": "b_", "input": "x_", "constant": "c", "outside": "o_"}
@@ -307,9 +308,9 @@ def _renumber(text: str, numbers: dict[int, int]) -> str:
 
 
 def compact(
-    lowering: Lowering,
+    lowering: Lowering, outputs: Sequence[int]
 ) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], tuple[int, ...]]:
-    """Drop calls that nothing needs and renumber everything densely; what the program returns comes last.
+    """Drop calls that nothing needs and renumber everything densely; of `outputs` the new numbers come last.
 
     Kept are the ancestors of what it returns and of the gradients, and everything that draws random numbers or changes
     something persistent (eager would do that too).
@@ -318,7 +319,9 @@ def compact(
     same = merge_equal_constants_of_step(calls, values, storages)
     values = _move_views(values, same)
     resolve = {v.value: same.get(v.value, v.value) for v in values}
-    needed = {resolve[v] for v in lowering.outputs} | {
+    asked = {values[resolve[v]].storage for v in outputs}
+    unasked = {s.storage for s in storages if s.name.startswith(LEFT) and s.role == "outside"} - asked
+    needed = {resolve[v] for v in outputs} | {
         resolve[g.gradient_value] for g in lowering.gradients if g.gradient_value >= 0
     }
     needed_storages = {values[v].storage for v in needed}
@@ -326,7 +329,7 @@ def compact(
     for call in reversed(calls):
         if all(same.get(v, v) != v for v in call.returns if v >= 0) and any(v >= 0 for v in call.returns):
             continue
-        persistent = any(storages[s].role != "temporary" for s in call.mutates)
+        persistent = any(storages[s].role != "temporary" and s not in unasked for s in call.mutates)
         changes_needed = any(s in needed_storages for s in call.mutates)
         if persistent or changes_needed or call.is_random or any(v in needed for v in call.returns):
             kept.append(call)
@@ -335,7 +338,11 @@ def compact(
                 needed_storages.add(values[v].storage)
     kept.reverse()
 
-    used = {v for call in kept for v in call.returns if v >= 0} | needed | {v.value for v in values if v.call < 0}
+    used = (
+        {v for call in kept for v in call.returns if v >= 0}
+        | needed
+        | {v.value for v in values if v.call < 0 and v.storage not in unasked}
+    )
     value_number = {v: i for i, v in enumerate(sorted(used))}
     storage_number = {s: i for i, s in enumerate(sorted({values[v].storage for v in used}))}
     call_number = {call.call: i for i, call in enumerate(kept)}
@@ -371,7 +378,7 @@ def compact(
     ]
     constants = [replace(c, value=to_new[c.value]) for c in lowering.constants if c.value in to_new]
     new_storages = [replace(storages[old], storage=new) for old, new in storage_number.items()]
-    return new_storages, new_values, new_calls, gradients, constants, tuple(to_new[v] for v in lowering.outputs)
+    return new_storages, new_values, new_calls, gradients, constants, tuple(to_new[v] for v in outputs)
 
 
 def _move_views(values: list[Value], same: dict[int, int]) -> list[Value]:

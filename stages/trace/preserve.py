@@ -7,7 +7,7 @@ import random
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,47 @@ _FOREIGN = (
 )
 """Packages whose objects, modules apart, hold nothing that a forward leaves behind."""
 _MISSING = object()
+
+
+Step = tuple[str, Any]
+"""`attribute`, `item`, `cell`, `default` or `global`, and which."""
+_LONGEST = 64
+
+
+class Way(NamedTuple):
+    """A way through the user's objects.
+
+    Attributes:
+        root: where it begins.
+        steps: from there.
+    """
+
+    root: Any
+    steps: tuple[Step, ...]
+
+    def end(self) -> Any:
+        """What is there now.
+
+        Raises:
+            LookupError, AttributeError, TypeError: the way is no longer there.
+        """
+        item = self.root
+        for kind, which in self.steps:
+            if kind == "attribute":
+                attributes = getattr(item, "__dict__", {})
+                item = attributes[which] if which in attributes else getattr(item, which)
+            elif kind == "item":
+                item = item[which]
+            elif kind == "cell":
+                item = item.__closure__[which].cell_contents
+            else:
+                item = item.__defaults__[which] if kind == "default" else item.__globals__[which]
+        return item
+
+    def __str__(self) -> str:
+        """For people."""
+        names = [f".{w}" if k == "attribute" else f"[{w!r}]" if k == "item" else f" {w}" for k, w in self.steps]
+        return (type(self.root).__name__ + "".join(names)).removesuffix("._buffers")
 
 
 @dataclass(frozen=True)
@@ -70,6 +111,7 @@ class Snapshot:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._seen: set[int] = set()
         self._keep: list[Any] = []
+        self._via: dict[int, tuple[Any, Step]] = {}
         self._walk(list(roots.values()))
         self._python = random.getstate()
         self._numpy = np.random.get_state(legacy=False)
@@ -89,44 +131,55 @@ class Snapshot:
                 continue
             self._seen.add(id(item))
             self._keep.append(item)
-            queue.extend(self._look(item))
+            for step, part in self._look(item):
+                self._via.setdefault(id(part), (item, step))
+                queue.append(part)
 
-    def _look(self, item: Any) -> Iterator[Any]:
+    def way_to(self, holder: Any) -> Way:
+        """How Python reaches a holder from one of the roots, so that what takes its place later is found."""
+        steps: list[Step] = []
+        while id(holder) in self._via and len(steps) < _LONGEST:
+            holder, step = self._via[id(holder)]
+            steps.append(step)
+        return Way(holder, tuple(reversed(steps)))
+
+    def _look(self, item: Any) -> Iterator[tuple[Step, Any]]:
         if isinstance(item, types.FunctionType):
             yield from self._function(item)
         elif isinstance(item, types.MethodType):
-            yield from (item.__self__, item.__func__)
+            yield from ((("attribute", name), getattr(item, name)) for name in ("__self__", "__func__"))
         elif isinstance(item, dict):
             self._mappings.append((item, item, dict(item)))
-            yield from item.values()
+            yield from ((("item", key), value) for key, value in item.items())
         elif isinstance(item, (list, collections.deque)):
             self._sequences.append((item, list(item)))
-            yield from item
+            yield from ((("item", i), value) for i, value in enumerate(item))
         elif isinstance(item, set):
             self._sets.append((item, set(item)))
-        elif isinstance(item, (tuple, frozenset)):
-            yield from item
+        elif isinstance(item, tuple):
+            yield from ((("item", i), value) for i, value in enumerate(item))
         if isinstance(item, nn.Module) or not type(item).__module__.startswith(_FOREIGN):
             attributes = getattr(item, "__dict__", None)
             if isinstance(attributes, dict) and not isinstance(item, types.FunctionType):
                 self._mappings.append((item, attributes, dict(attributes)))
-                yield from attributes.values()
+                yield from ((("attribute", name), value) for name, value in attributes.items())
 
-    def _function(self, function: types.FunctionType) -> Iterator[Any]:
+    def _function(self, function: types.FunctionType) -> Iterator[tuple[Step, Any]]:
         if function.__module__ is not None and function.__module__.startswith(_FOREIGN):
             return
-        for cell in function.__closure__ or ():
+        for i, cell in enumerate(function.__closure__ or ()):
             try:
                 content = cell.cell_contents
             except ValueError:
                 continue
             self._cells.append((cell, content))
-            yield content
-        yield from function.__defaults__ or ()
+            yield ("cell", i), content
+        for i, default in enumerate(function.__defaults__ or ()):
+            yield ("default", i), default
         names = {name for code in codes(function.__code__) for name in code.co_names}
         for name in names & function.__globals__.keys():
             self._globals.append((function.__globals__, name, function.__globals__[name]))
-            yield function.__globals__[name]
+            yield ("global", name), function.__globals__[name]
 
     def changes(self) -> list[Change]:
         """What is not as it was, in no order that matters."""

@@ -6,28 +6,23 @@ traced several times with values far apart, and is the same step each time. Else
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import fx
 from torch._ops import OpOverload
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.explain import reads_a_value
 from stowage.stages.trace.marking import Marker
 
-Tables = TypeVar("Tables")
-
-ROUNDS = 3
-"""Traces of a step in which numbers are read."""
-
 MOST = 10_000
 """Numbers that may be read: a loop that waits for one to change would not end."""
 
 _FLOATS = (0.3712890625, 1e30, -1e30)
 _INTEGERS = (7, 1_000_003, -1_000_003)
+ROUNDS = len(_FLOATS)
+"""Traces of a step in which numbers are read; in the last one truth is the other way round."""
 
 
 @dataclass
@@ -35,57 +30,37 @@ class Readings:
     """Of one trace.
 
     Attributes:
-        round: which of `ROUNDS` values stand for the numbers.
-        nodes: whose value was read, in order; the answers given.
-        refusal: what to say where the step depends on a number.
+        round: which of the values far apart stand for the numbers.
+        decisions: truth values that are read, in order, where they are not all true.
+        numbers: tensors whose value was read, copied where that was done, with the answer that was given.
+        truths: likewise, of truth values.
+        refusal: what to say where the step depends on one of them; None while nothing was read.
     """
 
     round: int = 0
-    nodes: list[tuple[fx.Node, Any]] = field(default_factory=list)
+    decisions: tuple[bool, ...] = ()
+    numbers: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    truths: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
     refusal: TraceError | None = None
 
-    def answer(self, func: OpOverload, node: fx.Node, marker: Marker) -> Any:
-        """What stands for the number."""
+    def answer(self, func: OpOverload, tensor: torch.Tensor, marker: Marker) -> Any:
+        """What stands for the value of a tensor."""
         if self.refusal is None:
             self.refusal = reads_a_value(func, marker)
-        count = len(self.nodes)
+        count = len(self.numbers) + len(self.truths)
         if count >= MOST:
             raise self.refusal
-        value = node.meta["val"]
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            return self.round < ROUNDS - 1
+        if tensor.dtype == torch.bool:
+            usual = self.decisions[len(self.truths)] if len(self.truths) < len(self.decisions) else True
+            truth = usual if self.round < ROUNDS - 1 else not usual
+            self.truths.append((tensor, truth))
+            return truth
         # Told apart by a part that every float of this size keeps, so that a number is known again where it ends.
-        if func is not torch.ops.aten._local_scalar_dense.default or value.dtype == torch.bool:
-            result: Any = self.round % 2 == 0
-        elif value.dtype.is_floating_point:
-            result = _FLOATS[self.round] * (1 + count / 1024)
-        elif value.dtype.is_complex:
-            result = complex(_FLOATS[self.round] * (1 + count / 1024), 0.25)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            number: Any = _FLOATS[self.round] * (1 + count / 1024)
         else:
-            result = _INTEGERS[self.round] + (count if self.round < 2 else -count)
-        self.nodes.append((node, result))
-        return result
-
-
-def traced_alike(trace: Callable[[Readings], Tables]) -> Tables:
-    """What `trace` gives, which must be the same whatever the numbers are that it reads off tensors.
-
-    Raises:
-        TraceError: it is not.
-    """
-    readings = Readings()
-    first = trace(readings)
-    if readings.refusal is None:
-        return first
-    for round_ in range(1, ROUNDS):
-        again = Readings(round_)
-        try:
-            other = trace(again)
-        except Exception as error:
-            raise readings.refusal from error
-        if not _alike(first, other):
-            raise readings.refusal
-    return first
-
-
-def _alike(one: Any, other: Any) -> bool:
-    names = ("storages", "values", "calls", "gradients", "constants")
-    return all(getattr(one, f.name) == getattr(other, f.name) for f in fields(one) if f.name in names)
+            number = _INTEGERS[self.round] + (count if self.round < 2 else -count)
+        self.numbers.append((tensor, number))
+        return complex(number, 0.25) if tensor.dtype.is_complex else number

@@ -27,6 +27,9 @@ from stowage.stages.trace.operators import is_random
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
 """Keys of `Node.meta`: the module that made a call, its phase, the line that made it; of a source its role and name."""
 
+LEFT = "left."
+"""Begins the names of memory for what a step leaves in the user's objects."""
+
 aten: Any = torch.ops.aten
 
 KNOWN_ELEMENTS = 1 << 16
@@ -45,14 +48,14 @@ class Recorder(TorchDispatchMode):
         literals: tensors made from numbers in the user's code, by name.
         outside: real tensors that calls met and `know` was not told of, by name.
         where: tells phase and module path of the call that is recorded.
-        answer: gives the number that stands for one read off a tensor that is not known while tracing, or raises.
+        answer: gives the number that stands for one read off a tensor (a copy of it) that is not known, or raises.
     """
 
     def __init__(
         self,
         fake_mode: FakeTensorMode,
         where: Callable[[], tuple[str, str]],
-        answer: Callable[[OpOverload, fx.Node], Any],
+        answer: Callable[[OpOverload, torch.Tensor], Any],
         name_of: Callable[[torch.Tensor], str | None] = lambda tensor: None,
     ) -> None:
         super().__init__()
@@ -78,6 +81,16 @@ class Recorder(TorchDispatchMode):
         self._names.add(name)
         if fake is not tensor:
             self._fakes[tensor] = fake
+        return fake
+
+    def room(self, like: torch.Tensor, name: str) -> torch.Tensor:
+        """Memory for a tensor like this one that is there before the program runs: a source of its own."""
+        with _disable_current_modes(), self._fake_mode:
+            fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        node = self.graph.create_node("get_attr", f"room_{name}")
+        node.meta.update({"val": snapshot_fake(fake), SOURCE: ("outside", name)})
+        self._track(fake, node)
+        self._names.add(name)
         return fake
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -244,7 +257,9 @@ class Recorder(TorchDispatchMode):
         if value is not None:
             return value
         tensor = next(item for item in given if isinstance(item, torch.Tensor))
-        return self.answer(func, self._nodes[tensor])
+        copy = aten.clone.default(tensor)  # what it is now, whatever is written into it later
+        self._record(aten.clone.default, ((self._nodes[tensor],), {}), copy)
+        return self.answer(func, copy)
 
 
 def _as_node(item: Any) -> fx.Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,23 +53,48 @@ class OutputForm:
             )
         return OutputForm(sink.getvalue(), tuple(apart.kept)), apart.tensors
 
-    def fill(self, tensors: list[torch.Tensor]) -> Any:
-        """A new output around these tensors, in the order in which `of` gave them."""
-        return _Together(self.content, tensors, self.kept).load()
+    @staticmethod
+    def with_numbers(item: Any) -> tuple[OutputForm, list[torch.Tensor], list[int | float]]:
+        """The form of any object, its tensors, and its numbers (truth values apart), which leave holes too.
+
+        Raises:
+            pickle.PicklingError, TypeError, AttributeError: it cannot be made again.
+        """
+        sink = io.BytesIO()
+        apart = _Apart(sink, numbers=True)
+        apart.dump(item)
+        return OutputForm(sink.getvalue(), tuple(apart.kept)), apart.tensors, apart.numbers
+
+    @staticmethod
+    def kept_whole(item: Any) -> OutputForm:
+        """Of something that is handed on as it is."""
+        sink = io.BytesIO()
+        apart = _Whole(sink)
+        apart.dump(item)
+        return OutputForm(sink.getvalue(), (item,))
+
+    def fill(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int | float] = ()) -> Any:
+        """A new output around these tensors and numbers, in the order in which they were found."""
+        return _Together(self.content, tensors, self.kept, numbers).load()
 
 
 class _Apart(pickle.Pickler):
-    def __init__(self, sink: io.BytesIO) -> None:
+    def __init__(self, sink: io.BytesIO, *, numbers: bool = False) -> None:
         super().__init__(sink)
         self.tensors: list[torch.Tensor] = []
         self.kept: list[Any] = []
+        self.numbers: list[int | float] = []
+        self._with_numbers = numbers
         self._seen: dict[int, int] = {}
 
-    def persistent_id(self, item: Any) -> tuple[str, int] | None:
+    def persistent_id(self, item: Any) -> str | None:  # of one word: the parts of a tuple would be looked at again
+        if self._with_numbers and type(item) in (int, float):
+            self.numbers.append(item)
+            return f"number {len(self.numbers) - 1}"
         if isinstance(item, torch.Tensor):
-            return "tensor", self._number(item, self.tensors)
+            return f"tensor {self._number(item, self.tensors)}"
         if isinstance(item, _AS_THEY_ARE):
-            return "kept", self._number(item, self.kept)
+            return f"kept {self._number(item, self.kept)}"
         return None
 
     def _number(self, item: Any, found: list[Any]) -> int:
@@ -78,11 +104,22 @@ class _Apart(pickle.Pickler):
         return self._seen[id(item)]
 
 
-class _Together(pickle.Unpickler):
-    def __init__(self, content: bytes, tensors: list[torch.Tensor], kept: tuple[Any, ...]) -> None:
-        super().__init__(io.BytesIO(content))
-        self._found = {"tensor": tensors, "kept": kept}
+class _Whole(pickle.Pickler):
+    def persistent_id(self, item: Any) -> str:
+        return "kept 0"
 
-    def persistent_load(self, hole: tuple[str, int]) -> Any:
-        kind, number = hole
-        return self._found[kind][number]
+
+class _Together(pickle.Unpickler):
+    def __init__(
+        self,
+        content: bytes,
+        tensors: Sequence[torch.Tensor],
+        kept: tuple[Any, ...],
+        numbers: Sequence[int | float] = (),
+    ) -> None:
+        super().__init__(io.BytesIO(content))
+        self._found: dict[str, Sequence[Any]] = {"tensor": tensors, "kept": kept, "number": numbers}
+
+    def persistent_load(self, hole: str) -> Any:
+        kind, _, number = hole.partition(" ")
+        return self._found[kind][int(number)]

@@ -1,0 +1,132 @@
+"""Trace a step as often as it takes to know what it does whatever its numbers are, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, Value
+from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.left import MOVED, Left, Seen, effects_of
+from stowage.stages.trace.lower import Lowering, compact
+from stowage.stages.trace.readings import ROUNDS, Readings
+
+Trace = Callable[[Readings, Sequence[Seen]], Captured]
+"""Traces once, with these answers, and with numbers moved where an earlier trace changed them."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The tables of a program, without what happens to gradients.
+
+    Attributes:
+        outputs: values that it returns; `left` are those that it leaves behind.
+    """
+
+    storages: list[Storage]
+    values: list[Value]
+    calls: list[Call]
+    gradients: list[Gradient]
+    constants: list[Constant]
+    outputs: tuple[int, ...]
+    left: tuple[int, ...] = ()
+
+
+def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captured, Lowered, Left]:
+    """The trace, its tables, and what is left behind.
+
+    Args:
+        trace: see above.
+        decisions: truth values that are read off tensors, where they are not all true.
+
+    Raises:
+        TraceError: the step depends on numbers that are read off tensors, or leaves what cannot be followed.
+    """
+    readings = Readings(decisions=decisions)
+    first = trace(readings, ())
+    lowering = Lowering(first)
+    lowering.run()
+    rounds: list[Sequence[Seen]] = [first.seen]
+    answers = [_answers(readings)]
+    if readings.refusal is not None or any(change.numbers for change in first.seen):
+        bare = _content(_lowered(lowering, first.returns, 0))
+        for round_ in range(1, ROUNDS):
+            again = Readings(round_, decisions)
+            try:
+                other = trace(again, first.seen)
+                same = _content(_lowered_alone(other)) == bare
+            except Exception as error:
+                if readings.refusal is None:
+                    raise
+                raise readings.refusal from error
+            if not same:
+                raise readings.refusal or _steers(first.seen)
+            if round_ < ROUNDS - 1 or not readings.truths:
+                rounds.append([_moved(change, first.seen, round_) for change in other.seen])
+                answers.append(_answers(again))
+    count = sum(len(change.tensors) for change in first.seen)
+    positions = {id(t): i for i, t in reversed(list(enumerate(t for c in first.seen for t in c.tensors)))}
+    left = effects_of(rounds, answers, lambda t: positions[id(t)], lambda which: count + which)
+    truths = count + len(readings.numbers)
+    left = replace(left, decisions=tuple((truths + i, truth) for i, (_, truth) in enumerate(readings.truths)))
+    return first, *_needed(lowering, first, left)
+
+
+def _answers(readings: Readings) -> list[Any]:
+    return [answer for _, answer in readings.numbers]
+
+
+def _lowered_alone(captured: Captured) -> Lowered:
+    lowering = Lowering(captured)
+    lowering.run()
+    return _lowered(lowering, captured.returns, 0)
+
+
+def _lowered(lowering: Lowering, returns: int, left: int) -> Lowered:
+    *tables, outputs = compact(lowering, lowering.outputs[: returns + left])
+    return Lowered(*tables, outputs[:returns], outputs[returns:])
+
+
+def _content(lowered: Lowered) -> tuple[Any, ...]:
+    """Without names, which tell how many calls there were that nothing needs."""
+    return (
+        [(s.nbytes, s.role) for s in lowered.storages],
+        [replace(v, name="") for v in lowered.values],
+        lowered.calls,
+        lowered.gradients,
+        lowered.constants,
+        lowered.outputs,
+    )
+
+
+def _needed(lowering: Lowering, captured: Captured, left: Left) -> tuple[Lowered, Left]:
+    """Only what effects take is an output."""
+    if not left.effects:
+        return _lowered(lowering, captured.returns, 0), Left()
+    used = sorted(
+        {i for e in left.effects for i in e.tensors}
+        | {which for e in left.effects for kind, which in e.numbers if kind == "tensor"}
+        | {position for position, _ in left.decisions}
+    )
+    new = {old: i for i, old in enumerate(used)}
+    lowering.outputs[captured.returns :] = [lowering.outputs[captured.returns + i] for i in used]
+    return _lowered(lowering, captured.returns, len(used)), left.renumbered(new)
+
+
+def _moved(change: Seen, before: Sequence[Seen], round_: int) -> Seen:
+    """With the number that was there when the code ran."""
+    for earlier in before:
+        same = earlier.place.holder is change.place.holder and earlier.place.key == change.place.key
+        if same and earlier.before is not None and change.before is not None:
+            return replace(change, before=change.before + type(change.before)(MOVED * round_))
+    return change
+
+
+def _steers(seen: Sequence[Seen]) -> TraceError:
+    names = next((c.place.name() for c in seen if c.numbers), "an object")
+    return TraceError(
+        f"The step changes {names} and depends on it, which a planned step would not repeat: register it as a buffer and "
+        "change it in place, or compute it outside forward."
+    )
