@@ -14,6 +14,7 @@ from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.offloading import Offloading, noted_release
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.tracing import Recorder
+from stowage.stages.runtime.updates import run_gradient_hooks
 
 _UNRECORDED = nullcontext()
 
@@ -171,3 +172,4 @@ class Iteration:
             parameter.grad = gradient
         else:
             parameter.grad.add_(gradient)
+        run_gradient_hooks(parameter)

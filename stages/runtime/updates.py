@@ -35,6 +35,9 @@ class PerParameterUpdates:
         groups = self.optimizer.param_groups
         whole: list[list[Any]] = [group["params"] for group in groups]
         parameter.grad = gradient
+        run_gradient_hooks(parameter)
+        if parameter.grad is None:
+            return  # a hook has used it up, as one that updates by itself
         try:
             for index, group in enumerate(groups):
                 group["params"] = [parameter] if index == self._groups[name] else []
@@ -50,3 +53,9 @@ class PerParameterUpdates:
 def _unwrapped_step(optimizer: torch.optim.Optimizer) -> Any:
     """The optimizer's own `step`, not the instance attribute that schedulers put over it to count calls."""
     return type(optimizer).step.__get__(optimizer)
+
+
+def run_gradient_hooks(parameter: torch.Tensor) -> None:
+    """What `register_post_accumulate_grad_hook` has registered: `.grad` is complete."""
+    for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)

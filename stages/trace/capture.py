@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checkpointing import without_gradient_checkpointing
-from stowage.stages.trace.checks import check_generators, check_gradients, check_hooks, check_module
+from stowage.stages.trace.checks import check_generators, check_gradients, check_module
 from stowage.stages.trace.explain import explain
 from stowage.stages.trace.left import Seen, move_numbers, see
 from stowage.stages.trace.marking import Marker
@@ -89,7 +89,6 @@ def capture(
     """
     check_module(model)
     parameters = dict(model.named_parameters())
-    check_hooks(parameters, gradients=gradients)
     notices: list[str] = []
     marker = Marker(model)
     readings = readings or Readings()
@@ -118,14 +117,16 @@ def capture(
             try:
                 with marker.watching():
                     results = compute(model, fake_batch)
-                seen = see(snapshot, model)
-                left = _left(recorder, seen, readings, gradients=gradients)
+                leaving = _Leaving(recorder, readings, copies=gradients)
+                seen = leaving.take(see(snapshot, model))
                 if gradients:
                     marker.phase = "backward"
                     trainable, ends = _backward(recorder, results, parameters)
                     check_gradients(snapshot)
+                    seen = leaving.take(see(snapshot, model))  # with what hooks leave
                 else:
                     trainable, ends = [], [_owned(recorder, result) for result in results]
+                left = leaving.tensors(seen)
             except TraceError:
                 raise
             except Exception as error:
@@ -151,19 +152,37 @@ def capture(
     )
 
 
-def _left(recorder: Recorder, seen: Sequence[Seen], readings: Readings, *, gradients: bool) -> list[torch.Tensor]:
+class _Leaving:
     """Tensors that are left behind. A training step writes them into memory that is there before it, so that they are
     made once, whatever is computed again; a forward alone returns them."""
-    found = [tensor for change in seen for tensor in change.tensors]
-    found += [tensor for tensor, _ in [*readings.numbers, *readings.truths]]
-    if not gradients:
-        return [_owned(recorder, tensor) for tensor in found]
-    homes: list[torch.Tensor] = []
-    with torch.no_grad():
-        for tensor in found:
-            home = recorder.room(recorder.fake_of(tensor), f"{LEFT}{len(homes)}")
-            homes.append(home.copy_(tensor))
-    return homes
+
+    def __init__(self, recorder: Recorder, readings: Readings, *, copies: bool) -> None:
+        self._recorder = recorder
+        self._readings = readings
+        self._copies = copies
+        self._homes: dict[int, torch.Tensor] = {}
+
+    def take(self, seen: Sequence[Seen]) -> Sequence[Seen]:
+        """Give each tensor its place, where it has none yet."""
+        with torch.no_grad():
+            for tensor in self._found(seen):
+                if id(tensor) not in self._homes:
+                    self._homes[id(tensor)] = self._home(tensor)
+        return seen
+
+    def _home(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._copies:
+            return _owned(self._recorder, tensor)
+        room = self._recorder.room(self._recorder.fake_of(tensor), f"{LEFT}{len(self._homes)}")
+        return room.copy_(tensor)
+
+    def _found(self, seen: Sequence[Seen]) -> list[torch.Tensor]:
+        readings = [tensor for tensor, _ in [*self._readings.numbers, *self._readings.truths]]
+        return [*(tensor for change in seen for tensor in change.tensors), *readings]
+
+    def tensors(self, seen: Sequence[Seen]) -> list[torch.Tensor]:
+        """Of what was seen in the end, then of what was read."""
+        return [self._homes[id(tensor)] for tensor in self._found(seen)]
 
 
 def _backward(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.trace.lines import source_line
 from stowage.stages.trace.preserve import Snapshot
 
 _WRAPPERS = {
@@ -18,15 +19,6 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "is wrapped in FullyShardedDataParallel: pass the module before sharding it",
     "FSDPModule": "is sharded with fully_shard: pass the module before sharding it",
 }
-
-
-def source_line(module: nn.Module) -> str:
-    """`file:line` of the module's class, or its class name where the source is not at hand."""
-    try:
-        file, line = inspect.getsourcefile(type(module)), inspect.getsourcelines(type(module))[1]
-        return f"{file}:{line}"
-    except (OSError, TypeError):
-        return type(module).__qualname__
 
 
 def check_module(model: nn.Module) -> None:
@@ -55,8 +47,18 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def check_hooks(parameters: Mapping[str, nn.Parameter], *, gradients: bool) -> None:
-    """Raise `TraceError` for hooks that a planned step would not run."""
+def check_gradient_hooks(parameters: Mapping[str, torch.Tensor], *, alone: bool) -> None:
+    """Raise `TraceError` for hooks on complete gradients where the plan does more with these than update or keep.
+
+    Args:
+        alone: each gradient is used by its own update, or stays.
+    """
+    for name, parameter in parameters.items():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None) and not alone:
+            raise TraceError(
+                f"Parameter '{name}' has a hook of register_post_accumulate_grad_hook, which would run after gradients "
+                "have been added up or clipped: use register_hook, or train without accumulation and clipping."
+            )
 
 
 def check_generators(snapshot: Snapshot) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.structure import tensors_of
+from stowage.stages.trace.lines import source_line
 from stowage.stages.trace.preserve import Change, Snapshot, Way
 from stowage.stages.workload.outputs import OutputForm
 
@@ -53,7 +54,9 @@ class Place:
         text = str(self.way)
         if self.key is None:
             return text
-        return f"{text}[{self.key!r}]" if isinstance(self.holder, dict) else f"{text}.{self.key}"
+        if isinstance(self.holder, nn.Module):
+            text += f" ({source_line(self.holder)})"
+        return f"{text}[{self.key!r}]" if isinstance(self.holder, dict) else f"{text}: {self.key}"
 
     def holder_now(self) -> Any:
         """What is at the end of the way now."""
@@ -183,6 +186,8 @@ def see(snapshot: Snapshot, model: nn.Module) -> list[Seen]:
     modules = {id(module) for module in model.modules()}
     found: list[Seen] = []
     for change in changes:
+        if change.key == "data" and isinstance(change.holder, torch.Tensor):
+            raise _replaced(change.holder, model)
         if id(change.holder) in hooks or change.key in HOOKS or isinstance(change.holder, torch.Tensor):
             continue
         if installs and id(change.holder) in modules and isinstance(change.new, bool):
@@ -195,11 +200,21 @@ def see(snapshot: Snapshot, model: nn.Module) -> list[Seen]:
 def _refuse(change: Change, model: nn.Module) -> None:
     for path, module in model.named_modules():
         if change.holder is module._parameters:
-            name = f"{path}.{change.key}" if path else str(change.key)
-            raise TraceError(
-                f"Parameter '{name}' is replaced in forward, which a planned step would not repeat: change it in place "
-                f"(`with torch.no_grad(): self.{change.key}.copy_(...)`)."
-            )
+            raise _named(f"Parameter '{path}.{change.key}'" if path else f"Parameter '{change.key}'")
+
+
+def _replaced(tensor: torch.Tensor, model: nn.Module) -> TraceError:
+    everything = [*model.named_parameters(), *model.named_buffers()]
+    name = next((f"'{name}'" for name, own in everything if own is tensor), f"of shape {tuple(tensor.shape)}")
+    kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor"
+    return _named(f"{kind} {name}")
+
+
+def _named(what: str) -> TraceError:
+    return TraceError(
+        f"{what} is replaced in forward, which a planned step would not repeat: change it in place "
+        "(`with torch.no_grad(): parameter.copy_(...)`)."
+    )
 
 
 def _seen(change: Change, snapshot: Snapshot) -> Seen:

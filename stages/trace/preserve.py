@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 MOST_OBJECTS = 50_000
 """That are looked at; what lies further away is not."""
@@ -36,6 +38,8 @@ _FOREIGN = (
 """Packages whose objects, modules apart, hold nothing that a forward leaves behind."""
 _MISSING = object()
 
+
+_TABLES = re.compile(r"\._(?:modules|buffers|parameters)\['([^']+)'\]")
 
 Step = tuple[str, Any]
 """`attribute`, `item`, `cell`, `default` or `global`, and which."""
@@ -75,7 +79,8 @@ class Way(NamedTuple):
     def __str__(self) -> str:
         """For people."""
         names = [f".{w}" if k == "attribute" else f"[{w!r}]" if k == "item" else f" {w}" for k, w in self.steps]
-        return (type(self.root).__name__ + "".join(names)).removesuffix("._buffers")
+        text = type(self.root).__name__ + "".join(names)
+        return _TABLES.sub(r".\1", text).removesuffix("._buffers")
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,8 @@ class Snapshot:
         self._cells: list[tuple[types.CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._leaves: set[int] = set()
+        self._contents: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._via: dict[int, tuple[Any, Step]] = {}
@@ -126,6 +133,10 @@ class Snapshot:
                 self._seen.add(id(item))
                 if item.is_leaf:
                     self._gradients.append((item, item.grad))
+                if not isinstance(item, FakeTensor):
+                    self._contents.append((item, item.detach()))
+                    if item.is_leaf:
+                        self._leaves.add(id(item))
                 continue
             if isinstance(item, _OPAQUE):
                 continue
@@ -203,6 +214,11 @@ class Snapshot:
             for holder, name, old in self._globals
             if holder.get(name, _MISSING) is not old and not _equal(holder.get(name, _MISSING), old)
         ]
+        found += [
+            Change(tensor, "data", old, tensor)
+            for tensor, old in self._contents
+            if tensor.untyped_storage()._cdata != old.untyped_storage()._cdata
+        ]
         found += [Change(t, "grad", old, t.grad) for t, old in self._gradients if t.grad is not old]
         return found
 
@@ -236,6 +252,11 @@ class Snapshot:
         for holder, name, old in self._globals:
             if holder.get(name, _MISSING) is not old:
                 holder[name] = old
+        for tensor, content in self._contents:
+            if tensor.untyped_storage()._cdata != content.untyped_storage()._cdata:
+                tensor.data = content
+            if tensor.grad_fn is not None and content.grad_fn is None and id(tensor) in self._leaves:
+                tensor.detach_()
         for tensor, gradient in self._gradients:
             if tensor.grad is not gradient:
                 tensor.grad = gradient

@@ -125,8 +125,8 @@ def _moved(change: Seen, before: Sequence[Seen], round_: int) -> Seen:
 
 
 def _steers(seen: Sequence[Seen]) -> TraceError:
-    names = next((c.place.name() for c in seen if c.numbers), "an object")
+    name = next((c.place.name() for c in seen if c.numbers), "something")
     return TraceError(
-        f"The step changes {names} and depends on it, which a planned step would not repeat: register it as a buffer and "
-        "change it in place, or compute it outside forward."
+        f"Forward or loss changes {name} and the step depends on it, which a planned step would not repeat: make it a "
+        "tensor, such as a buffer, and change it in place, or change it outside of the step."
     )

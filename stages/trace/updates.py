@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
 from stowage.stages.ir.updates import ADD, CLIP, NORM, SCALE, UPDATE, UpdateRule, clip_arguments, update_arguments
-from stowage.stages.trace.checks import check_optimizer
+from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
 from stowage.stages.trace.lower import call_signature
 
 NOT_STRUCTURE = {"lr", "initial_lr", "params", "param_names"}
@@ -211,6 +211,8 @@ def append_updates(
     Raises:
         TraceError: the optimizer does not work per tensor.
     """
+    alone = not micro_batch.waiting and micro_batch.max_grad_norm is None and (micro_batch.update or optimizer is None)
+    check_gradient_hooks(parameters, alone=alone)
     rules = update_rules(optimizer, parameters) if optimizer is not None else {}
     device = next((p.device for p in parameters.values()), torch.device("cpu"))
     ending = _Ending(storages, values, calls)

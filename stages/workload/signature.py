@@ -181,6 +181,8 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
             )
             if tensor._backward_hooks:
                 hooks += len(tensor._backward_hooks)
+            if tensor._post_accumulate_grad_hooks:
+                hooks += len(tensor._post_accumulate_grad_hooks)
     attributes = tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
     if "forward" in state:  # one that hides that of its class
         attributes += (("forward", getattr(state["forward"], "__qualname__", type(state["forward"]).__qualname__)),)

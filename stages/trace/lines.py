@@ -1,0 +1,16 @@
+"""Where a module is written."""
+
+from __future__ import annotations
+
+import inspect
+
+from torch import nn
+
+
+def source_line(module: nn.Module) -> str:
+    """`file:line` of the module's class, or its class name where the source is not at hand."""
+    try:
+        file, line = inspect.getsourcefile(type(module)), inspect.getsourcelines(type(module))[1]
+        return f"{file}:{line}"
+    except (OSError, TypeError):
+        return type(module).__qualname__
