@@ -62,8 +62,12 @@ class Output:
     def parse(text: str) -> Output:
         """What `text` says."""
         dtype, shape, stride, offset, nbytes, argument = text.split(" ")
-        numbers = [tuple(map(int, part.split(","))) if part != "-" else () for part in (shape, stride)]
-        return Output(Form(getattr(torch, dtype), *numbers, int(offset)), int(nbytes), int(argument))
+        form = Form(getattr(torch, dtype), _numbers(shape), _numbers(stride), int(offset))
+        return Output(form, int(nbytes), int(argument))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return () if text == "-" else tuple(map(int, text.split(",")))
 
 
 def texts(outputs: Iterable[Output | None]) -> tuple[str, ...]:

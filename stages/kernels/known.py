@@ -22,8 +22,8 @@ class FakeKernelError(StowageError):
 
     def __init__(self, outputs: Mapping[str, Outputs], example: str) -> None:
         super().__init__(
-            f"{len(outputs)} operations return other layouts than PyTorch's fake kernels say ({example}): trace the "
-            "step again with what is known now."
+            f"{len(outputs)} operations return other layouts than PyTorch's fake kernels say ({example}): what they "
+            "return is known now, so trace the step again (in a pipeline `dvc repro --force trace`)."
         )
         self.outputs = dict(outputs)
 

@@ -13,7 +13,6 @@ import torch
 from stowage.stages.kernels.forms import Form
 
 
-
 @dataclass(frozen=True)
 class Around:
     """What the other arguments of a call are like.

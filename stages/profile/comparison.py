@@ -8,7 +8,7 @@ import torch
 
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.kernels import FakeKernelError, Outputs, parse_all, texts
+from stowage.stages.kernels import FakeKernelError, Outputs
 from stowage.stages.profile.measure import returned
 from stowage.stages.profile.returned import differ, is_compared
 from stowage.stages.profile.store import CostStore
@@ -36,14 +36,16 @@ class Comparison:
         Raises:
             FakeKernelError: some calls return something else.
         """
-        stored = self._store.returned(self._target.fingerprint)
-        found = {s: parse_all(stored[s]) for s in self._calls if s in stored}
+        stored = self._store.returned.read(self._target.fingerprint)
+        found = {s: stored[s] for s in self._calls if s in stored}
         self._compare(found)
         if not run:
             return
         waiting = set(self._calls) - set(found) - set(later)
         with torch.random.fork_rng(devices=["cuda"] if self._target.type == "cuda" else []), torch.no_grad():
-            ran = {s: returned(call, trace, self._target.type) for s, (trace, call) in self._calls.items() if s in waiting}
+            ran = {
+                s: returned(call, trace, self._target.type) for s, (trace, call) in self._calls.items() if s in waiting
+            }
         self.add({s: outputs for s, outputs in ran.items() if outputs is not None})
 
     def add(self, found: Mapping[str, Outputs]) -> None:
@@ -53,7 +55,7 @@ class Comparison:
             FakeKernelError: some of them return something else.
         """
         if found:
-            self._store.add_returned(self._target.fingerprint, {s: texts(outputs) for s, outputs in found.items()})
+            self._store.returned.add(self._target.fingerprint, found)
             self._compare(found)
 
     def _compare(self, found: Mapping[str, Outputs]) -> None:

@@ -52,7 +52,7 @@ def moved_inside(args: list[Any], kwargs: dict[str, Any]) -> bool:
     around = Around.of(Form.of(t) for t in tensors if all(t is not i for i in indices))
     if len(indices) == len(tensors):  # of integers: what is looked up comes first
         around, indices = Around.of([Form.of(tensors[0])]), indices[1:]
-    outside = [t for t in indices if t.numel() and not (0 <= int(t.min()) and int(t.max()) < around.index)]
+    outside = [t for t in indices if t.numel() and not (int(t.min()) >= 0 and int(t.max()) < around.index)]
     for tensor in outside:
         tensor.clamp_(0, around.index - 1)
     return bool(outside)

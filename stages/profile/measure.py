@@ -98,6 +98,7 @@ def _operator(call: Call) -> Callable[..., Any]:
     def with_gradients(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
             return kernel(*args, **kwargs)
+
     return with_gradients if call.target in OPAQUE else kernel
 
 

@@ -1,21 +1,27 @@
-"""The store of costs: one table a device, only ever added to; beside it, what calls return there."""
+"""The store of costs: one table a device, only ever added to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock
 
-from stowage.stages.ir.costs import Cost, Returned
+from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.kernels import ReturnedStore
 
 
 class CostStore:
-    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once."""
+    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once.
+
+    Attributes:
+        returned: beside them, what calls return.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.returned = ReturnedStore(folder)
 
     def _path(self, device: str) -> Path:
         return self._folder / f"{device}.parquet"
@@ -37,22 +43,3 @@ class CostStore:
             merged = {c.signature: c for c in costs} | {s: c for s, c in known.items() if c.source == "measured"}
             rows = sorted((known | merged).values(), key=lambda c: c.signature)
             write_rows(self._path(device), Cost, rows)
-
-    def _returned_path(self, device: str) -> Path:
-        return self._folder / f"{device}.returned.parquet"
-
-    def returned(self, device: str) -> dict[str, tuple[str, ...]]:
-        """Outputs of the calls that were looked at on a device.
-
-        Raises:
-            TableError: the file is damaged.
-        """
-        path = self._returned_path(device)
-        return {r.signature: r.outputs for r in read_rows(path, Returned)} if path.exists() else {}
-
-    def add_returned(self, device: str, found: Mapping[str, tuple[str, ...]]) -> None:
-        """Add what calls return."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._folder / f"{device}.lock"):
-            merged = self.returned(device) | dict(found)
-            write_rows(self._returned_path(device), Returned, [Returned(*item) for item in sorted(merged.items())])

@@ -135,10 +135,7 @@ def _in_turns(
         if enough and (spent >= seconds or turn >= MOST_TURNS):
             break
         in_window = {
-            call.signature
-            for runs, window in windows
-            for call in window.timed
-            if call.signature not in runs.failing
+            call.signature for runs, window in windows for call in window.timed if call.signature not in runs.failing
         }
         lone = [(runs, call) for runs, calls in sought for call in calls if call.signature not in in_window]
         works: list[tuple[_Runs, Window | Call]] = [*windows, *lone]
@@ -204,9 +201,7 @@ class _Runs:
             passes.append([(name, max(0.0, taken - self._bookkeeping_s)) for name, taken in run.times()])
         self.failing |= run.failing
         part = self._part(window, run, [sum(taken for _, taken in samples) for samples in passes[1:]])
-        return [
-            (name, taken * part) for samples in passes[1:] for name, taken in samples if name not in self.failing
-        ]
+        return [(name, taken * part) for samples in passes[1:] for name, taken in samples if name not in self.failing]
 
     def _part(self, window: Window, run: WindowRun, clocked_s: list[float]) -> float:
         """Of the time of its timed calls, what short ones take without clocks between them: between clocks even the

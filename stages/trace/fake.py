@@ -9,7 +9,8 @@ strides, first to see whether fake and real agree there. What stays unseen is fo
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from stowage.stages.trace.encoding import encode
 from stowage.stages.trace.smaller import larger, smaller
 from stowage.stages.trace.substitutes import SUBSTITUTES
 from stowage.stages.workload.autocast import without_autocast
+
+aten: Any = torch.ops.aten
 
 SMALL_BYTES = 1 << 20
 """A call that touches no more is run as it is."""
@@ -55,9 +58,8 @@ class TrueKernels:
             return result
         true: Outputs | None = None
         if _may_differ(func) or (_is_view(func) and any(1 in t.shape for t in outputs)):
-            key = (func, _key(args), _key(list(kwargs.items())), tensors[0].device.type)
-            if _is_view(func):
-                key = (*key, tensors[0].storage_offset())
+            start = tensors[0].storage_offset() if _is_view(func) else 0
+            key = (func, _key(args), _key(list(kwargs.items())), tensors[0].device.type, start)
             known = self._known.tried
             if key not in known:
                 known[key] = self._differing(func, args, kwargs, tensors, result)
@@ -80,7 +82,9 @@ class TrueKernels:
             return None
         fake = outputs_of(result, tensors)
         flat = _listed(result)
-        touched = sum(t.untyped_storage().nbytes() for t in (*tensors, *(t for t in flat if isinstance(t, torch.Tensor))))
+        touched = sum(
+            t.untyped_storage().nbytes() for t in (*tensors, *(t for t in flat if isinstance(t, torch.Tensor)))
+        )
         forms = [Form.of(t) for t in tensors]
         if _is_view(func):
             real = _viewed(func, args, kwargs, forms, device)
@@ -141,10 +145,12 @@ class TrueKernels:
             if true.argument >= 0:
                 whole = tensors[true.argument]
                 if form.shape == tuple(whole.shape) and form.stride == tuple(whole.stride()):
-                    return torch.ops.aten.alias.default(whole)  # offsets of equal calls differ
+                    return aten.alias.default(whole)  # type: ignore[no-any-return]  # offsets of equal calls differ
             else:
                 whole = torch.empty(true.nbytes // form.dtype.itemsize, dtype=form.dtype, device=old.device)
-            return torch.ops.aten.as_strided.default(whole, form.shape, form.stride, form.offset)
+            return aten.as_strided.default(  # type: ignore[no-any-return]
+                whole, form.shape, form.stride, form.offset
+            )
 
 
 @functools.cache
@@ -166,9 +172,9 @@ def _is_view(func: OpOverload) -> bool:
 
 
 _AS_GIVEN = {
-    torch.ops.aten.lift_fresh.default,
-    torch.ops.aten.lift_fresh_copy.default,
-    torch.ops.aten._local_scalar_dense.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten._local_scalar_dense.default,
 }
 
 
@@ -238,11 +244,18 @@ def _renumbered(
     )
 
 
+@contextmanager
+def _really() -> Iterator[None]:
+    """Operators run, on real tensors, and nothing else looks on."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), without_autocast():
+        yield
+
+
 def _viewed(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Sequence[Form], device: torch.device
 ) -> Outputs | None:
     """What a real view is; it touches no memory, so that any size will do."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), without_autocast():
+    with _really():
         try:
             tensors = [_empty(form, device) for form in forms]
             a, k = _filled(args, kwargs, tensors)
@@ -257,13 +270,13 @@ def _run(
     """What the real kernel returns on tensors of these forms; None where it takes none of the contents tried."""
     around = Around.of(forms)
     devices = [device.index or 0] if device.type == "cuda" else []
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), without_autocast():
-        with torch.random.fork_rng(devices=devices, enabled=True):
-            for kind in KINDS[:MOST_KINDS]:
-                try:
-                    tensors = [made_up(form, device, kind, around) for form in forms]
-                    a, k = _filled(args, kwargs, tensors)
-                    return outputs_of(func(*a, **k), tensors)
-                except Exception:  # noqa: S112  whatever a kernel raises: these contents are outside its domain
-                    continue
+    kinds = [kind for kind in KINDS if kind.stays_inside or device.type == "cpu"][:MOST_KINDS]
+    with _really(), torch.random.fork_rng(devices=devices):
+        for kind in kinds:
+            try:
+                tensors = [made_up(form, device, kind, around) for form in forms]
+                a, k = _filled(args, kwargs, tensors)
+                return outputs_of(func(*a, **k), tensors)
+            except Exception:  # whatever a kernel raises: these contents are outside its domain
+                continue
     return None

@@ -1,4 +1,4 @@
-"""Smaller forms with the same pattern: equal sizes stay equal, the order of strides, gaps and broadcast dimensions stay."""
+"""Smaller forms with the same pattern: equal sizes stay equal; the order of strides, gaps and broadcasts stay too."""
 
 from __future__ import annotations
 
