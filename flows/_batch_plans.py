@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stowage.flows._planning import Effort, block_options, cost_step, plan_step
+from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible, TraceError, mib
 from stowage.stages.ir.plan import PlanSummary
@@ -126,6 +127,9 @@ class BatchPlanner:
 
     def choose(self, device_budget: str | int, largest: int) -> BatchChoice:
         """Estimate, plan around the estimate, and take the best."""
+        return with_true_kernels(lambda: self._choose(device_budget, largest), self._recorded.clear)
+
+    def _choose(self, device_budget: str | int, largest: int) -> BatchChoice:
         with torch.random.fork_rng():
             recorded = self._record(self.samples)
             with without_autocast():

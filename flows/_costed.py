@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stowage.flows._effort import Effort, target_device
+from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.plan import Option
@@ -98,13 +99,53 @@ def cost_step(
     progress: Progress = lambda stage: None,
     profiled: Callable[[int, int], None] = lambda done, total: None,
 ) -> Costed:
-    """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`."""
+    """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`.
+
+    Raises:
+        FakeKernelError: `recorded` says something else of a call than its kernel does; it must be recorded anew.
+    """
     effort = effort or Effort()
-    progress("trace")
-    if recorded is None:
-        recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
-        if notices is not None:
-            notices.extend(recorded.notices)
+    said = notices if notices is not None else []
+
+    def cost() -> Costed:
+        progress("trace")
+        made = recorded or record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
+        if recorded is None:
+            said.extend(n for n in made.notices if n not in said)
+        return cost_recorded(
+            made,
+            model,
+            optimizer=optimizer,
+            home=home,
+            micro_batch=micro_batch,
+            largest=largest,
+            costs=costs,
+            effort=effort,
+            notices=said,
+            target=target,
+            progress=progress,
+            profiled=profiled,
+        )
+
+    return cost() if recorded is not None else with_true_kernels(cost)
+
+
+def cost_recorded(
+    recorded: Recorded,
+    model: nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | None,
+    home: Path,
+    micro_batch: MicroBatch | None,
+    largest: MicroBatch | None,
+    costs: str,
+    effort: Effort,
+    notices: list[str],
+    target: DeviceDescription | None,
+    progress: Progress,
+    profiled: Callable[[int, int], None],
+) -> Costed:
+    """Profile → partition of a step that is traced; see `plan_step`."""
     trace = with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
@@ -118,6 +159,7 @@ def cost_step(
         seconds_per_call=effort.seconds_per_call,
         min_samples=effort.min_samples,
         progress=profiled,
+        notice=notices.append,
     )
     progress("partition")
     return cost_traces(traces, known, whole, target)

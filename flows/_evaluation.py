@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stowage.flows._planning import Effort, Planned, finish, target_device
+from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, profile_trace
@@ -160,12 +161,16 @@ class Evaluations:
             if known.key == key:
                 self._known.insert(0, self._known.pop(position))
                 return known
-        with torch.random.fork_rng():
+
+        def plan() -> tuple[RecordedForward, Planned]:
             recorded = record_forward(self._model, batch, forward, self._layouts())
             for notice in recorded.notices:
                 self._say(notice)
             with without_autocast():
-                planned = self._make_plan(recorded, resting)
+                return recorded, self._make_plan(recorded, resting)
+
+        with torch.random.fork_rng():
+            recorded, planned = with_true_kernels(plan)
         program = bind(
             planned.source,
             planned.manifest.source_hash,

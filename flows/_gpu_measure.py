@@ -12,6 +12,7 @@ import torch
 
 from stowage.flows._gpu_carried import MEASURED, pack
 from stowage.flows._gpu_job import Job, build_shell
+from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.device import device_of
 from stowage.stages.device.host_rates import measure_host_rates
 from stowage.stages.ir.costs import Cost, DeviceDescription
@@ -74,16 +75,21 @@ def measure_job(job: Job, out: Path, say: Say, *, seconds_per_call: float = 0.05
             host = measure_host_rates(torch.device("cuda"), job.make_optimizer, getattr(torch, job.dtype))
             description = replace(description, cpu_update_bytes_per_s=host.update)
         say(describe_device(description))
-        trace = trace_job(job)
-        distinct = len({c.signature for c in trace.calls})
-        say(f"trace: {len(trace.calls)} calls, {distinct} of them distinct, {trace.meta.parameters:,} parameters")
-        costs = profile_variants(
-            variants_of(trace).values(),
-            description,
-            CostStore(Path(temporary) / "costs"),
-            seconds_per_call=seconds_per_call,
-            min_samples=min_samples,
-        )
+
+        def measured() -> tuple[TraceTables, list[Cost]]:
+            trace = trace_job(job)
+            distinct = len({c.signature for c in trace.calls})
+            say(f"trace: {len(trace.calls)} calls, {distinct} of them distinct, {trace.meta.parameters:,} parameters")
+            return trace, profile_variants(
+                variants_of(trace).values(),
+                description,
+                CostStore(Path(temporary) / "costs"),
+                seconds_per_call=seconds_per_call,
+                min_samples=min_samples,
+                notice=say,
+            )
+
+        trace, costs = with_true_kernels(measured)
         time_of = {c.signature: c.time_s for c in costs}
         say(f"profile: {sum(time_of[c.signature] for c in trace.calls if not c.is_view):.3f} s a step, each call once")
         gc.collect()

@@ -11,6 +11,7 @@ from torch import nn
 
 from stowage.flows._planned import Planned
 from stowage.flows._tiers import LowerTier
+from stowage.flows._true_kernels import with_true_kernels
 from stowage.flows._weights import LateWeights
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
@@ -151,6 +152,9 @@ class Programs:
             "was traced: it is left out once, and traced again for the next step."
         )
 
+    def _forget_record(self) -> None:
+        self._recorded = None
+
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
         update = update and self._optimizer is not None
         return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None)
@@ -166,7 +170,7 @@ class Programs:
                 if position:
                     self.known.insert(0, self.known.pop(position))
                 return known.program
-        known = self._make(key, batch, micro_batch)
+        known = with_true_kernels(lambda: self._make(key, batch, micro_batch), self._forget_record)
         self.known.insert(0, known)
         return known.program
 

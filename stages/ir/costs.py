@@ -30,6 +30,20 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """What one distinct call returns on one device.
+
+    Attributes:
+        signature: of the call (see `Call.signature`).
+        outputs: one for each output, "" where it is no tensor: type, shape, strides, offset, bytes of its storage, and
+            the position of the argument whose storage it shares, -1 for none.
+    """
+
+    signature: str
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class DeviceDescription:
     """A device and its rates; `artifacts/device.json` names the target.
 

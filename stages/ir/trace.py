@@ -39,6 +39,11 @@ class Storage:
     name: str
 
 
+def form_text(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> str:
+    """See `Value.form`."""
+    return f"{dtype}[{'x'.join(map(str, shape))}][{','.join(map(str, stride))}]+{offset % ALIGNED}"
+
+
 @dataclass(frozen=True)
 class Value:
     """One tensor: a window on a storage.
@@ -69,9 +74,7 @@ class Value:
     @property
     def form(self) -> str:
         """What an operator's time depends on: type, shape, strides, and of the offset how it is aligned."""
-        shape = "x".join(map(str, self.shape))
-        stride = ",".join(map(str, self.stride))
-        return f"{self.dtype}[{shape}][{stride}]+{self.offset % ALIGNED}"
+        return form_text(self.dtype, self.shape, self.stride, self.offset)
 
 
 @dataclass(frozen=True)

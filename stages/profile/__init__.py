@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,9 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE
+from stowage.stages.kernels import Outputs
 from stowage.stages.profile.clip import estimate_clip, measure_clip
+from stowage.stages.profile.comparison import Comparison
 from stowage.stages.profile.roofline import estimate_call, estimate_update
 from stowage.stages.profile.store import CostStore
 from stowage.stages.profile.timing import Patience, measure_together
@@ -34,6 +36,7 @@ def profile_variants(
     seconds_per_call: float = 0.3,
     min_samples: int = 6,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> list[Cost]:
     """One cost for each distinct call of several traces, sorted by signature.
 
@@ -44,34 +47,46 @@ def profile_variants(
         costs: `roofline` estimates what the store does not know, without running anything.
         seconds_per_call, min_samples: see `Patience`.
         progress: called with the number of calls done and the total, now and then.
+        notice: called with what the user should know, one sentence each.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
         TableError: an operator does not run on this device.
+        FakeKernelError: calls return something else than the traces say: they must be traced again.
     """
+    traces = list(traces)
     known = store.read(target.fingerprint)
     usable = {s for s, c in known.items() if costs == "roofline" or c.source == "measured"}
-    distinct: set[str] = set()
+    distinct: dict[str, tuple[TraceTables, Call]] = {}
     missing: list[tuple[TraceTables, list[Call]]] = []
     for trace in traces:
         fresh = {call.signature: call for call in reversed(trace.calls) if call.signature not in distinct}
-        distinct.update(fresh)
+        distinct.update((signature, (trace, call)) for signature, call in fresh.items())
         missing.append((trace, [call for signature, call in fresh.items() if signature not in usable]))
     count = sum(len(calls) for _, calls in missing)
-    if costs == "measured" and count and device_of(target.type).fingerprint() != target.fingerprint:
+    here = device_of(target.type).fingerprint() == target.fingerprint
+    if costs == "measured" and count and not here:
         raise PlanMismatchError(
             f"{count} operations have no measured cost for {target.name}, and this machine is another device: "
             "run the profile stage there, or make this machine the target (`python -m stowage.stages.device`)."
         )
+    comparison = Comparison(distinct, store, target)
+    comparison.check(run=costs == "measured" and here, later=[c.signature for _, calls in missing for c in calls])
     if count and costs == "roofline":
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
         with torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
             patience = Patience(seconds_per_call, min_samples)
-            store.add(
-                target.fingerprint,
-                _measure(missing, target, patience, lambda part: progress(int(part * count), count)),
+            found, unknown = _measure(
+                missing, target, patience, lambda part: progress(int(part * count), count), comparison.add
             )
+            store.add(target.fingerprint, [*found, *(_estimate(call, trace, target) for trace, call in unknown)])
+            if unknown:
+                names = sorted({call.target for _, call in unknown})
+                notice(
+                    f"The times of {len(unknown)} operations are estimated, since made-up numbers are outside of what "
+                    f"they take: {', '.join(names)}."
+                )
     progress(count, count)
     costed = store.read(target.fingerprint)
     return [costed[signature] for signature in sorted(distinct)]
@@ -88,7 +103,9 @@ def _measure(
     target: DeviceDescription,
     patience: Patience,
     progress: Callable[[float], None],
-) -> list[Cost]:
+    returned: Callable[[Mapping[str, Outputs]], None],
+) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
     clips = [measure_clip(call, trace, target) for trace, calls in missing for call in calls if call.target == CLIP]
     others = [(trace, [call for call in calls if call.target != CLIP]) for trace, calls in missing]
-    return [*clips, *measure_together(others, target, patience, progress)]
+    found, unknown = measure_together(others, target, patience, progress, returned)
+    return [*clips, *found], unknown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from rich.progress import Progress
 
@@ -32,6 +33,7 @@ def main() -> None:
             seconds_per_call=settings.seconds_per_call,
             min_samples=settings.min_samples,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            notice=lambda text: print(text, file=sys.stderr),
         )
     write_rows(ARTIFACTS / "profile" / "costs.parquet", Cost, costs)
     by_signature = {c.signature: c.time_s for c in costs}

@@ -9,6 +9,7 @@ import torch
 from stowage.stages.ir.arguments import map_arguments, split_receiver
 from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables, Value
+from stowage.stages.kernels import KINDS, Around, Form, Kind, made_up
 
 
 def operator_of(target: str) -> Any:
@@ -24,28 +25,31 @@ def kernel_of(call: Call) -> Any:
     return operator_of(call.target)
 
 
-def make_tensor(value: Value, device: torch.device, *, integers: int) -> torch.Tensor:
-    """A tensor laid out like `value`; floats in [0.5, 1.5), integers below `integers`, booleans true."""
-    dtype = getattr(torch, value.dtype)
-    span = 1 + value.offset + sum((n - 1) * s for n, s in zip(value.shape, value.stride)) if all(value.shape) else 0
-    if dtype.is_floating_point or dtype.is_complex:
-        base = torch.rand(span, device=device).add_(0.5).to(dtype)
-    elif dtype == torch.bool:
-        base = torch.ones(span, dtype=dtype, device=device)
-    else:
-        base = torch.randint(0, max(integers, 1), (span,), device=device).to(dtype)
-    return base.as_strided(value.shape, value.stride, value.offset if span else 0)
+def form_of(value: Value) -> Form:
+    """Type, shape and strides of a value."""
+    return Form(getattr(torch, value.dtype), value.shape, value.stride, value.offset)
+
+
+def around_of(call: Call, trace: TraceTables) -> Around:
+    """What the arguments of a call are like."""
+    return Around.of(form_of(trace.values[read]) for read in call.reads)
+
+
+def kinds_for(device: torch.device) -> tuple[Kind, ...]:
+    """Contents that may be tried: on a GPU an index outside ends the process."""
+    return KINDS if device.type == "cpu" else tuple(kind for kind in KINDS if kind.stays_inside)
 
 
 def make_arguments(
-    call: Call, trace: TraceTables, device: torch.device, *, integers: int = 2
+    call: Call, trace: TraceTables, device: torch.device, kind: Kind = KINDS[0]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments for `call`; one tensor for each distinct value."""
     tensors: dict[int, torch.Tensor] = {}
+    around = around_of(call, trace)
     for read in call.reads:
         maker = trace.calls[trace.values[read].call] if trace.values[read].call >= 0 else None
         if maker is not None and maker.target in OPAQUE and read not in tensors:
-            args, kwargs = make_arguments(maker, trace, device, integers=integers)
+            args, kwargs = make_arguments(maker, trace, device, kind)
             with torch.enable_grad():
                 tensors.update(zip(maker.returns, operator_of(maker.target)(*args, **kwargs)))
 
@@ -53,10 +57,21 @@ def make_arguments(
         if key != "value":
             return constant_of(key, content, device)
         if content not in tensors:
-            tensors[content] = make_tensor(trace.values[content], device, integers=integers)
+            tensors[content] = made_up(form_of(trace.values[content]), device, kind, around)
         return tensors[content]
 
     return map_arguments(call.arguments, leaf)
+
+
+def tensors_in(args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """All tensors among arguments, in order."""
+    found: list[torch.Tensor] = []
+    for argument in [*args, *kwargs.values()]:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, list):
+            found += tensors_in(argument, {})
+    return found
 
 
 def constant_of(key: str, content: Any, device: torch.device) -> Any:

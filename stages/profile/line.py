@@ -19,7 +19,7 @@ class Line:
     """One call.
 
     Attributes:
-        signature: of the call.
+        signature, target: of the call.
         kernel: what a step calls for it.
         args, kwargs: of it, with `Read` for tensors.
         returns: values that it makes; -1 for what a step ignores.
@@ -29,6 +29,7 @@ class Line:
     """
 
     signature: str
+    target: str
     kernel: Any
     args: list[Any]
     kwargs: dict[str, Any]

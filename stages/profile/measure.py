@@ -17,7 +17,9 @@ from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import updated_parameter
-from stowage.stages.profile.arguments import kernel_of, make_arguments
+from stowage.stages.kernels import Outputs, outputs_of
+from stowage.stages.profile.arguments import kernel_of, kinds_for, make_arguments, tensors_in
+from stowage.stages.profile.returned import is_compared
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,17 @@ class Alone:
         output_bytes: bytes of storages it creates.
         workspace_bytes: peak bytes above inputs and outputs.
         work: executes it on made-up tensors.
+        outputs: what it returns, where that says something, see `is_compared`.
     """
 
     output_bytes: int
     workspace_bytes: int
     work: Callable[[], Any]
+    outputs: Outputs | None = None
+
+
+class MadeUpError(Exception):
+    """A call takes none of the made-up contents that were tried: an estimate must do."""
 
 
 def _measured(work: Callable[[], Any], device: Device) -> Alone:
@@ -47,31 +55,51 @@ def _memory(work: Callable[[], Any], device: Device) -> tuple[int, int]:
     return memory.end_bytes, memory.peak_bytes - max(memory.end_bytes, 0)
 
 
+def returned(call: Call, trace: TraceTables, kind: str) -> Outputs | None:
+    """What `call` returns on made-up tensors; None where that says nothing, or where it takes none of them."""
+    if not is_compared(call):
+        return None
+    operator, target = _operator(call), torch.device(kind)
+    for contents in kinds_for(target):
+        try:
+            args, kwargs = make_arguments(call, trace, target, contents)
+            return outputs_of(operator(*args, **kwargs), tensors_in(args, kwargs))
+        except Exception:  # whatever an operator raises at contents outside its domain
+            continue
+    return None
+
+
 def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> Alone:
     """Run `call` on made-up tensors.
 
     Raises:
         TableError: the operator does not run on this device.
+        MadeUpError: it takes none of the contents that were tried.
     """
+    operator, target = _operator(call), torch.device(kind)
+    error: Exception | None = None
+    for contents in kinds_for(target):
+        try:
+            args, kwargs = make_arguments(call, trace, target, contents)
+            result = operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
+            outputs = outputs_of(result, tensors_in(args, kwargs)) if is_compared(call) else None
+            del result
+            return replace(_measured(partial(operator, *args, **kwargs), device), outputs=outputs)
+        except NotImplementedError as problem:
+            raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
+        except Exception as problem:  # contents outside its domain: others may do
+            error = error or problem
+    raise MadeUpError(str(error))
+
+
+def _operator(call: Call) -> Callable[..., Any]:
     kernel = kernel_of(call)
 
     def with_gradients(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
             return kernel(*args, **kwargs)
 
-    operator = with_gradients if call.target in OPAQUE else kernel
-
-    target = torch.device(kind)
-    error: Exception | None = None
-    for integers in (2, 1):
-        args, kwargs = make_arguments(call, trace, target, integers=integers)
-        try:
-            if target.type != "cpu":
-                operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
-            return _measured(partial(operator, *args, **kwargs), device)
-        except Exception as problem:  # an index of 1 into a dimension of 1: try zeros
-            error = problem
-    raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.")
+    return with_gradients if call.target in OPAQUE else kernel
 
 
 def measure_update(call: Call, trace: TraceTables, device: Device, kind: str) -> Alone:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,9 @@ from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
-from stowage.stages.profile.arguments import constant_of, kernel_of, make_arguments, make_tensor, operator_of
+from stowage.stages.kernels import Around, Form, made_up
+from stowage.stages.profile.arguments import around_of, constant_of, form_of, kernel_of, make_arguments, operator_of
+from stowage.stages.profile.indices import INDEXING, moved_inside
 from stowage.stages.profile.line import Line, Read, resolve
 from stowage.stages.profile.windows import Window
 from stowage.stages.profile.written import Written, write
@@ -37,7 +38,10 @@ class WindowRun:
         last: as `last_touched` gives it.
         device: it times.
         kind: its type, for PyTorch.
-        integers: made-up integers are below it.
+
+    Attributes:
+        failing: signatures of calls that raised: what the calls before them made of made-up tensors is outside their
+            domain. Others go on with made-up results.
     """
 
     def __init__(
@@ -47,15 +51,16 @@ class WindowRun:
         last: Mapping[int, int],
         device: Device,
         kind: str,
-        *,
-        integers: int,
     ) -> None:
         self._trace, self._device, self._target = trace, device, torch.device(kind)
-        self._given = self._make(window, integers)
+        self.failing: set[str] = set()
+        self._bent = False
+        self._given = self._make(window)
         dead = _deaths(window, trace, last)
         self._lines = [
             Line(
                 call.signature,
+                call.target,
                 kernel_of(call),
                 *self._arguments(call),
                 returns=tuple(call.returns),
@@ -73,13 +78,27 @@ class WindowRun:
         found: list[tuple[str, float]] = []
         for line in self._lines:
             args, kwargs = _resolved(line, values)
-            found.append((line.signature, self._device.time_s(partial(_execute, line, args, kwargs, values))))
+            found.append((line.signature, self._timed(line, args, kwargs, values)))
         return found[self._lead :]
+
+    def _timed(self, line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> float:
+        try:
+            if line.target in INDEXING and self._target.type != "cpu":
+                self._bent |= moved_inside(args, kwargs)
+            return self._device.time_s(partial(_execute, line, args, kwargs, values))
+        except Exception:  # whatever an operator raises
+            self.failing.add(line.signature)
+            for value in line.returns:
+                if value >= 0:
+                    values[value] = made_up(form_of(self._trace.values[value]), self._target)
+            for value in line.dead:
+                del values[value]
+            return 0.0
 
     def written(self) -> Written | None:
         """The timed calls as one function, if there is one."""
         timed = self._lines[self._lead :]
-        return None if any(line.opaque for line in timed) else write(timed)
+        return None if self.failing or self._bent or any(line.opaque for line in timed) else write(timed)
 
     def written_s(self, written: Written) -> float:
         """Run it, the timed calls as that function: seconds of all of them."""
@@ -91,7 +110,7 @@ class WindowRun:
         outlive: list[Any] = []
         return self._device.time_s(lambda: outlive.append(written.function(*args)))
 
-    def _make(self, window: Window, integers: int) -> dict[int, torch.Tensor]:
+    def _make(self, window: Window) -> dict[int, torch.Tensor]:
         """Every value that calls of the window read and none of them makes."""
         made: set[int] = set()
         bases: dict[int, torch.Tensor] = {}
@@ -99,22 +118,21 @@ class WindowRun:
         for call in window.calls:
             for read in call.reads:
                 if read not in made and read not in found:
-                    found.update(self._given_values(self._trace.values[read], bases, integers))
+                    found.update(self._given_values(self._trace.values[read], around_of(call, self._trace), bases))
             made.update(call.returns)
         return found
 
-    def _given_values(self, value: Value, bases: dict[int, torch.Tensor], integers: int) -> dict[int, torch.Tensor]:
+    def _given_values(self, value: Value, around: Around, bases: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         maker = self._trace.calls[value.call] if value.call >= 0 else None
         if maker is not None and maker.target in OPAQUE:
-            args, kwargs = make_arguments(maker, self._trace, self._target, integers=integers)
+            args, kwargs = make_arguments(maker, self._trace, self._target)
             with torch.enable_grad():
                 made = operator_of(maker.target)(*args, **kwargs)
             return {v: t for v, t in zip(maker.returns, made, strict=True) if v >= 0}
         dtype = getattr(torch, value.dtype)
         if value.storage not in bases:
             elements = max(1, self._trace.storages[value.storage].nbytes // dtype.itemsize)
-            pattern = replace(value, shape=(min(elements, PATTERN),), stride=(1,), offset=0)
-            few = make_tensor(pattern, self._target, integers=integers)
+            few = made_up(Form(dtype, (min(elements, PATTERN),), (1,)), self._target, around=around)
             if self._trace.storages[value.storage].role == "parameter" and len(value.shape) > 1:
                 few = _as_initialized(few, math.prod(value.shape[1:]))
             bases[value.storage] = few.repeat(-(-elements // PATTERN))[:elements]
@@ -138,12 +156,12 @@ def _as_initialized(weights: torch.Tensor, fan_in: int) -> torch.Tensor:
     as large as in a step. Sums of positive ones do not, and `exp` takes several times as long where it overflows."""
     if not (weights.is_floating_point() or weights.is_complex()):
         return weights
-    return weights.sub_(1.0).mul_(2 * math.sqrt(3 / max(fan_in, 1)))
+    return weights.sub_(weights.mean()).mul_(1 / weights.std()).mul_(1 / math.sqrt(max(fan_in, 1)))
 
 
 def bookkeeping_s(device: Device) -> float:
     """What `WindowRun.times` adds to each call: the median of many that do nothing, seconds."""
-    line = Line("", lambda left, right: left, [], {}, returns=(0,), dead=(0,))
+    line = Line("", "", lambda left, right: left, [], {}, returns=(0,), dead=(0,))
     return statistics.median(device.time_s(partial(_execute, line, [1, 2], {}, {})) for _ in range(NOTHINGS))
 
 

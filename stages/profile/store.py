@@ -9,13 +9,19 @@ from filelock import FileLock
 
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.kernels import ReturnedStore
 
 
 class CostStore:
-    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once."""
+    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once.
+
+    Attributes:
+        returned: beside them, what calls return.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.returned = ReturnedStore(folder)
 
     def _path(self, device: str) -> Path:
         return self._folder / f"{device}.parquet"

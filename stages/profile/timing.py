@@ -6,9 +6,9 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,8 @@ from stowage.stages.device import Device, device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import UPDATE
-from stowage.stages.profile.measure import Alone, measure_call, measure_update
+from stowage.stages.kernels import Outputs
+from stowage.stages.profile.measure import Alone, MadeUpError, measure_call, measure_update
 from stowage.stages.profile.samples import weigh
 from stowage.stages.profile.sequence import WindowRun, alive_bytes, bookkeeping_s, last_touched
 from stowage.stages.profile.windows import Window, choose_windows
@@ -59,23 +60,35 @@ def measure_together(
     target: DeviceDescription,
     patience: Patience,
     progress: Callable[[float], None],
-) -> list[Cost]:
-    """One cost for each of some calls, which have distinct signatures.
+    returned: Callable[[Mapping[str, Outputs]], None] = lambda found: None,
+) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
+    """One cost for each of some calls, which have distinct signatures; and those that took no contents that were made
+    up for them.
 
     Args:
         work: traces with the calls that are of interest; none is clipping.
         target: this machine's device.
         patience: how long.
         progress: called with the part that is done, before every turn of a window or a call.
+        returned: called with what calls return, by signature, before they are timed.
 
     Raises:
         TableError: an operator does not run on this device.
     """
     device, passes = device_of(target.type), min(PASSES, patience.min_samples)
     sought = [(_Runs(trace, device, target.type, passes), calls) for trace, calls in work]
-    memory = {call.signature: runs.memory(call) for runs, calls in sought for call in calls}
+    memory: dict[str, Alone] = {}
+    unknown: list[tuple[TraceTables, Call]] = []
+    for runs, calls in sought:
+        for call in calls:
+            try:
+                memory[call.signature] = replace(runs.alone(call), work=_nothing)
+            except MadeUpError:
+                unknown.append((runs.trace, call))
+    returned({signature: alone.outputs for signature, alone in memory.items() if alone.outputs is not None})
     if not memory:
-        return []
+        return [], unknown
+    sought = [(runs, [call for call in calls if call.signature in memory]) for runs, calls in sought]
     with _collector_at_rest():
         samples = _in_turns(sought, patience, progress)
     times = weigh(samples)
@@ -84,13 +97,17 @@ def measure_together(
             signature=signature,
             device=target.fingerprint,
             time_s=times[signature],
-            output_bytes=output_bytes,
-            workspace_bytes=workspace_bytes,
+            output_bytes=alone.output_bytes,
+            workspace_bytes=alone.workspace_bytes,
             samples=len(samples[signature]),
             source="measured",
         )
-        for signature, (output_bytes, workspace_bytes) in memory.items()
-    ]
+        for signature, alone in memory.items()
+    ], unknown
+
+
+def _nothing() -> None:
+    """In place of work that is not done again: it would keep its tensors."""
 
 
 @contextmanager
@@ -117,7 +134,9 @@ def _in_turns(
         enough = min(map(len, found.values())) >= patience.min_samples
         if enough and (spent >= seconds or turn >= MOST_TURNS):
             break
-        in_window = {call.signature for _, window in windows for call in window.timed}
+        in_window = {
+            call.signature for runs, window in windows for call in window.timed if call.signature not in runs.failing
+        }
         lone = [(runs, call) for runs, calls in sought for call in calls if call.signature not in in_window]
         works: list[tuple[_Runs, Window | Call]] = [*windows, *lone]
         for runs, work in works:
@@ -141,6 +160,9 @@ class _Runs:
         device: it times.
         kind: its type, for PyTorch.
         passes: timed executions in one turn.
+
+    Attributes:
+        failing: signatures of calls that raised in a window, on what the calls before them made.
     """
 
     def __init__(self, trace: TraceTables, device: Device, kind: str, passes: int) -> None:
@@ -150,15 +172,11 @@ class _Runs:
         self._other_bytes = alive_bytes(trace, self._last)
         self._bookkeeping_s = bookkeeping_s(device)
         self._written: dict[int, Written | None] = {}
-
-    def memory(self, call: Call) -> tuple[int, int]:
-        """Bytes of a call's results and of its workspace."""
-        alone = self._alone(call)
-        return alone.output_bytes, alone.workspace_bytes
+        self.failing: set[str] = set()
 
     def of_call(self, call: Call) -> Samples:
         """Of one call by itself, the caches full of other parts of the step."""
-        alone = self._alone(call)
+        alone = self.alone(call)
         with torch.set_grad_enabled(call.target == UPDATE):
             self._device.time_s(alone.work)
             samples: Samples = []
@@ -168,23 +186,22 @@ class _Runs:
         return samples
 
     def of_window(self, window: Window) -> Samples | None:
-        """Of its timed calls; None if they do not run on made-up tensors."""
-        for integers in (2, 1):  # an index of 1 into a dimension of 1: try zeros
-            try:
-                return self._passed(window, integers)
-            except Exception:  # whatever an operator raises; one that never runs is named by `memory`
-                continue
-        return None
+        """Of its timed calls, without those in `failing`; None if it does not run on made-up tensors."""
+        try:
+            return self._passed(window)
+        except Exception:  # whatever an operator raises
+            return None
 
     @torch.no_grad()
-    def _passed(self, window: Window, integers: int) -> Samples:
-        run = WindowRun(window, self.trace, self._last, self._device, self._kind, integers=integers)
+    def _passed(self, window: Window) -> Samples:
+        run = WindowRun(window, self.trace, self._last, self._device, self._kind)
         passes: list[Samples] = []
         for _ in range(1 + self._passes):  # the first one warms up
             self._device.evict(self._other_bytes)
             passes.append([(name, max(0.0, taken - self._bookkeeping_s)) for name, taken in run.times()])
+        self.failing |= run.failing
         part = self._part(window, run, [sum(taken for _, taken in samples) for samples in passes[1:]])
-        return [(name, taken * part) for samples in passes[1:] for name, taken in samples]
+        return [(name, taken * part) for samples in passes[1:] for name, taken in samples if name not in self.failing]
 
     def _part(self, window: Window, run: WindowRun, clocked_s: list[float]) -> float:
         """Of the time of its timed calls, what short ones take without clocks between them: between clocks even the
@@ -203,7 +220,13 @@ class _Runs:
             written_s.append(run.written_s(written))
         return statistics.median(written_s[1:]) / statistics.median(clocked_s)
 
-    def _alone(self, call: Call) -> Alone:
+    def alone(self, call: Call) -> Alone:
+        """A call by itself.
+
+        Raises:
+            TableError: the operator does not run on this device.
+            MadeUpError: it takes none of the contents that were tried.
+        """
         if call.target == UPDATE:  # as in a training loop; the optimizer switches gradients off itself
             return measure_update(call, self.trace, self._device, self._kind)
         with torch.no_grad():

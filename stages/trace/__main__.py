@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from stowage.stages.inputs import ExecutedFiles, imported_files, look_in_src, require_listed
-from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
+from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.table import read_record
+from stowage.stages.kernels import ReturnedStore, known_outputs
 from stowage.stages.settings import load_settings
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.configured import configured_optimizer, configured_workload
@@ -28,6 +29,7 @@ def main() -> None:
             f"trace.device is {settings.device}, but {DEVICE} describes a {target.type} device: make them agree "
             "(`python -m stowage.stages.device` makes this machine the target)."
         )
+    known_outputs().learn(ReturnedStore(STORE / "costs").read(target.fingerprint))
     executed = ExecutedFiles()
     look_in_src(root)
     source = settings.model

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import keyword
-import math
 import operator
 import os
 import re
@@ -21,6 +19,7 @@ from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
 from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.encoding import encode
 from stowage.stages.trace.operators import (
     ALIASES,
     fresh_factory,
@@ -126,10 +125,10 @@ class Lowering:
             self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]
             return
         args, kwargs = list(node.args), dict(node.kwargs)
-        if "val" not in node.meta and not writes(target):
+        if not target._schema.returns and not writes(target):
             self._check(node, target)
             return
-        result = node.meta.get("val", [])
+        result = node.meta["val"] if target._schema.returns else []
         factory = fresh_factory(target, result) if isinstance(result, torch.Tensor) else None
         if factory is not None:
             target, args, kwargs = factory
@@ -138,7 +137,7 @@ class Lowering:
     def _check(self, node: fx.Node, target: OpOverload) -> None:
         """What returns nothing and writes nothing is a check (`_assert_async`) or a message: a step does without."""
         if target.namespace not in ("aten", "prims"):
-            where = _location(node.meta.get("stack_trace") or node.stack_trace or "") or "unknown line"
+            where = _location(node.meta.get(LOCATION, "")) or f"module '{node.meta.get(PATH, '')}'"
             self.captured.notices.append(
                 f"The operator {target} ({where}) returns nothing and changes nothing that its schema names, so a "
                 "planned step leaves it out."
@@ -217,35 +216,13 @@ class Lowering:
         return returns, (returns if isinstance(result, (list, tuple)) else returns[0])
 
     def _encode(self, args: list[Any], kwargs: dict[str, Any], reads: list[int]) -> str:
-        def leaf(item: Any) -> Any:
-            if isinstance(item, fx.Node):
-                value = self._value_of[item]
-                reads.append(value)
-                return {"value": value}
-            if isinstance(item, (list, tuple)):
-                return [leaf(element) for element in item]
-            if isinstance(item, (bool, str)) or item is None:
-                return item
-            if isinstance(item, int):
-                return int(item)
-            if isinstance(item, float):
-                return item if math.isfinite(item) else {"float": str(item)}
-            if isinstance(item, complex):
-                return {"complex": [item.real, item.imag]}
-            if isinstance(item, torch.dtype):
-                return {"dtype": str(item).removeprefix("torch.")}
-            if isinstance(item, torch.device):
-                return {"device": str(item)}
-            if isinstance(item, torch.layout):
-                return {"layout": str(item).removeprefix("torch.")}
-            if isinstance(item, torch.memory_format):
-                return {"memory_format": str(item).removeprefix("torch.")}
-            if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                raise TraceError("A shape of the step depends on data, which cannot be planned.")
-            raise TraceError(f"An operator takes an argument of type {type(item).__name__}, which cannot be stored.")
+        def tensor(item: Any) -> Any:
+            if not isinstance(item, fx.Node):
+                return None
+            reads.append(self._value_of[item])
+            return {"value": reads[-1]}
 
-        content = {"args": [leaf(a) for a in args], "kwargs": {k: leaf(a) for k, a in kwargs.items()}}
-        return json.dumps(content, separators=(",", ":"))
+        return encode(args, kwargs, tensor)
 
     def _outputs(self, node: fx.Node) -> None:
         outputs: Any = node.args[0]

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, autograd_would_have_decomposed
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from stowage.stages.trace.fake import TrueKernels
 from stowage.stages.trace.operators import is_random
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
@@ -66,6 +67,7 @@ class Recorder(TorchDispatchMode):
         self.answer = answer
         self._name_of = name_of
         self._fake_mode = fake_mode
+        self._kernels = TrueKernels()
         self._fakes = WeakTensorKeyDictionary()
         self._nodes = WeakTensorKeyDictionary()
         self._written: set[int] = set()
@@ -196,7 +198,7 @@ class Recorder(TorchDispatchMode):
             return self._read(func, given, structure)
         nodes = [self._nodes[item] if isinstance(item, torch.Tensor) else item for item in given]
         try:
-            out = func(*fake_args, **fake_kwargs)
+            out = self._kernels(func, fake_args, fake_kwargs)
         except DynamicOutputShapeException:
             value = self._compute(func, given, structure)
             if value is None:

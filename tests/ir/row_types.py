@@ -19,6 +19,7 @@ TABLES: tuple[type, ...] = (
     trace.Constant,
     trace.Gradient,
     costs.Cost,
+    costs.Returned,
     graph.ComputeNode,
     graph.Block,
     hierarchy.Cluster,

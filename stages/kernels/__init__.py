@@ -1,0 +1,31 @@
+"""What real kernels do, learned by running them on made-up arguments: fake ones do not always tell.
+
+forms.py      type, shape, strides and storage of a tensor
+made_up.py    tensors of a form, with several kinds of contents: not every operator takes every number
+known.py      what was learned of calls so far in this process
+store.py      and in earlier ones
+"""
+
+from __future__ import annotations
+
+from stowage.stages.kernels.forms import Form, Output, outputs_of, parse_all, texts
+from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
+from stowage.stages.kernels.made_up import KINDS, Around, Kind, made_up
+from stowage.stages.kernels.store import ReturnedStore
+
+__all__ = [
+    "KINDS",
+    "Around",
+    "FakeKernelError",
+    "Form",
+    "Kind",
+    "KnownOutputs",
+    "Output",
+    "Outputs",
+    "ReturnedStore",
+    "known_outputs",
+    "made_up",
+    "outputs_of",
+    "parse_all",
+    "texts",
+]

@@ -1,0 +1,96 @@
+"""Type, shape, strides and storage of a tensor, without its contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tensor without contents.
+
+    Attributes:
+        dtype: its type.
+        shape, stride, offset: in elements.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Form:
+        """The form of a tensor, real or fake."""
+        return Form(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    @property
+    def span(self) -> int:
+        """Elements from the start of the storage to the last one that the tensor reaches."""
+        if not all(self.shape):
+            return 0
+        return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a call returns.
+
+    Attributes:
+        form: of the tensor.
+        nbytes: of its storage, 0 where it shares one.
+        argument: position, among the tensors of the arguments, of the one whose storage it shares; -1 for none.
+    """
+
+    form: Form
+    nbytes: int
+    argument: int = -1
+
+    @property
+    def text(self) -> str:
+        """For tables; `parse` reads it."""
+        form = self.form
+        dtype = str(form.dtype).removeprefix("torch.")
+        shape, stride = (",".join(map(str, numbers)) for numbers in (form.shape, form.stride))
+        return f"{dtype} {shape or '-'} {stride or '-'} {form.offset} {self.nbytes} {self.argument}"
+
+    @staticmethod
+    def parse(text: str) -> Output:
+        """What `text` says."""
+        dtype, shape, stride, offset, nbytes, argument = text.split(" ")
+        form = Form(getattr(torch, dtype), _numbers(shape), _numbers(stride), int(offset))
+        return Output(form, int(nbytes), int(argument))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return () if text == "-" else tuple(map(int, text.split(",")))
+
+
+def texts(outputs: Iterable[Output | None]) -> tuple[str, ...]:
+    """For tables: "" where there is no tensor."""
+    return tuple("" if output is None else output.text for output in outputs)
+
+
+def parse_all(found: Iterable[str]) -> tuple[Output | None, ...]:
+    """What `texts` wrote."""
+    return tuple(Output.parse(text) if text else None for text in found)
+
+
+def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[Output | None, ...]:
+    """What a call with these tensors among its arguments returned."""
+    positions: dict[int, int] = {}
+    for i, tensor in enumerate(tensors):
+        positions.setdefault(tensor.untyped_storage()._cdata, i)
+    flat = result if isinstance(result, (list, tuple)) else [result]
+    return tuple(output_of(t, positions) if isinstance(t, torch.Tensor) else None for t in flat)
+
+
+def output_of(tensor: torch.Tensor, arguments: Mapping[int, int]) -> Output:
+    """What `tensor` is, as an output of a call; `arguments` are positions of tensors by the identity of storages."""
+    storage = tensor.untyped_storage()
+    argument = arguments.get(storage._cdata, -1)
+    return Output(Form.of(tensor), int(storage.nbytes()) if argument < 0 else 0, argument)

@@ -1,0 +1,40 @@
+"""The store of what calls return: one table a device, beside their costs, only ever added to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from filelock import FileLock
+
+from stowage.stages.ir.costs import Returned
+from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.kernels.forms import parse_all, texts
+from stowage.stages.kernels.known import Outputs
+
+
+class ReturnedStore:
+    """Outputs by signature, for each device fingerprint, in `folder`. Safe for several processes at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, device: str) -> Path:
+        return self._folder / f"{device}.returned.parquet"
+
+    def read(self, device: str) -> dict[str, Outputs]:
+        """Of all calls that were looked at on a device.
+
+        Raises:
+            TableError: the file is damaged.
+        """
+        path = self._path(device)
+        return {r.signature: parse_all(r.outputs) for r in read_rows(path, Returned)} if path.exists() else {}
+
+    def add(self, device: str, found: Mapping[str, Outputs]) -> None:
+        """Add what calls return."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._folder / f"{device}.returned.lock"):
+            merged = {**self.read(device), **found}
+            rows = [Returned(signature, texts(outputs)) for signature, outputs in sorted(merged.items())]
+            write_rows(self._path(device), Returned, rows)
