@@ -15,8 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from stowage.flows._planning import Planned
+from stowage.flows._planned import Planned
+from stowage.flows._plain_step import PlainStep, first_difference, plain_step
+from stowage.flows._programs import Known
 from stowage.stages.device import unique_bytes
+from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.errors import AwayError, ParameterError, StaleStep, mib
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.runtime import Program
@@ -31,6 +34,9 @@ Result = TypeVar("Result")
 
 AMPLE = 2
 """Times what a forward makes in all: with so much room no operator is looked at before it runs."""
+
+COPIES = 3
+"""Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
 
 REPEATABLE = 32
 """Where kernels of a GPU need not repeat their bits, losses are equal within so many roundings."""
@@ -57,6 +63,32 @@ class _Watched:
     draws_later: bool
     calls: int = 0
     agreed: int = 0
+
+
+class _Observer:
+    """Looks at a planned iteration while it runs.
+
+    Attributes:
+        wrong: parameters whose gradient differs from `whole`'s, in order.
+    """
+
+    def __init__(self, program: Program, whole: PlainStep | None) -> None:
+        self.wrong: list[str] = []
+        self._program = program
+        self._whole = whole
+        self._before_updates: GeneratorStates | None = None
+
+    def on_update(self, name: str, gradient: torch.Tensor) -> None:
+        """See `Program`."""
+        if self._before_updates is None:
+            self._before_updates = GeneratorStates.now(self._program.device)
+        if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
+            self.wrong.append(name)
+
+    @property
+    def generators(self) -> GeneratorStates:
+        """Where they are before the first update: an optimizer may draw too."""
+        return self._before_updates or GeneratorStates.now(self._program.device)
 
 
 class Net:
@@ -87,36 +119,34 @@ class Net:
         self._said: set[str] = set()
 
     def run(
-        self,
-        program: Program,
-        planned: Planned,
-        batch: Any,
-        work: Callable[[], Result],
-        loss_of: Callable[[Result], torch.Tensor],
+        self, known: Known, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
         """`work`, which runs the program once, outside of autocast; before it, where that is due, plain PyTorch.
 
         Raises:
             StaleStep: they differ.
         """
-        watched = self._watched.get(program) or self._watch(program, planned)
+        program = known.program
+        watched = self._watched.get(program) or self._watch(program, known.planned)
         watched.calls += 1
         if not self._is_due(watched.calls):
             with without_autocast():
                 return work()
+        whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
         program.enter()
         seen = self._plain(program, watched, batch)
-        before_updates: list[GeneratorStates] = []
-        if seen is not None:
-            program.before_updates = lambda: before_updates.append(GeneratorStates.now(program.device))
+        observer = _Observer(program, whole)
+        program.on_update = observer.on_update if seen is not None or whole is not None else None
         try:
             with without_autocast():
                 result = work()
         finally:
-            program.before_updates = None
+            program.on_update = None
         if seen is not None:
-            left = before_updates[0] if before_updates else GeneratorStates.now(program.device)
-            self._compare(watched, seen, Number.of(loss_of(result)), left, program.device)
+            self._compare(watched, seen, Number.of(loss_of(result)), observer.generators, program.device)
+        if whole is not None:
+            self._compare_all(watched, known, whole, observer)
+        if seen is not None:
             watched.agreed = watched.calls
         return result
 
@@ -157,6 +187,30 @@ class Net:
             self._waits(str(error).rstrip("."))
         return None
 
+    def _whole(self, known: Known, batch: Any) -> PlainStep | None:
+        """A whole iteration of plain PyTorch; None where there is no memory for it."""
+        program, micro_batch = known.program, known.micro_batch
+        parameters = program.parameters()
+        states = resident_tensors(self._model, self._optimizer, ())
+        needed = known.planned.eager_peak_bytes + COPIES * unique_bytes(states)
+        if needed > _available_bytes(program.device):
+            self._say(
+                f"Gradients are not compared with plain PyTorch's: that takes about {mib(needed)}, which this machine "
+                "does not have; the loss is."
+            )
+            return None
+        if program.offloading is not None:
+            program.offloading.fetch_all()  # the program puts everything back where it wants it
+        return plain_step(
+            self._model,
+            self._optimizer if micro_batch.update else None,
+            self._compute,
+            batch,
+            self._roots,
+            parameters=parameters,
+            max_grad_norm=micro_batch.max_grad_norm,
+        )
+
     def _waits(self, reason: str) -> None:
         """Say so once."""
         if reason not in self._said:
@@ -190,6 +244,21 @@ class Net:
                     "tensor or a number",
                 )
 
+    def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: _Observer) -> None:
+        optimizer = self._optimizer if known.micro_batch.update else None
+        if observer.wrong:
+            what: str | None = f"another gradient of parameter '{observer.wrong[0]}' than plain PyTorch"
+        else:
+            program = known.program
+            what = first_difference(whole, self._model, optimizer, program.offloading, program.parameters(), close)
+        if what is not None:
+            raise self._stale(
+                watched,
+                f"gave {what}",
+                "either something that the step reads has changed since it was planned, or this is a fault of Stowage: "
+                "please report it with the model",
+            )
+
     @staticmethod
     def _stale(watched: _Watched, what: str, why: str) -> StaleStep:
         since = (
@@ -208,7 +277,31 @@ class Net:
 def _equal(loss: Number, plain: Number, device: torch.device) -> bool:
     if loss.dtype != plain.dtype:
         return False
-    if loss.bits == plain.bits or device.type == "cpu" or torch.are_deterministic_algorithms_enabled():
+    if loss.bits == plain.bits or _repeats(device):
         return loss.bits == plain.bits
     bound = REPEATABLE * torch.finfo(loss.dtype).eps * max(abs(loss.value), abs(plain.value))
     return math.isfinite(bound) and abs(loss.value - plain.value) <= bound
+
+
+def close(found: torch.Tensor, expected: torch.Tensor | None) -> bool:
+    """Equal bit for bit, all NaN alike; nearly so where kernels of a GPU need not repeat their bits."""
+    if expected is None or found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    here = found.detach().cpu()
+    if torch.equal(here, expected) or not here.dtype.is_floating_point:
+        return torch.equal(here, expected)
+    if _repeats(found.device):
+        return bool(((here == expected) | (here.isnan() & expected.isnan())).all())
+    bound = REPEATABLE * torch.finfo(here.dtype).eps
+    return torch.allclose(here, expected, bound, bound * float(expected.abs().max()), equal_nan=True)
+
+
+def _repeats(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

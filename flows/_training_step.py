@@ -60,6 +60,7 @@ class TrainingStep:
         late: LateWeights | None = None,
         lower: LowerTier | None = None,
         check: Check = "powers",
+        touches: tuple[Any, ...] = (),
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
@@ -67,7 +68,7 @@ class TrainingStep:
         self.programs = Programs(model, optimizer, make_plan, steps, late=late, lower=lower, say=say)
         programs = self.programs
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
-        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective), check, say)
+        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
         self._evaluations = Evaluations(model, make_forward_plan, programs.layouts, programs.offloading_for, say)
 
     @property
@@ -220,8 +221,9 @@ class TrainingStep:
         self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
         """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
+        assert self.programs.latest is not None
         try:
-            return self._net.run(program, self.planned, batch, work, loss_of)
+            return self._net.run(self.programs.latest, batch, work, loss_of)
         except StaleStep:
             self.programs.forget(program)
             raise
