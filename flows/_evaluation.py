@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from stowage.flows._planning import Effort, Planned, finish, target_device
+from stowage.flows._shadow import Net
+from stowage.stages.ir.errors import StaleStep
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, profile_trace
@@ -123,6 +125,7 @@ class Evaluations:
         make_plan: MakeForwardPlan,
         layouts: Callable[[], Mapping[str, torch.Tensor]],
         offloading: Callable[[Planned], Offloading | None],
+        net: Net,
         say: Callable[[str], None],
     ) -> None:
         """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan."""
@@ -130,6 +133,7 @@ class Evaluations:
         self._make_plan = make_plan
         self._layouts = layouts
         self._offloading = offloading
+        self._net = net
         self._say = say
         self._known: list[_Known] = []
 
@@ -146,8 +150,14 @@ class Evaluations:
         """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
         with evaluation_mode(self._model):
             known = self._find(batch, forward, resting)
-            with without_autocast():  # the casts are in the program
-                return known.form.fill(known.program.forward(batch))
+            try:
+                tensors = self._net.run_forward(
+                    known.program, known.planned, batch, forward, lambda: known.program.forward(batch)
+                )
+            except StaleStep:
+                self._known.remove(known)
+                raise
+            return known.form.fill(tensors)
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
         key = (forward, batch_signature(batch), model_signature(self._model), resting)

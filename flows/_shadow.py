@@ -6,21 +6,21 @@ shows in the loss: on a program's calls 1, 2, 4, 8, … model and loss also run 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from stowage.flows._planned import Planned
+from stowage.flows._agreement import History, close, digests, repeats, same_loss
 from stowage.flows._plain_step import PlainStep, first_difference, plain_step
+from stowage.flows._planned import Planned
 from stowage.flows._programs import Known
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import AwayError, ParameterError, StaleStep, mib
+from stowage.stages.ir.errors import AwayError, ParameterError, mib
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.generators import GeneratorStates
@@ -38,9 +38,6 @@ AMPLE = 2
 COPIES = 3
 """Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
 
-REPEATABLE = 32
-"""Where kernels of a GPU need not repeat their bits, losses are equal within so many roundings."""
-
 
 def check_of(value: Any) -> Check:
     """The argument `check`, or `ParameterError`."""
@@ -53,16 +50,14 @@ def check_of(value: Any) -> Check:
 
 
 @dataclass
-class _Watched:
-    """A program under the net: its calls so far, and the latest one that was compared and agreed."""
+class _Watched(History):
+    """A program under the net."""
 
-    shadow: Shadow
-    budget_bytes: int
-    forward_bytes: int
-    workspaces: dict[str, int]
-    draws_later: bool
-    calls: int = 0
-    agreed: int = 0
+    shadow: Shadow = field(kw_only=True)
+    budget_bytes: int = field(kw_only=True)
+    forward_bytes: int = field(kw_only=True)
+    workspaces: dict[str, int] = field(kw_only=True)
+    draws_later: bool = field(kw_only=True)
 
 
 class _Observer:
@@ -127,7 +122,7 @@ class Net:
             StaleStep: they differ.
         """
         program = known.program
-        watched = self._watched.get(program) or self._watch(program, known.planned)
+        watched = self._watched.get(program) or self._watch(program, known.planned, self._loss_shadow)
         watched.calls += 1
         if not self._is_due(watched.calls):
             with without_autocast():
@@ -150,19 +145,53 @@ class Net:
             watched.agreed = watched.calls
         return result
 
+    def run_forward(
+        self, program: Program, planned: Planned, batch: Any, forward: Compute, work: Callable[[], list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """`work`, which runs a forward-only program once, outside of autocast; before it, where that is due,
+        `forward(model, batch)` without gradients.
+
+        Raises:
+            StaleStep: they differ.
+        """
+        watched = self._watched.get(program) or self._watch(
+            program,
+            planned,
+            lambda reads: Shadow(self._model, forward, (), self._operators, reads, outcome=digests, gradients=False),
+        )
+        watched.calls += 1
+        seen = None
+        if self._is_due(watched.calls) and repeats(program.device):
+            program.enter()
+            seen = self._plain(program, watched, batch)
+        with without_autocast():
+            result = work()
+        if seen is not None:
+            found = digests(result)
+            wrong = next((i for i, (a, b) in enumerate(zip(found, seen.result)) if a != b), None)
+            if wrong is not None or len(found) != len(seen.result):
+                raise watched.stale_evaluation(wrong or 0)
+            watched.agreed = watched.calls
+        return result
+
+    def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
+        return Shadow(self._model, self._compute, self._roots, self._operators, reads)
+
     def _is_due(self, call: int) -> bool:
         if self.check == "never":
             return False
         return self.check == "always" or not call & (call - 1)
 
-    def _watch(self, program: Program, planned: Planned) -> _Watched:
+    def _watch(
+        self, program: Program, planned: Planned, shadow: Callable[[dict[str, frozenset[str]]], Shadow]
+    ) -> _Watched:
         trace = planned.trace
         found = self._watched[program] = _Watched(
-            Shadow(self._model, self._compute, self._roots, self._operators, forward_reads(trace)),
-            planned.summary.device_budget_bytes,
-            forward_bytes(trace),
-            workspaces(trace, planned.nodes),
-            any(c.is_random and c.phase != "forward" for c in trace.calls),
+            shadow=shadow(forward_reads(trace)),
+            budget_bytes=planned.summary.device_budget_bytes,
+            forward_bytes=forward_bytes(trace),
+            workspaces=workspaces(trace, planned.nodes),
+            draws_later=any(c.is_random and c.phase != "forward" for c in trace.calls),
         )
         return found
 
@@ -220,29 +249,19 @@ class Net:
     def _compare(
         self, watched: _Watched, seen: Seen, loss: Number, generators: GeneratorStates, device: torch.device
     ) -> None:
-        if not _equal(loss, seen.loss, device):
-            raise self._stale(
-                watched,
-                f"gave the loss {loss.text}, plain PyTorch gives {seen.loss.text}",
-                "something that the step reads has changed where Stowage cannot see it (a number that a library or a "
-                "file holds, a global, an environment variable): pass it in the batch, as a tensor or a number",
-            )
+        if not same_loss(loss, seen.result, device):
+            raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
         name = seen.generators.difference(generators)
         if name is not None and not (watched.draws_later and name.startswith("PyTorch")):
-            draw = (
-                "as many random numbers are not drawn as when the step was traced"
+            why = (
+                "not so many random numbers are drawn as when it was traced"
                 if name.startswith("PyTorch")
-                else "the model or the loss draws from it, which a plan does not repeat: draw with torch.rand"
+                else "the model or the loss draws from it, which a plan does not repeat, so draw with torch.rand"
             )
-            raise self._stale(watched, f"left {name} elsewhere than plain PyTorch does", draw)
-        for name, buffer in self._model.named_buffers():
+            raise watched.stale_step(f"left {name} elsewhere than plain PyTorch does", why)
+        for name, buffer in self._model.named_buffers() if repeats(device) else ():
             if name in seen.buffers and digest(buffer) != seen.buffers[name]:
-                raise self._stale(
-                    watched,
-                    f"left another content in buffer '{name}' than plain PyTorch does",
-                    "something that the step reads has changed where Stowage cannot see it: pass it in the batch, as a "
-                    "tensor or a number",
-                )
+                raise watched.stale_step(f"left something else in buffer '{name}' than plain PyTorch does")
 
     def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: _Observer) -> None:
         optimizer = self._optimizer if known.micro_batch.update else None
@@ -252,52 +271,11 @@ class Net:
             program = known.program
             what = first_difference(whole, self._model, optimizer, program.offloading, program.parameters(), close)
         if what is not None:
-            raise self._stale(
-                watched,
+            raise watched.stale_step(
                 f"gave {what}",
-                "either something that the step reads has changed since it was planned, or this is a fault of Stowage: "
-                "please report it with the model",
+                "either something that it reads has changed since it was planned, or this is a fault of Stowage, to be "
+                "reported with the model",
             )
-
-    @staticmethod
-    def _stale(watched: _Watched, what: str, why: str) -> StaleStep:
-        since = (
-            f"since some call after number {watched.agreed} and at the latest this one, number {watched.calls}"
-            if watched.agreed
-            else f"on call number {watched.calls}, the first that is compared"
-        )
-        return StaleStep(
-            f"The planned step {what}, {since}: {why}; weights have been updated with the stale step, so go back to "
-            "what was saved before, and the next call plans anew.",
-            watched.calls,
-            watched.agreed,
-        )
-
-
-def _equal(loss: Number, plain: Number, device: torch.device) -> bool:
-    if loss.dtype != plain.dtype:
-        return False
-    if loss.bits == plain.bits or _repeats(device):
-        return loss.bits == plain.bits
-    bound = REPEATABLE * torch.finfo(loss.dtype).eps * max(abs(loss.value), abs(plain.value))
-    return math.isfinite(bound) and abs(loss.value - plain.value) <= bound
-
-
-def close(found: torch.Tensor, expected: torch.Tensor | None) -> bool:
-    """Equal bit for bit, all NaN alike; nearly so where kernels of a GPU need not repeat their bits."""
-    if expected is None or found.dtype != expected.dtype or found.shape != expected.shape:
-        return False
-    here = found.detach().cpu()
-    if torch.equal(here, expected) or not here.dtype.is_floating_point:
-        return torch.equal(here, expected)
-    if _repeats(found.device):
-        return bool(((here == expected) | (here.isnan() & expected.isnan())).all())
-    bound = REPEATABLE * torch.finfo(here.dtype).eps
-    return torch.allclose(here, expected, bound, bound * float(expected.abs().max()), equal_nan=True)
-
-
-def _repeats(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
 
 
 def _available_bytes(device: torch.device) -> int:

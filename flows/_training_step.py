@@ -69,7 +69,9 @@ class TrainingStep:
         programs = self.programs
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
-        self._evaluations = Evaluations(model, make_forward_plan, programs.layouts, programs.offloading_for, say)
+        self._evaluations = Evaluations(
+            model, make_forward_plan, programs.layouts, programs.offloading_for, self._net, say
+        )
 
     @property
     def planned(self) -> Planned:
@@ -129,6 +131,7 @@ class TrainingStep:
         Raises:
             Infeasible: the budget cannot be met; it states the smallest feasible one.
             TraceError: the forward cannot be traced.
+            StaleStep: plain PyTorch gives something else; see `fit`.
         """
         return self._evaluations(batch, forward, Resting.of(self.planned, self.model))
 

@@ -276,7 +276,7 @@ def test_without_room_it_waits_and_says_so_once(quick: Fit, notices: list[str]) 
     model, batches = language_model()
     step = quick(model, batches[0], adamw)
     program = step.prepare(batches[0])
-    watched = step._net._watch(program, step.planned)
+    watched = step._net._watch(program, step.planned, step._net._loss_shadow)
     watched.budget_bytes = 3 * sum(p.nbytes for p in model.parameters())
     for batch in batches:
         step(batch)
@@ -429,3 +429,26 @@ def test_an_update_that_differs_is_named(quick: Fit, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.optim.SGD, "step", once_more)
     with pytest.raises(StaleStep, match=r"another parameter '0\.weight' than plain PyTorch"):
         step(batch_of())
+
+
+def test_evaluation_is_compared_too(quick: Fit, tmp_path: Path) -> None:
+    hidden = Hidden("context", tmp_path)
+    read = hidden.reader()
+    model, batch = network(), batch_of()
+    step = quick(model, batch, momentum, loss=scaled_loss(lambda: 1.0))
+
+    def scaled(model: nn.Module, batch: Any) -> Any:
+        return model(*batch) * read(), "in words"
+
+    for _ in range(2):
+        step.evaluate(batch, scaled)
+    hidden.set(3.0)
+    step.evaluate(batch, scaled)
+    with pytest.raises(StaleStep, match="after number 2 and at the latest this one, number 4") as caught:
+        step.evaluate(batch, scaled)
+    assert "weights" not in str(caught.value)
+    found, words = step.evaluate(batch, scaled)
+    model.eval()
+    with torch.no_grad():
+        assert same(found, model(*batch) * 3.0)
+    assert words == "in words"
