@@ -23,7 +23,7 @@ from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.errors import AwayError, ParameterError, mib
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.generators import GeneratorStates
+from stowage.stages.runtime.generators import STATE_BYTES, GeneratorStates
 from stowage.stages.runtime.measure import resident_tensors
 from stowage.stages.runtime.shadow import Compute, Number, Seen, Shadow, digest
 from stowage.stages.runtime.shadow_guard import NoRoom, Operators, ReadsAway, Room
@@ -67,7 +67,9 @@ class _Observer:
         wrong: parameters whose gradient differs from `whole`'s, in order.
     """
 
-    def __init__(self, program: Program, whole: PlainStep | None) -> None:
+    def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
+        """`has_room`: for the state of a generator, where the plan takes most."""
+        self._has_room = has_room
         self.wrong: list[str] = []
         self._program = program
         self._whole = whole
@@ -75,7 +77,7 @@ class _Observer:
 
     def on_update(self, name: str, gradient: torch.Tensor) -> None:
         """See `Program`."""
-        if self._before_updates is None:
+        if self._before_updates is None and self._has_room:
             self._before_updates = GeneratorStates.now(self._program.device)
         if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
             self.wrong.append(name)
@@ -130,7 +132,9 @@ class Net:
         whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
         program.enter()
         seen = self._plain(program, watched, batch)
-        observer = _Observer(program, whole)
+        summary = known.planned.summary
+        has_room = summary.device_peak_bytes + STATE_BYTES <= summary.device_budget_bytes
+        observer = _Observer(program, whole, has_room=has_room)
         program.on_update = observer.on_update if seen is not None or whole is not None else None
         try:
             with without_autocast():
