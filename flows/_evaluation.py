@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from stowage.flows._planning import Effort, Planned, finish, target_device
+from stowage.flows._shadow import Net
 from stowage.flows._true_kernels import with_true_kernels
+from stowage.stages.ir.errors import StaleStep
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, profile_trace
@@ -127,6 +129,7 @@ class Evaluations:
         make_plan: MakeForwardPlan,
         layouts: Callable[[], Mapping[str, torch.Tensor]],
         offloading: Callable[[Planned], Offloading | None],
+        net: Net,
         say: Callable[[str], None],
     ) -> None:
         """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan."""
@@ -134,6 +137,7 @@ class Evaluations:
         self._make_plan = make_plan
         self._layouts = layouts
         self._offloading = offloading
+        self._net = net
         self._say = say
         self._known: list[_Known] = []
 
@@ -150,10 +154,19 @@ class Evaluations:
         """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
         with evaluation_mode(self._model):
             known = self._find(batch, forward, resting)
-            with without_autocast():  # the casts are in the program
-                outputs = known.program.forward(batch)
+            outputs: list[torch.Tensor] = []
+
+            def work() -> list[torch.Tensor]:
+                outputs[:] = known.program.forward(batch)
+                return outputs[: known.returns]
+
+            try:
+                tensors = self._net.run_forward(known.program, known.planned, batch, forward, work)
+            except StaleStep:
+                self._known.remove(known)
+                raise
             known.left.apply(outputs[known.returns :])
-            return known.form.fill(outputs[: known.returns])
+            return known.form.fill(tensors)
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
         key = (forward, batch_signature(batch), model_signature(self._model), resting)

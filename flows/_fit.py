@@ -36,6 +36,7 @@ def make_step(
     device_budget: str | int,
     loss: Loss | None = None,
     objective: Objective | None = None,
+    touches: tuple[Any, ...] = (),
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     method: str = "auto",
@@ -49,6 +50,10 @@ def make_step(
     say: Say = print_notice,
 ) -> TrainingStep:
     """A training step that has not planned anything yet; see `fit`.
+
+    Args:
+        objective: `objective(model, batch)`, instead of `loss`.
+        touches: objects that it may change; what it leaves there when it is only compared is undone.
 
     Raises:
         ParameterError: an argument is wrong.
@@ -90,6 +95,7 @@ def make_step(
         late=late,
         lower=lower,
         check=check_of(check),
+        touches=touches,
         say=say,
     )
 

@@ -6,21 +6,24 @@ shows in the loss: on a program's calls 1, 2, 4, 8, … model and loss also run 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from stowage.flows._planning import Planned
+from stowage.flows._agreement import History, close, digests, repeats, same_loss
+from stowage.flows._plain_step import PlainStep, first_difference, plain_step
+from stowage.flows._planned import Planned
+from stowage.flows._programs import Known
 from stowage.stages.device import unique_bytes
-from stowage.stages.ir.errors import AwayError, ParameterError, StaleStep, mib
+from stowage.stages.device.heap import available_bytes
+from stowage.stages.ir.errors import AwayError, ParameterError, mib
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.generators import GeneratorStates
+from stowage.stages.runtime.generators import STATE_BYTES, GeneratorStates
 from stowage.stages.runtime.measure import resident_tensors
 from stowage.stages.runtime.shadow import Compute, Number, Seen, Shadow, digest
 from stowage.stages.runtime.shadow_guard import NoRoom, Operators, ReadsAway, Room
@@ -32,8 +35,8 @@ Result = TypeVar("Result")
 AMPLE = 2
 """Times what a forward makes in all: with so much room no operator is looked at before it runs."""
 
-REPEATABLE = 32
-"""Where kernels of a GPU need not repeat their bits, losses are equal within so many roundings."""
+COPIES = 3
+"""Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
 
 
 def check_of(value: Any) -> Check:
@@ -47,16 +50,42 @@ def check_of(value: Any) -> Check:
 
 
 @dataclass
-class _Watched:
-    """A program under the net: its calls so far, and the latest one that was compared and agreed."""
+class _Watched(History):
+    """A program under the net."""
 
-    shadow: Shadow
-    budget_bytes: int
-    forward_bytes: int
-    workspaces: dict[str, int]
-    draws_later: bool
-    calls: int = 0
-    agreed: int = 0
+    shadow: Shadow = field(kw_only=True)
+    budget_bytes: int = field(kw_only=True)
+    forward_bytes: int = field(kw_only=True)
+    workspaces: dict[str, int] = field(kw_only=True)
+    draws_later: bool = field(kw_only=True)
+
+
+class _Observer:
+    """Looks at a planned iteration while it runs.
+
+    Attributes:
+        wrong: parameters whose gradient differs from `whole`'s, in order.
+    """
+
+    def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
+        """`has_room`: for the state of a generator, where the plan takes most."""
+        self._has_room = has_room
+        self.wrong: list[str] = []
+        self._program = program
+        self._whole = whole
+        self._before_updates: GeneratorStates | None = None
+
+    def on_update(self, name: str, gradient: torch.Tensor) -> None:
+        """See `Program`."""
+        if self._before_updates is None and self._has_room:
+            self._before_updates = GeneratorStates.now(self._program.device)
+        if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
+            self.wrong.append(name)
+
+    @property
+    def generators(self) -> GeneratorStates:
+        """Where they are before the first update: an optimizer may draw too."""
+        return self._before_updates or GeneratorStates.now(self._program.device)
 
 
 class Net:
@@ -87,52 +116,86 @@ class Net:
         self._said: set[str] = set()
 
     def run(
-        self,
-        program: Program,
-        planned: Planned,
-        batch: Any,
-        work: Callable[[], Result],
-        loss_of: Callable[[Result], torch.Tensor],
+        self, known: Known, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
         """`work`, which runs the program once, outside of autocast; before it, where that is due, plain PyTorch.
 
         Raises:
             StaleStep: they differ.
         """
-        watched = self._watched.get(program) or self._watch(program, planned)
+        program = known.program
+        watched = self._watched.get(program) or self._watch(program, known.planned, self._loss_shadow)
         watched.calls += 1
         if not self._is_due(watched.calls):
             with without_autocast():
                 return work()
+        whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
         program.enter()
         seen = self._plain(program, watched, batch)
-        before_updates: list[GeneratorStates] = []
-        if seen is not None:
-            program.before_updates = lambda: before_updates.append(GeneratorStates.now(program.device))
+        summary = known.planned.summary
+        has_room = summary.device_peak_bytes + STATE_BYTES <= summary.device_budget_bytes
+        observer = _Observer(program, whole, has_room=has_room)
+        program.on_update = observer.on_update if seen is not None or whole is not None else None
         try:
             with without_autocast():
                 result = work()
         finally:
-            program.before_updates = None
+            program.on_update = None
         if seen is not None:
-            left = before_updates[0] if before_updates else GeneratorStates.now(program.device)
-            self._compare(watched, seen, Number.of(loss_of(result)), left, program.device)
+            self._compare(watched, seen, Number.of(loss_of(result)), observer.generators, program.device)
+        if whole is not None:
+            self._compare_all(watched, known, whole, observer)
+        if seen is not None:
             watched.agreed = watched.calls
         return result
+
+    def run_forward(
+        self, program: Program, planned: Planned, batch: Any, forward: Compute, work: Callable[[], list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """`work`, which runs a forward-only program once, outside of autocast; before it, where that is due,
+        `forward(model, batch)` without gradients.
+
+        Raises:
+            StaleStep: they differ.
+        """
+        watched = self._watched.get(program) or self._watch(
+            program,
+            planned,
+            lambda reads: Shadow(self._model, forward, (), self._operators, reads, outcome=digests, gradients=False),
+        )
+        watched.calls += 1
+        seen = None
+        if self._is_due(watched.calls) and repeats(program.device):
+            program.enter()
+            seen = self._plain(program, watched, batch)
+        with without_autocast():
+            result = work()
+        if seen is not None:
+            found = digests(result)
+            wrong = next((i for i, (a, b) in enumerate(zip(found, seen.result)) if a != b), None)
+            if wrong is not None or len(found) != len(seen.result):
+                raise watched.stale_evaluation(wrong or 0)
+            watched.agreed = watched.calls
+        return result
+
+    def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
+        return Shadow(self._model, self._compute, self._roots, self._operators, reads)
 
     def _is_due(self, call: int) -> bool:
         if self.check == "never":
             return False
         return self.check == "always" or not call & (call - 1)
 
-    def _watch(self, program: Program, planned: Planned) -> _Watched:
+    def _watch(
+        self, program: Program, planned: Planned, shadow: Callable[[dict[str, frozenset[str]]], Shadow]
+    ) -> _Watched:
         trace = planned.trace
         found = self._watched[program] = _Watched(
-            Shadow(self._model, self._compute, self._roots, self._operators, forward_reads(trace)),
-            planned.summary.device_budget_bytes,
-            forward_bytes(trace),
-            workspaces(trace, planned.nodes),
-            any(c.is_random and c.phase != "forward" for c in trace.calls),
+            shadow=shadow(forward_reads(trace)),
+            budget_bytes=planned.summary.device_budget_bytes,
+            forward_bytes=forward_bytes(trace),
+            workspaces=workspaces(trace, planned.nodes),
+            draws_later=any(c.is_random and c.phase != "forward" for c in trace.calls),
         )
         return found
 
@@ -157,6 +220,30 @@ class Net:
             self._waits(str(error).rstrip("."))
         return None
 
+    def _whole(self, known: Known, batch: Any) -> PlainStep | None:
+        """A whole iteration of plain PyTorch; None where there is no memory for it."""
+        program, micro_batch = known.program, known.micro_batch
+        parameters = program.parameters()
+        states = resident_tensors(self._model, self._optimizer, ())
+        needed = known.planned.eager_peak_bytes + COPIES * unique_bytes(states)
+        if needed > _available_bytes(program.device):
+            self._say(
+                f"Gradients are not compared with plain PyTorch's: that takes about {mib(needed)}, which this machine "
+                "does not have; the loss is."
+            )
+            return None
+        if program.offloading is not None:
+            program.offloading.fetch_all()  # the program puts everything back where it wants it
+        return plain_step(
+            self._model,
+            self._optimizer if micro_batch.update else None,
+            self._compute,
+            batch,
+            self._roots,
+            parameters=parameters,
+            max_grad_norm=micro_batch.max_grad_norm,
+        )
+
     def _waits(self, reason: str) -> None:
         """Say so once."""
         if reason not in self._said:
@@ -166,49 +253,37 @@ class Net:
     def _compare(
         self, watched: _Watched, seen: Seen, loss: Number, generators: GeneratorStates, device: torch.device
     ) -> None:
-        if not _equal(loss, seen.loss, device):
-            raise self._stale(
-                watched,
-                f"gave the loss {loss.text}, plain PyTorch gives {seen.loss.text}",
-                "something that the step reads has changed where Stowage cannot see it (a number that a library or a "
-                "file holds, a global, an environment variable): pass it in the batch, as a tensor or a number",
-            )
+        if not same_loss(loss, seen.result, device):
+            raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
         name = seen.generators.difference(generators)
         if name is not None and not (watched.draws_later and name.startswith("PyTorch")):
-            draw = (
-                "as many random numbers are not drawn as when the step was traced"
+            why = (
+                "not so many random numbers are drawn as when it was traced"
                 if name.startswith("PyTorch")
-                else "the model or the loss draws from it, which a plan does not repeat: draw with torch.rand"
+                else "the model or the loss draws from it, which a plan does not repeat, so draw with torch.rand"
             )
-            raise self._stale(watched, f"left {name} elsewhere than plain PyTorch does", draw)
-        for name, buffer in self._model.named_buffers():
+            raise watched.stale_step(f"left {name} elsewhere than plain PyTorch does", why)
+        for name, buffer in self._model.named_buffers() if repeats(device) else ():
             if name in seen.buffers and digest(buffer) != seen.buffers[name]:
-                raise self._stale(
-                    watched,
-                    f"left another content in buffer '{name}' than plain PyTorch does",
-                    "something that the step reads has changed where Stowage cannot see it: pass it in the batch, as a "
-                    "tensor or a number",
-                )
+                raise watched.stale_step(f"left something else in buffer '{name}' than plain PyTorch does")
 
-    @staticmethod
-    def _stale(watched: _Watched, what: str, why: str) -> StaleStep:
-        since = (
-            f"since some call after number {watched.agreed} and at the latest this one, number {watched.calls}"
-            if watched.agreed
-            else f"on call number {watched.calls}, the first that is compared"
-        )
-        return StaleStep(
-            f"The planned step {what}, {since}: {why}; weights have been updated with the stale step, so go back to "
-            "what was saved before, and the next call plans anew.",
-            watched.calls,
-            watched.agreed,
-        )
+    def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: _Observer) -> None:
+        optimizer = self._optimizer if known.micro_batch.update else None
+        if observer.wrong:
+            what: str | None = f"another gradient of parameter '{observer.wrong[0]}' than plain PyTorch"
+        else:
+            program = known.program
+            what = first_difference(whole, self._model, optimizer, program.offloading, program.parameters(), close)
+        if what is not None:
+            raise watched.stale_step(
+                f"gave {what}",
+                "either something that it reads has changed since it was planned, or this is a fault of Stowage, to be "
+                "reported with the model",
+            )
 
 
-def _equal(loss: Number, plain: Number, device: torch.device) -> bool:
-    if loss.dtype != plain.dtype:
-        return False
-    if loss.bits == plain.bits or device.type == "cpu" or torch.are_deterministic_algorithms_enabled():
-        return loss.bits == plain.bits
-    bound = REPEATABLE * torch.finfo(loss.dtype).eps * max(abs(loss.value), abs(plain.value))
-    return math.isfinite(bound) and abs(loss.value - plain.value) <= bound
+def _available_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

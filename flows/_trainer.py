@@ -187,6 +187,7 @@ class _Stowed:
                 model,
                 optimizer,
                 objective=self._objective,
+                touches=(trainer,),
                 accumulate=accumulate,
                 max_grad_norm=norm,
                 **self._options,

@@ -60,6 +60,7 @@ class TrainingStep:
         late: LateWeights | None = None,
         lower: LowerTier | None = None,
         check: Check = "powers",
+        touches: tuple[Any, ...] = (),
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
@@ -67,8 +68,10 @@ class TrainingStep:
         self.programs = Programs(model, optimizer, make_plan, steps, late=late, lower=lower, say=say)
         programs = self.programs
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
-        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective), check, say)
-        self._evaluations = Evaluations(model, make_forward_plan, programs.layouts, programs.offloading_for, say)
+        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
+        self._evaluations = Evaluations(
+            model, make_forward_plan, programs.layouts, programs.offloading_for, self._net, say
+        )
 
     @property
     def planned(self) -> Planned:
@@ -128,6 +131,7 @@ class TrainingStep:
         Raises:
             Infeasible: the budget cannot be met; it states the smallest feasible one.
             TraceError: the forward cannot be traced.
+            StaleStep: plain PyTorch gives something else; see `fit`.
         """
         return self._evaluations(batch, forward, Resting.of(self.planned, self.model))
 
@@ -220,8 +224,9 @@ class TrainingStep:
         self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
         """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
+        assert self.programs.latest is not None
         try:
-            result = self._net.run(program, self.planned, batch, work, loss_of)
+            result = self._net.run(self.programs.latest, batch, work, loss_of)
         except StaleStep:
             self.programs.forget(program)
             raise

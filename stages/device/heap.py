@@ -131,3 +131,10 @@ def resident_bytes() -> int:
     """What this process occupies in memory."""
     with open("/proc/self/statm", "rb", buffering=0) as file:
         return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+def available_bytes() -> int:
+    """What this machine can give to processes without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        found = {name: int(value.split()[0]) for name, value in (line.split(":") for line in file)}
+    return found["MemAvailable"] << 10

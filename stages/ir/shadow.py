@@ -21,7 +21,7 @@ def forward_reads(trace: TraceTables) -> dict[str, frozenset[str]]:
         if call.phase != "forward":
             continue
         storages = [trace.storages[trace.values[v].storage] for v in call.reads]
-        found.setdefault(call.module, set()).update(s.name for s in storages if s.role == "parameter")
+        found.setdefault(call.module, set()).update(s.name for s in storages if s.role in ("parameter", "outside"))
     return {module: frozenset(names) for module, names in found.items() if names}
 
 

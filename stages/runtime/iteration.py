@@ -68,7 +68,7 @@ class Iteration:
         update: Callable[[str, torch.Tensor], None],
         offloading: Offloading | None = None,
         recorder: Recorder | None = None,
-        before_updates: Callable[[], None] | None = None,
+        on_update: Callable[[str, torch.Tensor], None] | None = None,
     ) -> None:
         self.parameter = parameter
         self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter, offloading)
@@ -82,7 +82,7 @@ class Iteration:
         self._update = update
         self._offloading = offloading
         self._recorder = recorder
-        self._before_updates = before_updates
+        self._on_update = on_update
 
     def begin(self, label: str) -> None:
         """A step of the cycle begins."""
@@ -114,9 +114,8 @@ class Iteration:
 
     def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
-        if self._before_updates is not None:
-            self._before_updates()
-            self._before_updates = None
+        if self._on_update is not None:
+            self._on_update(name, gradient)
         waited = self.parameter[name].grad is gradient
         self._keep_to_limit()
         with self._span("update", name):

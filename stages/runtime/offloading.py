@@ -316,6 +316,11 @@ class Offloading:
         self.tier.reload(self._at[name], tensor).wait()
         return tensor
 
+    def below(self) -> dict[str, torch.Tensor]:
+        """Parameters that are below alone, by name: what stands for them."""
+        self.settle_all()
+        return {name: self._parameters[name] for name in sorted(self._below) if name in self._parameters}
+
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
         """Modules may be called whatever is below: who calls them brings what they read (`peek`)."""

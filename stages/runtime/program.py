@@ -70,7 +70,7 @@ class Program:
         offloading: the tier below the device, or None.
         device: that it runs on.
         recorder: of the next iteration's steps, see `trace_iteration`.
-        before_updates: called once, before an iteration's first update.
+        on_update: called with the name and the complete gradient of each parameter that is about to be updated.
         left: what the latest iteration leaves in the user's objects, until it is taken.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
@@ -95,13 +95,13 @@ class Program:
         self._slots = list(slots)
         self.offloading = offloading
         self._outside = outside or {}
-        parameters = self._parameters()
+        parameters = self.parameters()
         if offloading is not None:
             offloading.adopt(parameters)
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.recorder: Recorder | None = None
-        self.before_updates: Callable[[], None] | None = None
+        self.on_update: Callable[[str, torch.Tensor], None] | None = None
         self._random = RandomStates(self.device)
         self.grad_norm: torch.Tensor | None = None
         self.left: Sequence[torch.Tensor] = ()
@@ -113,7 +113,7 @@ class Program:
         self._taken = [weakref.ref(tensor) for tensor in left]
         return left
 
-    def _parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """The model's, and those outside of it that the step reads."""
         met = {name: t for name, t in self._outside.items() if t.requires_grad and t.is_leaf}
         return {**dict(self._model.named_parameters()), **met}
@@ -164,7 +164,7 @@ class Program:
             for name, like in self._rooms.items()
         }
         run = Iteration(
-            parameter=self._parameters(),
+            parameter=self.parameters(),
             buffer=dict(self._model.named_buffers()),
             input=dict(zip(self._input_names, tensors, strict=True)),
             constant=self._constants,
@@ -173,7 +173,7 @@ class Program:
             update=self._update,
             offloading=self.offloading,
             recorder=self.recorder,
-            before_updates=self.before_updates,
+            on_update=self.on_update,
         )
         self.enter()
         try:

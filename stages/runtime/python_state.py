@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-AT_MOST = 100_000
+AT_MOST = 20_000
 """Objects that are followed: a step that hangs on a data set is not followed into its rows."""
 
 LONG = 4096
@@ -58,7 +58,7 @@ class PythonState:
             undo()
 
     def _visit(self, item: Any) -> None:
-        if isinstance(item, nn.Parameter):
+        if _trains(item):
             self._keep_tensor(item)
         if isinstance(item, _PLAIN) or id(item) in self._seen:
             return
@@ -85,7 +85,7 @@ class PythonState:
             self._keep_object(item)
 
     def _follow(self, items: Iterable[Any]) -> None:
-        self._waiting.extend(item for item in items if isinstance(item, nn.Parameter) or not isinstance(item, _PLAIN))
+        self._waiting.extend(item for item in items if _trains(item) or not isinstance(item, _PLAIN))
 
     def _keep_dict(self, held: dict[Any, Any]) -> None:
         before = list(held.items())
@@ -185,6 +185,11 @@ class PythonState:
                 held.requires_grad_(requires)
 
         self._undo.append(undo)
+
+
+def _trains(item: Any) -> bool:
+    """A tensor that may get a gradient, or that may be replaced below its name."""
+    return isinstance(item, nn.Parameter) or (isinstance(item, torch.Tensor) and item.is_leaf and item.requires_grad)
 
 
 def _of_a_library_module(name: str | None) -> bool:

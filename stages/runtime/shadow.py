@@ -22,8 +22,8 @@ from stowage.stages.runtime.python_state import PythonState
 from stowage.stages.runtime.shadow_guard import Guard, NoRoom, Operators, Room, Saved
 from stowage.stages.runtime.shadow_weights import Lending
 
-Compute = Callable[[nn.Module, Any], torch.Tensor]
-"""From the model and the batch to the loss."""
+Compute = Callable[[nn.Module, Any], Any]
+"""From the model and the batch to the loss, or to whatever is compared."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Seen:
     """What a plain forward gave.
 
     Attributes:
-        loss: see `Number`.
+        result: what it returned, told by `Shadow.outcome`: of a loss a `Number`.
         generators: where it left them.
         buffers: of those that it wrote, hashes of what it left in them.
     """
 
-    loss: Number
+    result: Any
     generators: GeneratorStates
     buffers: dict[str, bytes]
 
@@ -75,6 +75,8 @@ class Shadow:
         roots: where the state of Python hangs on that it may write, besides the model.
         known: of operators, from other programs' runs.
         reads: module -> parameters that it reads itself.
+        outcome: what to know of the result; its tensors are dropped.
+        gradients: whether the gradient mode is on.
         peak_bytes: of the latest run, beyond what was there before; 0 before the first.
     """
 
@@ -83,6 +85,8 @@ class Shadow:
     roots: tuple[Any, ...] = ()
     known: Operators = field(default_factory=Operators)
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    outcome: Callable[[Any], Any] = Number.of
+    gradients: bool = True
     peak_bytes: int = 0
     _drops: bool = True
     _written: tuple[str, ...] | None = None
@@ -135,7 +139,7 @@ class Shadow:
         buffers = dict(self.model.named_buffers())
         for name in self._written or ():
             saved.keep(buffers[name].untyped_storage())
-        return self._outcome(self._loss(batch), saved, device)
+        return self._seen(self._result(batch), saved, device)
 
     def _guarded(
         self, batch: Any, saved: Saved, room: Room, offloading: Offloading | None, device: torch.device | None
@@ -143,23 +147,24 @@ class Shadow:
         lending = Lending(self.model, offloading, self.reads) if offloading is not None else None
         guard = Guard(room, lending.away if lending is not None else None, saved, self.known)
         with guard, lending.around(guard) if lending is not None else contextlib.nullcontext():
-            loss = self._loss(batch)
-        seen = self._outcome(loss, saved, device)
+            result = self._result(batch)
+        seen = self._seen(result, saved, device)
         self.peak_bytes = guard.peak_bytes + saved.nbytes
         known = {buffer.untyped_storage()._cdata for buffer in self.model.buffers()}
         if all(memory.untyped_storage()._cdata in known for memory in saved) and self._drops:
             self._written = tuple(seen.buffers)
         return seen
 
-    def _outcome(self, loss: Number, saved: Saved, device: torch.device | None) -> Seen:
+    def _seen(self, result: Any, saved: Saved, device: torch.device | None) -> Seen:
         buffers = {
             name: digest(buffer) for name, buffer in self.model.named_buffers() if buffer.untyped_storage() in saved
         }
-        return Seen(loss, GeneratorStates.now(device or torch.device("cpu")), buffers)
+        return Seen(result, GeneratorStates.now(device or torch.device("cpu")), buffers)
 
-    def _loss(self, batch: Any) -> Number:
-        with torch.enable_grad(), _dropping() if self._drops else contextlib.nullcontext():
-            return Number.of(self.compute(self.model, batch))
+    def _result(self, batch: Any) -> Any:
+        drops = self._drops and self.gradients
+        with torch.set_grad_enabled(self.gradients), _dropping() if drops else contextlib.nullcontext():
+            return self.outcome(self.compute(self.model, batch))
 
 
 @contextlib.contextmanager

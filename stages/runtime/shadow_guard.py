@@ -271,7 +271,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_strided(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.layout is torch.strided
+    return isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested
 
 
 def _taken(storage: torch.UntypedStorage) -> int:

@@ -27,17 +27,14 @@ class Lending:
     def __init__(self, model: nn.Module, offloading: Offloading, reads: Mapping[str, frozenset[str]]) -> None:
         """`reads`: module -> parameters that it reads itself, whosever they are."""
         self._offloading = offloading
-        away = offloading.away()
-        self._parameters = {away[id(p)]: p for p in model.parameters() if id(p) in away}
+        self._parameters = offloading.below()
+        self._names = {id(p): name for name, p in self._parameters.items()}
         self.away = {p.untyped_storage()._cdata: name for name, p in self._parameters.items()}
-        self._wanted: dict[int, tuple[str, ...]] = {}
+        self._reads: dict[int, set[str]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
-            own = {away[id(p)] for p in module._parameters.values() if p is not None and id(p) in away}
-            known = set(self._wanted.get(id(module), ()))
-            wanted = known | own | {n for n in reads.get(path, ()) if n in self._parameters}
-            if wanted:
-                self._wanted[id(module)] = tuple(sorted(wanted))
-        self._outside = tuple(sorted(n for n in reads.get("", ()) if n in self._parameters))
+            found = self._reads.setdefault(id(module), set())
+            found.update(n for n in reads.get(path, ()) if n in self._parameters)
+        self._outside = sorted(n for n in reads.get("", ()) if n in self._parameters)
         self._users: dict[str, int] = {}
         self._stand_ins: dict[str, torch.Tensor] = {}
 
@@ -46,11 +43,11 @@ class Lending:
         """Modules that are called inside have their parameters."""
 
         def enter(module: nn.Module, _arguments: Any) -> None:
-            for name in self._wanted.get(id(module), ()):
+            for name in self._wanted(module):
                 self._fetch(name, guard)
 
         def leave(module: nn.Module, _arguments: Any, _result: Any) -> None:
-            for name in self._wanted.get(id(module), ()):
+            for name in self._wanted(module):
                 self._release(name)
 
         with self._offloading.lending():
@@ -65,6 +62,11 @@ class Lending:
                 for name in [*self._stand_ins]:
                     self._users[name] = 1
                     self._release(name)
+
+    def _wanted(self, module: nn.Module) -> list[str]:
+        """Its own parameters that are below, and those of others that it reads."""
+        own = {self._names[id(p)] for p in module._parameters.values() if id(p) in self._names}
+        return sorted(own | self._reads.get(id(module), set()))
 
     def _fetch(self, name: str, guard: Guard) -> None:
         self._users[name] = self._users.get(name, 0) + 1
