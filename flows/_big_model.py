@@ -21,6 +21,7 @@ import torch
 from stowage.flows._paper_models import MACHINES, PaperMachine
 from stowage.flows._planning import plan_step, processor_s, target_device
 from stowage.flows._project import find_root, stage_environment
+from stowage.stages.ir.command import Parser
 from stowage.stages.ir.errors import MIB, StowageError
 from stowage.stages.workload import build_workload
 
@@ -179,4 +180,6 @@ def describe(plan: BigPlan) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(plan_big(sys.argv[1]))))
+    parser = Parser(__doc__)
+    parser.add_argument("name", help="of the model")
+    print(json.dumps(asdict(plan_big(parser.parse_args().name))))

@@ -1,15 +1,17 @@
-"""What the commands of flows share: options, and errors as one sentence."""
+"""What the commands of flows share: options, and mistakes as one sentence."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from stowage.flows._overrides import check, parse_assignments
 from stowage.flows._project import find_root
+from stowage.stages.ir.command import INTERRUPTED_STATUS, USAGE_STATUS
 from stowage.stages.ir.errors import StowageError
 
 Assignments = Annotated[
@@ -36,3 +38,20 @@ def one_sentence() -> Iterator[None]:
     except StowageError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def run_command(main: Callable[..., None]) -> NoReturn:
+    """Run `main` with the options that its signature says; a mistake in them is one line and status 2."""
+    application = typer.Typer(add_completion=False)
+    application.command()(main)
+    command = typer.main.get_command(application)
+    usage_error: Any = typer.BadParameter.__bases__[0]  # click's UsageError, wherever typer has click from
+    try:
+        status = command.main(standalone_mode=False)
+    except usage_error as error:
+        typer.echo(f"error: {error.format_message()} (`--help` says what there is)", err=True)
+        sys.exit(USAGE_STATUS)
+    except typer.Abort:
+        typer.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED_STATUS)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -17,6 +17,7 @@ from torch import nn
 from stowage.flows._fit import fit
 from stowage.flows._served import serve
 from stowage.stages.device.heap import keep_freed_memory
+from stowage.stages.ir.command import Parser
 from stowage.stages.runtime.measure import Measurement, measure_iteration
 from stowage.stages.settings import parse_settings
 from stowage.stages.workload import token_stream
@@ -106,4 +107,5 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    Parser(__doc__).parse_args()
     serve(begin)

@@ -19,6 +19,7 @@ import torch
 from stowage.flows._gpu_job import Job, limit_memory
 from stowage.flows._gpu_peers import DeepSpeed, FullySharded, HostOptimizer, Plain, UnavailableError
 from stowage.flows._gpu_stowage import Planned
+from stowage.stages.ir.command import Parser
 from stowage.stages.ir.errors import StowageError, mib
 from stowage.stages.ir.table import write_record
 
@@ -175,11 +176,15 @@ def _out_of_memory(error: Exception, job: Job, cuda: bool) -> str:
     return text
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Answer one request."""
-    request = Request(**json.loads(Path(arguments[0]).read_text()))
+    parser = Parser(__doc__)
+    parser.add_argument("request", type=Path, help="file with what to train, as JSON")
+    parser.add_argument("result", type=Path, help="file to write")
+    given = parser.parse_args()
+    request = Request(**json.loads(given.request.read_text()))
     result = compete(request)
-    write_record(Path(arguments[1]), result)
+    write_record(given.result, result)
     if result.note:
         print(result.note, file=sys.stderr)
     return 0
@@ -191,4 +196,4 @@ def request_text(request: Request) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

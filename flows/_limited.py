@@ -6,7 +6,6 @@ Both contestants build the model on the meta device and read its weights from on
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stowage.flows._fit import fit
+from stowage.stages.ir.command import Parser
 from stowage.stages.workload import token_stream
 from stowage.stages.workload.data import batch_at
 
@@ -62,7 +62,9 @@ def eager(model: nn.Module, weights: str) -> Callable[[Any], torch.Tensor]:
 
 def main() -> None:
     """Train, and print loss and seconds of each step."""
-    request = json.loads(sys.argv[1])
+    parser = Parser(__doc__)
+    parser.add_argument("request", help="what to train, as JSON")
+    request = json.loads(parser.parse_args().request)
     length, batch_size = request["length"], request["batch"]
     model = build(request["layers"], request["width"], length)
     stream = token_stream("pydoc_topics", None, None, vocabulary=VOCABULARY)

@@ -18,6 +18,7 @@ from stowage.flows._remat_models import RematCase, build
 from stowage.flows._remat_peers import available, make_peer
 from stowage.flows._served import serve
 from stowage.stages.device.heap import keep_freed_memory
+from stowage.stages.ir.command import Parser
 
 
 def digest(loss: float, case: RematCase, parameters: list[torch.nn.Parameter]) -> str:
@@ -78,4 +79,5 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    Parser(__doc__).parse_args()
     serve(begin)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stowage.flows._command import Assignments, one_sentence, overrides_of
+from stowage.flows._command import Assignments, one_sentence, overrides_of, run_command
 from stowage.flows._overrides import override
 from stowage.flows._project import find_root
 from stowage.stages.ir.command import DEVICE, STORE
@@ -98,4 +98,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from stowage.flows._command import one_sentence
+from stowage.flows._command import one_sentence, run_command
 from stowage.flows._prefect import flow
 from stowage.flows._project import find_root
 from stowage.flows._served import Served
@@ -280,4 +280,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

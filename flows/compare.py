@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from stowage.flows._command import run_command
 from stowage.flows._comparison import render
 from stowage.flows._git import git
 from stowage.flows._project import find_root
@@ -78,4 +79,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -23,6 +23,7 @@ from stowage.flows._gpu_job import Job, build_shell
 from stowage.flows._gpu_measure import fitting_dtype, free_host_bytes, measure_job
 from stowage.flows._gpu_race import ALLOCATOR, race
 from stowage.flows._gpu_table import text_of
+from stowage.stages.ir.command import Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
 
 HOST_SHARE = 0.85
@@ -38,9 +39,7 @@ def say(text: str) -> None:
 
 def arguments_of(words: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m stowage.flows.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("step", nargs="?", default="all", choices=("all", "measure", "plan", "train"))
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmark/gpu"), help="folder of all files")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same path without a GPU")
@@ -52,9 +51,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: as host RAM has room"
     )
     parser.add_argument("--limit-gb", type=float, default=12.0, help="of a process on the device, 1e9 bytes")
-    parser.add_argument(
-        "--host-gb", type=float, default=None, help=f"below it; by default {HOST_SHARE:.0%} of what is free"
-    )
+    parser.add_argument("--host-gb", type=float, help=f"below it; by default {HOST_SHARE} of what is free")
     parser.add_argument(
         "--fraction", type=float, action="append", help="of the limit to plan for; default 0.95 and 0.85"
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stowage.flows._command import one_sentence
+from stowage.flows._command import one_sentence, run_command
 from stowage.flows._project import find_root
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord
@@ -30,4 +30,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from stowage.flows._chain import run_chain
-from stowage.flows._command import Assignments, one_sentence, overrides_of
+from stowage.flows._command import Assignments, one_sentence, overrides_of, run_command
 from stowage.flows._prefect import flow
 from stowage.flows._project import TRAIN_STAGES
 from stowage.flows._results import RunResult, markdown
@@ -33,4 +33,4 @@ def main(assignments: Assignments = None) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from stowage.stages.device import device_of
+from stowage.stages.ir.command import Parser
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.table import read_record, write_record
@@ -13,12 +14,11 @@ from stowage.stages.ir.table import read_record, write_record
 TARGET = Path("artifacts/device.json")
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Write the target's description, unless it already describes this device."""
-    kind = arguments[0] if arguments else "cpu"
-    if kind not in ("cpu", "cuda"):
-        print(f"Unknown device '{kind}': give cpu or cuda.", file=sys.stderr)
-        return 2
+    parser = Parser(__doc__)
+    parser.add_argument("kind", nargs="?", default="cpu", choices=("cpu", "cuda"), help="of this machine's devices")
+    kind: str = parser.parse_args().kind
     device = device_of(kind)
     try:
         if read_record(TARGET, DeviceDescription).fingerprint == device.fingerprint():
@@ -33,4 +33,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

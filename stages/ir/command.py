@@ -1,10 +1,12 @@
-"""What every stage's `__main__` shares: where artifacts live, and errors as one sentence."""
+"""What commands share: where artifacts live, options with their help, and mistakes as one sentence."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from stowage.stages.ir.errors import StowageError
 
@@ -12,11 +14,43 @@ ARTIFACTS = Path("artifacts")
 STORE = Path(".stowage")
 DEVICE = ARTIFACTS / "device.json"
 
+USAGE_STATUS = 2
+"""Exit status of a command that was asked for something it does not have."""
+INTERRUPTED_STATUS = 130
+_STAGE = "Takes no options: its parameters are in params.yaml of the current folder."
+
+
+class Parser(argparse.ArgumentParser):
+    """Options of `python -m MODULE`: `--help` says what the module does, a mistake is one line and status 2."""
+
+    def __init__(self, about: str | None) -> None:
+        super().__init__(
+            prog=f"python -m {_running()}",
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End the process; argparse would print the usage before it."""
+        self.exit(USAGE_STATUS, f"error: {message} (`{self.prog} --help` says what there is)\n")
+
 
 def run_stage(main: Callable[[], None]) -> None:
     """Run a stage; a `StowageError` ends the process with its sentence and exit code 1."""
+    about = [sys.modules["__main__"].__doc__, main.__doc__, _STAGE]
+    Parser("\n\n".join(text.strip() for text in about if text)).parse_args()
     try:
         main()
     except StowageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED_STATUS)
+
+
+def _running() -> str:
+    """The module that was started, as one starts it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name

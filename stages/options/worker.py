@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from stowage.stages.formulations.h_answer import Budgets, HAnswer
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.ir.command import Parser
 from stowage.stages.ir.encoding import decode, encode
 from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.options.h_tasks import Ends, HSolved, HTasks
@@ -146,4 +147,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    Parser(__doc__).parse_args()
     main()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
+
+from stowage.stages.ir.command import Parser
 
 
 def main(folder: Path) -> None:
@@ -46,4 +47,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = Parser(__doc__)
+    parser.add_argument("folder", type=Path, help="of the model and what is asked")
+    main(parser.parse_args().folder)

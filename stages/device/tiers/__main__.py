@@ -9,6 +9,7 @@ import torch
 from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.disk_file import PAGE
 from stowage.stages.device.tiers.rates import measure_tier
+from stowage.stages.ir.command import Parser
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.machine import DISK_CHUNK_BYTES, DISK_THREADS
 
@@ -25,16 +26,19 @@ def _tensors(aligned: bool) -> list[torch.Tensor]:
     return made
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Print a table."""
-    folder = arguments[0] if arguments else ".stowage"
-    chunk = int(arguments[1]) << 20 if len(arguments) > 1 else DISK_CHUNK_BYTES
-    threads = int(arguments[2]) if len(arguments) > 2 else DISK_THREADS
+    parser = Parser(__doc__)
+    parser.add_argument("folder", nargs="?", default=".stowage", help="on the disk to measure")
+    parser.add_argument("chunk", nargs="?", type=int, default=DISK_CHUNK_BYTES >> 20, help="MiB of one transfer")
+    parser.add_argument("threads", nargs="?", type=int, default=DISK_THREADS, help="each way")
+    given = parser.parse_args()
+    folder, chunk, threads = given.folder, given.chunk << 20, given.threads
     a, b = torch.randn(2, 768, 768)
     try:
         tier = DiskTier(folder, chunk_bytes=chunk, threads=threads)
     except StowageError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{tier.note or 'direct I/O'}; chunks of {chunk >> 20} MiB, {threads} threads each way")
     print(f"{'tensors':12}{'beside':16}{'':8}{'MB/s':>8}{'CPU s/GB':>10}{'compute':>9}")
@@ -50,4 +54,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
