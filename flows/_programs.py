@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from stowage.flows._live import Key, Live
+from stowage.flows._live_programs import set_numbers, with_live_numbers
 from stowage.flows._planned import Planned
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
@@ -17,11 +19,9 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.resident import resident_limit
 from stowage.stages.trace import MicroBatch, Recorded, record_step
-from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss, Objective
 
-Key = tuple[BatchSignature, ModelSignature]
 Say = Callable[[str], None]
 MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None, frozenset[str]], Planned]
 
@@ -34,12 +34,14 @@ class Steps:
         loss, objective: see `record_step`.
         accumulate: micro-batches of an update.
         max_grad_norm: of clipping, or None.
+        roots: what else the step may read, by name.
     """
 
     loss: Loss | None = None
     objective: Objective | None = None
     accumulate: int = 1
     max_grad_norm: float | None = None
+    roots: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Known(NamedTuple):
@@ -49,6 +51,8 @@ class Known(NamedTuple):
     micro_batch: MicroBatch
     planned: Planned
     program: Program
+    version: int = 0
+    """Of the numbers that its code reads at each call; see `Traced`."""
 
 
 class Programs:
@@ -78,7 +82,9 @@ class Programs:
         self._lower = lower
         self._say = say
         self.known: list[Known] = []
-        self._recorded: tuple[Key, Recorded] | None = None
+        self._live = Live(
+            model, {"loss": steps.loss, "objective": steps.objective, **steps.roots}, self._record_anew, say
+        )
         self.offloading: Offloading | None = None
 
     @property
@@ -87,8 +93,8 @@ class Programs:
         return self.known[0] if self.known else None
 
     def key(self, batch: Any) -> Key:
-        """What a program is valid for."""
-        return batch_signature(batch), model_signature(self._model)
+        """What a program is valid for: the form of a batch, and everything else that the step reads."""
+        return self._live.find(batch).key
 
     def find(self, batch: Any, *, update: bool = True) -> Program:
         """The program for this batch and for the gradients that wait.
@@ -126,26 +132,41 @@ class Programs:
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Program:
         for position, known in enumerate(self.known):
-            if known.micro_batch == micro_batch and known.key == key:
-                if position:
-                    self.known.insert(0, self.known.pop(position))
-                return known.program
-        known = self._make(key, batch, micro_batch)
+            if known.micro_batch == micro_batch and known.key is key:
+                self.known.pop(position)
+                break
+        else:
+            known = self._make(key, batch, micro_batch)
+        known = self._with_numbers(known)
         self.known.insert(0, known)
         return known.program
 
+    def _with_numbers(self, known: Known) -> Known:
+        """The program as its step is now: another where it reads other numbers at each call than before."""
+        traced = self._live.of(known.key)
+        if known.version != traced.version:
+            planned = with_live_numbers(known.planned, traced, self._model, self._optimizer, known.micro_batch)
+            known = known._replace(planned=planned, program=self._bind(planned), version=traced.version)
+        set_numbers(known.program, traced)
+        return known
+
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Known:
-        recorded = self._record(key, batch)
+        planned = self._plan(key, self._record(key, batch), micro_batch)
+        return Known(key, micro_batch, planned, self._bind(planned))
+
+    def _plan(self, key: Key, recorded: Recorded, micro_batch: MicroBatch) -> Planned:
         largest = None
         if self._steps.accumulate > 1:
             largest = self._micro_batch(self._everything(recorded), True)
         with torch.random.fork_rng(), without_autocast():  # planning must not change what the user's generators give
             other = None if largest == micro_batch else largest
-            planned = self._make_plan(batch, recorded, micro_batch, other, self._away(key, micro_batch))
+            return self._make_plan(None, recorded, micro_batch, other, self._away(key, micro_batch))
+
+    def _bind(self, planned: Planned) -> Program:
         offloading = self.offloading_for(planned)
         if self._late is not None:
             self._late.load(offloading, planned.slots)
-        program = bind(
+        return bind(
             planned.source,
             planned.manifest.source_hash,
             str(planned.folder / "step.py"),
@@ -155,23 +176,19 @@ class Programs:
             planned.slots,
             offloading,
         )
-        return Known(key, micro_batch, planned, program)
 
     def _record(self, key: Key, batch: Any) -> Recorded:
-        """Forward and backward; the micro-batches of a signature share the record of the latest."""
-        if self._recorded is None or self._recorded[0] != key:
-            with torch.random.fork_rng():
-                recorded = record_step(
-                    self._model,
-                    batch,
-                    loss=self._steps.loss,
-                    objective=self._steps.objective,
-                    layouts=self.layouts(),
-                )
-            for notice in recorded.notices:
-                self._say(notice)
-            self._recorded = (key, recorded)
-        return self._recorded[1]
+        """Forward and backward, which the micro-batches of a signature share."""
+        return self._live.recorded(key, batch)
+
+    def _record_anew(self, batch: Any) -> Recorded:
+        with torch.random.fork_rng():
+            recorded = record_step(
+                self._model, batch, loss=self._steps.loss, objective=self._steps.objective, layouts=self.layouts()
+            )
+        for notice in recorded.notices:
+            self._say(notice)
+        return recorded
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """How parameters lie that are not in memory."""
@@ -181,7 +198,7 @@ class Programs:
     def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""
         for known in self.known if not micro_batch.update else ():
-            if known.micro_batch.update and known.key == key:
+            if known.micro_batch.update and known.key is key:
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
         return frozenset()

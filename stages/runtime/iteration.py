@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ class Iteration:
         gradient: what waits in `.grad`, by its parameter's name.
         grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
         random: see `RandomStates`.
+        number: numbers that may be others at each call, by name.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Iteration:
         update: Callable[[str, torch.Tensor], None],
         offloading: Offloading | None = None,
         recorder: Recorder | None = None,
+        number: Mapping[str, Any] | None = None,
     ) -> None:
+        self.number = number or {}
         self.parameter = parameter
         self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter, offloading)
         self.grad_norm: torch.Tensor | None = None

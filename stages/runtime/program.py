@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,8 @@ class Program:
         offloading: the tier below the device, or None.
         device: that it runs on.
         recorder: of the next iteration's steps, see `trace_iteration`.
+        numbers: by name, what generated code reads at each call.
+        constants_of: the table that its constants were made from, where they were replaced.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
@@ -92,6 +94,8 @@ class Program:
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.recorder: Recorder | None = None
         self._random = RandomStates(self.device)
+        self.numbers: Mapping[str, Any] = {}
+        self.constants_of: object = None
         self.grad_norm: torch.Tensor | None = None
 
     @property
@@ -102,6 +106,10 @@ class Program:
     def held(self) -> list[torch.Tensor]:
         """Tensors that the program holds between iterations: constants, and memory that reloads have taken."""
         return [*self._constants.values(), *(self.offloading.in_flight() if self.offloading else [])]
+
+    def replace_constants(self, constants: Mapping[str, torch.Tensor]) -> None:
+        """Other contents for constants of the same forms."""
+        self._constants = {name: constants.get(name, tensor) for name, tensor in self._constants.items()}
 
     def enter(self) -> None:
         """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
@@ -138,6 +146,7 @@ class Program:
             update=self._update,
             offloading=self.offloading,
             recorder=self.recorder,
+            number=self.numbers,
         )
         self.enter()
         try:

@@ -28,6 +28,7 @@ from stowage.stages.trace.operators import (
     replay_arguments,
     true_outputs,
 )
+from stowage.stages.trace.scalars import without_numbers
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -182,7 +183,9 @@ class Lowering:
                 phase=phase,
                 module=module,
                 location=_location(node.meta.get("stack_trace") or node.stack_trace or ""),
-                signature=call_signature(str(target), encoded, self.values),
+                signature=call_signature(
+                    str(target), self._encode(*without_numbers(target, args, kwargs), []), self.values
+                ),
             )
         )
         self._value_of[node] = nested
@@ -248,7 +251,8 @@ class Lowering:
 
 
 def call_signature(target: str, encoded: str, values: list[Value]) -> str:
-    """Operator and arguments, every tensor by its form; see `Call.signature`."""
+    """Operator and arguments, every tensor by its form; see `Call.signature`, and `without_numbers` for what is left
+    out."""
 
     def describe(match: re.Match[str]) -> str:
         return f'"{values[int(match.group(1))].form}"'
