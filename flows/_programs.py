@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from stowage.flows._live import Key, Live
+from stowage.flows._live_programs import set_numbers, with_live_numbers
 from stowage.flows._planned import Planned
 from stowage.flows._tiers import LowerTier
 from stowage.flows._true_kernels import with_true_kernels
@@ -17,12 +19,10 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.resident import resident_limit
-from stowage.stages.trace import Left, MicroBatch, Outside, Recorded, parameters_of, record_step
-from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
+from stowage.stages.trace import MicroBatch, Outside, Recorded, parameters_of, record_step
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss, Objective
 
-Key = tuple[BatchSignature, ModelSignature]
 Say = Callable[[str], None]
 MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None, frozenset[str]], Planned]
 
@@ -35,12 +35,14 @@ class Steps:
         loss, objective: see `record_step`.
         accumulate: micro-batches of an update.
         max_grad_norm: of clipping, or None.
+        roots: what else the step may read, by name.
     """
 
     loss: Loss | None = None
     objective: Objective | None = None
     accumulate: int = 1
     max_grad_norm: float | None = None
+    roots: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Known(NamedTuple):
@@ -50,12 +52,8 @@ class Known(NamedTuple):
     micro_batch: MicroBatch
     planned: Planned
     program: Program
-    outside: Outside
-    left: Left
-
-    def stands(self) -> bool:
-        """Whether what is outside of model and batch is as it was traced, in kind."""
-        return self.outside.differs() is None and self.left.stands()
+    version: int = 0
+    """Of the numbers that its code reads at each call; see `Traced`."""
 
 
 class Programs:
@@ -85,8 +83,10 @@ class Programs:
         self._lower = lower
         self._say = say
         self.known: list[Known] = []
-        self._recorded: tuple[Key, Recorded] | None = None
-        self._decisions: dict[Key, tuple[bool, ...]] = {}
+        self._decisions: tuple[bool, ...] = ()
+        self._live = Live(
+            model, {"loss": steps.loss, "objective": steps.objective, **steps.roots}, self._record_anew, say
+        )
         self.offloading: Offloading | None = None
 
     @property
@@ -95,8 +95,8 @@ class Programs:
         return self.known[0] if self.known else None
 
     def key(self, batch: Any) -> Key:
-        """What a program is valid for."""
-        return batch_signature(batch), model_signature(self._model)
+        """What a program is valid for: the form of a batch, and everything else that the step reads."""
+        return self._live.find(batch).key
 
     def find(self, batch: Any, *, update: bool = True) -> Program:
         """The program for this batch and for the gradients that wait.
@@ -110,9 +110,7 @@ class Programs:
 
     def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
         """The model's, and those outside of it that a step of this signature reads."""
-        known = next((k for k in self.known if k.key == key and k.stands()), None)
-        outside = known.outside if known is not None else self._record(key, batch).outside
-        return parameters_of(self._model, outside)
+        return parameters_of(self._model, self._record(key, batch).outside)
 
     def find_cycle(self, batch: Any) -> None:
         """Programs of the first, a middle and the last micro-batch of an update.
@@ -132,28 +130,28 @@ class Programs:
 
     def forget(self, program: Program | None = None) -> None:
         """Forget a program, by default all: its signature is traced anew."""
-        self._recorded = None
+        for known in self.known:
+            if program is None or known.program is program:
+                self._live.forget(known.key)
         self.known = [k for k in self.known if program is not None and k.program is not program]
 
     def leave(self, program: Program) -> None:
         """Put what the program's latest iteration leaves where the user's forward and loss leave it."""
         known = next((k for k in self.known if k.program is program), None)
         tensors = program.take_left()
-        if known is None or not known.left.effects:
+        recorded = self._live.of(known.key).recorded if known is not None else None
+        if recorded is None or not recorded.left.effects:
             return
-        decided = known.left.decided(tensors)
+        decided = recorded.left.decided(tensors)
         if decided is None:
-            known.left.apply(tensors)
+            recorded.left.apply(tensors)
             return
-        self._decisions[known.key] = decided
+        self._decisions = decided
         self.forget(program)
         self._say(
             "What this step leaves in your objects depends on a tensor's value, which was another one than when the step "
             "was traced: it is left out once, and traced again for the next step."
         )
-
-    def _forget_record(self) -> None:
-        self._recorded = None
 
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
         update = update and self._optimizer is not None
@@ -166,26 +164,48 @@ class Programs:
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Program:
         for position, known in enumerate(self.known):
-            if known.micro_batch == micro_batch and known.key == key and known.stands():
-                if position:
-                    self.known.insert(0, self.known.pop(position))
-                return known.program
-        known = with_true_kernels(lambda: self._make(key, batch, micro_batch), self._forget_record)
+            if known.micro_batch == micro_batch and known.key is key:
+                self.known.pop(position)
+                break
+        else:
+            known = with_true_kernels(lambda: self._make(key, batch, micro_batch), lambda: self._live.again(key))
+        known = self._with_numbers(known)
         self.known.insert(0, known)
         return known.program
 
+    def _with_numbers(self, known: Known) -> Known:
+        """The program as its step is now: another where it reads other numbers at each call than before."""
+        traced = self._live.of(known.key)
+        if known.version != traced.version:
+            planned = with_live_numbers(known.planned, traced, self._model, self._optimizer, known.micro_batch)
+            program = self._bind(planned, self._outside(known.key))
+            known = known._replace(planned=planned, program=program, version=traced.version)
+        set_numbers(known.program, traced)
+        return known
+
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Known:
         recorded = self._record(key, batch)
+        planned = self._plan(key, recorded, micro_batch)
+        return Known(key, micro_batch, planned, self._bind(planned, recorded.outside))
+
+    def _plan(self, key: Key, recorded: Recorded, micro_batch: MicroBatch) -> Planned:
         largest = None
         if self._steps.accumulate > 1:
             largest = self._micro_batch(self._everything(recorded), True)
         with torch.random.fork_rng(), without_autocast():  # planning must not change what the user's generators give
             other = None if largest == micro_batch else largest
-            planned = self._make_plan(batch, recorded, micro_batch, other, self._away(key, micro_batch))
+            return self._make_plan(None, recorded, micro_batch, other, self._away(key, micro_batch))
+
+    def _outside(self, key: Key) -> Outside:
+        recorded = self._live.of(key).recorded
+        assert recorded is not None
+        return recorded.outside
+
+    def _bind(self, planned: Planned, outside: Outside) -> Program:
         offloading = self.offloading_for(planned)
         if self._late is not None:
             self._late.load(offloading, planned.slots)
-        program = bind(
+        return bind(
             planned.source,
             planned.manifest.source_hash,
             str(planned.folder / "step.py"),
@@ -194,26 +214,27 @@ class Programs:
             self._optimizer,
             planned.slots,
             offloading,
-            recorded.outside,
+            outside,
         )
-        return Known(key, micro_batch, planned, program, recorded.outside, recorded.left)
 
     def _record(self, key: Key, batch: Any) -> Recorded:
-        """Forward and backward; the micro-batches of a signature share the record of the latest."""
-        if self._recorded is None or self._recorded[0] != key or not self._recorded[1].stands():
-            with torch.random.fork_rng():
-                recorded = record_step(
-                    self._model,
-                    batch,
-                    loss=self._steps.loss,
-                    objective=self._steps.objective,
-                    layouts=self.layouts(),
-                    decisions=self._decisions.get(key, ()),
-                )
-            for notice in recorded.notices:
-                self._say(notice)
-            self._recorded = (key, recorded)
-        return self._recorded[1]
+        """Forward and backward, which the micro-batches of a signature share."""
+        return self._live.recorded(key, batch)
+
+    def _record_anew(self, batch: Any) -> Recorded:
+        decisions, self._decisions = self._decisions, ()
+        with torch.random.fork_rng():
+            recorded = record_step(
+                self._model,
+                batch,
+                loss=self._steps.loss,
+                objective=self._steps.objective,
+                layouts=self.layouts(),
+                decisions=decisions,
+            )
+        for notice in recorded.notices:
+            self._say(notice)
+        return recorded
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """How parameters lie that are not in memory."""
@@ -223,7 +244,7 @@ class Programs:
     def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""
         for known in self.known if not micro_batch.update else ():
-            if known.micro_batch.update and known.key == key:
+            if known.micro_batch.update and known.key is key:
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
         return frozenset()

@@ -2,7 +2,8 @@
 
 Plain JSON stands for itself (None, bool, int, finite float, str, list). Everything else is an object with one key:
 `{"value": 12}` a tensor, `{"float": "-inf"}`, `{"dtype": "float32"}`, `{"device": "cpu"}`, `{"layout": "strided"}`,
-`{"memory_format": "contiguous_format"}`, `{"complex": [re, im]}`.
+`{"memory_format": "contiguous_format"}`, `{"complex": [re, im]}`. In what code is generated from,
+`{"number": "loss.beta"}` stands for a number that is read at each call.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def render_arguments(text: str, value_name: Callable[[int], str]) -> str:
                 return _Source(f'float("{content}")')
             case "complex":
                 return _Source(f"complex({content[0]!r}, {content[1]!r})")
+            case "number":
+                return _Source(f"run.number[{content!r}]")
             case "device":
                 return _Source(f'torch.device("{content}")')
             case _:

@@ -97,7 +97,8 @@ class Call:
         phase: see `Phase`.
         module: path of the module that made the call, "" at the top; for backward calls, of the forward call.
         location: `file:line` in the user's code, or "".
-        signature: operator + the forms of tensors + constants; equal signatures cost the same (see `profile`).
+        signature: operator + the forms of tensors + sizes, dimensions and flags, not the numbers that it computes with;
+            equal signatures cost the same (see `profile`).
     """
 
     call: int

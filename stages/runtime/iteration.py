@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -54,6 +55,7 @@ class Iteration:
         grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
         left: what the step leaves in the user's objects.
         random: see `RandomStates`.
+        number: numbers that may be others at each call, by name.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Iteration:
         offloading: Offloading | None = None,
         recorder: Recorder | None = None,
         on_update: Callable[[str, torch.Tensor], None] | None = None,
+        number: Mapping[str, Any] | None = None,
     ) -> None:
+        self.number = number or {}
         self.parameter = parameter
         self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter, offloading)
         self.grad_norm: torch.Tensor | None = None

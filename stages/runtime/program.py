@@ -72,6 +72,8 @@ class Program:
         recorder: of the next iteration's steps, see `trace_iteration`.
         on_update: called with the name and the complete gradient of each parameter that is about to be updated.
         left: what the latest iteration leaves in the user's objects, until it is taken.
+        numbers: by name, what generated code reads at each call.
+        constants_of: the table that its constants were made from, where they were replaced.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
@@ -103,6 +105,8 @@ class Program:
         self.recorder: Recorder | None = None
         self.on_update: Callable[[str, torch.Tensor], None] | None = None
         self._random = RandomStates(self.device)
+        self.numbers: Mapping[str, Any] = {}
+        self.constants_of: object = None
         self.grad_norm: torch.Tensor | None = None
         self.left: Sequence[torch.Tensor] = ()
         self._taken: list[weakref.ref[torch.Tensor]] = []
@@ -132,6 +136,10 @@ class Program:
         in_flight = self.offloading.in_flight() if self.offloading else []
         left = [tensor for tensor in (taken() for taken in self._taken) if tensor is not None]
         return [*self._constants.values(), *outside, *gradients, *in_flight, *left]
+
+    def replace_constants(self, constants: Mapping[str, torch.Tensor]) -> None:
+        """Other contents for constants of the same forms."""
+        self._constants = {name: constants.get(name, tensor) for name, tensor in self._constants.items()}
 
     def enter(self) -> None:
         """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
@@ -174,6 +182,7 @@ class Program:
             offloading=self.offloading,
             recorder=self.recorder,
             on_update=self.on_update,
+            number=self.numbers,
         )
         self.enter()
         try:

@@ -49,6 +49,12 @@ class Place:
     holder: Any
     key: Any
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and (self.holder is other.holder and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash((id(self.holder), self.key))
+
     def name(self) -> str:
         """For people."""
         text = str(self.way)

@@ -30,6 +30,7 @@ from stowage.stages.trace.operators import (
     writes,
 )
 from stowage.stages.trace.record import LEFT, LOCATION, PATH, PHASE, SOURCE
+from stowage.stages.trace.scalars import without_numbers
 
 _CONSTANT_ROLES = ("input", "buffer", "constant", "outside")
 _PREFIXES = {"parameter": "p_", "buffer": "b_", "input": "x_", "constant": "c", "outside": "o_"}
@@ -192,7 +193,9 @@ class Lowering:
                 phase=phase,
                 module=module,
                 location=_location(node.meta.get(LOCATION, "")),
-                signature=call_signature(str(target), encoded, self.values),
+                signature=call_signature(
+                    str(target), self._encode(*without_numbers(target, args, kwargs), []), self.values
+                ),
             )
         )
         self._value_of[node] = nested
@@ -235,7 +238,8 @@ class Lowering:
 
 
 def call_signature(target: str, encoded: str, values: list[Value]) -> str:
-    """Operator and arguments, every tensor by its form; see `Call.signature`."""
+    """Operator and arguments, every tensor by its form; see `Call.signature`, and `without_numbers` for what is left
+    out."""
 
     def describe(match: re.Match[str]) -> str:
         return f'"{values[int(match.group(1))].form}"'

@@ -57,4 +57,4 @@ class Beside:
     @staticmethod
     def plans(step: TrainingStep) -> int:
         """How many plans the step has made."""
-        return len(step._programs)
+        return len(step.programs.known)
