@@ -9,6 +9,7 @@ import torch
 
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.updates import CLIP, UPDATE
 from stowage.stages.kernels import Output, Outputs
 from stowage.stages.profile.arguments import form_of, operator_of
 
@@ -48,7 +49,7 @@ def differ(real: Outputs, call: Call, trace: TraceTables) -> bool:
 
 def is_compared(call: Call) -> bool:
     """Whether it is a call of an operator that makes tensors, whose contents alone depend on its arguments'."""
-    if call.is_view or call.mutates or not call.returns or call.target.startswith("stowage.") or call.target in OPAQUE:
+    if call.is_view or not call.returns or call.target in (UPDATE, CLIP) or call.target in OPAQUE:
         return False
     return _makes_tensors(call.target)
 
@@ -56,4 +57,7 @@ def is_compared(call: Call) -> bool:
 @functools.cache
 def _makes_tensors(target: str) -> bool:
     operator = operator_of(target)
-    return not operator._schema.is_mutable and torch.Tag.dynamic_output_shape not in operator.tags
+    return (
+        any(r.alias_info is None for r in operator._schema.returns)
+        and torch.Tag.dynamic_output_shape not in operator.tags
+    )

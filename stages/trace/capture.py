@@ -19,6 +19,7 @@ from stowage.stages.trace.checks import check_generators, check_gradients, check
 from stowage.stages.trace.explain import explain
 from stowage.stages.trace.left import Seen, move_numbers, see
 from stowage.stages.trace.marking import Marker
+from stowage.stages.trace.nested import nested_as_padded
 from stowage.stages.trace.outside import Outside
 from stowage.stages.trace.packing import packing_as_in_eager
 from stowage.stages.trace.preserve import Snapshot
@@ -110,6 +111,7 @@ def capture(
             stack.enter_context(torch.set_grad_enabled(gradients))
             if not gradients:
                 stack.enter_context(_fused_attention())
+                stack.enter_context(nested_as_padded())
             stack.enter_context(packing_as_in_eager(recorder))
             stack.enter_context(_autocast_cache())
             stack.enter_context(mode)

@@ -1,11 +1,44 @@
-"""Fake kernels of our own, for operators whose real kernel takes more than PyTorch's fake one."""
+"""Fake kernels of our own, for operators whose real kernel takes more than PyTorch's fake one.
+
+They tell type and shape; how results lie in memory is learned from the real kernel, as for every other call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
-SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {}
-"""Operator -> what it returns, made with `torch.empty_strided` and the like under the active fake mode."""
+aten: Any = torch.ops.aten
+
+
+def grouped_mm(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Products of groups of matrices, in any type; the fake kernel knows bfloat16 alone.
+
+    A dimension that `offs` cuts into groups is two-dimensional on its side: rows of `self`, columns of `mat2`, or what
+    is summed over, if both are.
+    """
+    del bias
+    rows, columns = self.shape[-2], mat2.shape[-1]
+    groups = ()
+    if self.dim() == 3 and mat2.dim() == 3:
+        groups = (self.shape[0],)
+    elif self.dim() == 2 and mat2.dim() == 2 and offs is not None:
+        groups = (offs.shape[0],)
+    return self.new_empty((*groups, rows, columns), dtype=out_dtype or self.dtype)
+
+
+SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {
+    operator.default: substitute
+    for name, substitute in (("_grouped_mm", grouped_mm),)
+    if (operator := getattr(aten, name, None)) is not None
+}
+"""Operator -> what it returns, under the active fake mode. Older releases lack some of them."""
