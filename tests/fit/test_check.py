@@ -334,7 +334,7 @@ def test_weights_below_come_for_the_modules_that_read_them(quick: Fit, notices: 
         batches[0],
         adamw,
         loss=decayed,
-        device_budget="45MiB",
+        device_budget="62MiB",
         method="offmate",
         offload_dir=tmp_path,
         disk_budget="1GiB",
