@@ -56,6 +56,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             method=request["method"],
             cache_dir=home,
             quick=request["quick"],
+            check="never",  # what is timed is the plan
         )
     else:
         contestant = make_peer(request["runs"], case, request["setting"])

@@ -6,6 +6,7 @@ variables of enclosing functions, globals that their code names, generators. Con
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import types
@@ -127,7 +128,7 @@ class PythonState:
             self._undo.append(partial(_restore_cell, cell, before))
             self._follow((before,))
         self._follow((function.__defaults__ or (), function.__kwdefaults__ or {}, function.__dict__))
-        if _of_a_library_module(function.__module__):
+        if _is_installed((function.__module__ or "").partition(".")[0]):
             return
         held = function.__globals__
         for name in _names_of(function.__code__):
@@ -138,7 +139,7 @@ class PythonState:
 
     def _keep_class(self, held: type) -> None:
         """Numbers and containers that a class of the user's has for all its objects; and its functions' globals."""
-        if _of_a_library(held):
+        if _is_installed(held.__module__.partition(".")[0]):
             return
         for name, value in list(vars(held).items()):
             if isinstance(value, (staticmethod, classmethod)):
@@ -194,6 +195,13 @@ def _trains(item: Any) -> bool:
 
 def _of_a_library_module(name: str | None) -> bool:
     return (name or "").partition(".")[0] in _LIBRARIES
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    """Code that the user has from elsewhere, and that keeps nothing in its globals for a step."""
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in _LIBRARIES or "site-packages" in file or "dist-packages" in file
 
 
 def _of_a_library(kind: type) -> bool:

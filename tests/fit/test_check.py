@@ -334,7 +334,7 @@ def test_weights_below_come_for_the_modules_that_read_them(quick: Fit, notices: 
         batches[0],
         adamw,
         loss=decayed,
-        device_budget="45MiB",
+        device_budget="62MiB",
         method="offmate",
         offload_dir=tmp_path,
         disk_budget="1GiB",
@@ -350,7 +350,7 @@ def test_weights_below_come_for_the_modules_that_read_them(quick: Fit, notices: 
     (watched,) = step._net._watched.values()
     assert (watched.calls, watched.agreed) == (4, 4)
     assert step.programs.offloading is not None
-    assert len(step.programs.offloading.below()) > 2
+    assert "gate.weight" in step.programs.offloading.below(), "which its parent reads"
     assert notices == []
     with step.on_device():
         assert differences(model, other) == []

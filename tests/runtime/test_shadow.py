@@ -14,10 +14,16 @@ import torch
 from torch import nn
 
 from stowage.stages.device import measure_allocations
+from stowage.stages.device.tiers import NullTier
+from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.plan import Slot
+from stowage.stages.ir.shadow import forward_reads
 from stowage.stages.runtime.generators import GeneratorStates
+from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.python_state import PythonState
 from stowage.stages.runtime.shadow import Shadow
-from stowage.stages.runtime.shadow_guard import NoRoom, Room
+from stowage.stages.runtime.shadow_guard import NoRoom, ReadsAway, Room
+from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 from tests.runtime.beside_eager import same
@@ -234,3 +240,69 @@ def test_the_models_own_checkpointing_stays_on(reentrant: bool) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert seen.result.value == float(model(x).detach())
     assert seen.generators.difference(GeneratorStates.now(x.device)) is None
+
+
+class Tied(nn.Module):
+    """Weights that others read than the modules that own them: tied, by the parent, by the loss, through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate, self.inner = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) * self.scale
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = nn.functional.linear(x, self.gate.weight.t(), self.inner.bias).tanh()
+        logits: torch.Tensor = self.head(self.inner(x))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def tied_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = model(batch) + 1e-3 * model.get_parameter("gate.bias").pow(2).sum()
+    return found
+
+
+def all_below(model: nn.Module) -> Offloading:
+    offloading = Offloading(NullTier(), model, None)
+    slots = [
+        Slot(i, name, p.nbytes, "parameter", "below", copied=True)
+        for i, (name, p) in enumerate(model.named_parameters())
+    ]
+    offloading.enter(slots)
+    assert len(offloading.below()) == len(slots)
+    return offloading
+
+
+def test_every_weight_is_brought_to_whoever_reads_it() -> None:
+    torch.manual_seed(0)
+    model, batch = Tied(), torch.randint(16, (3, 5))
+    state = torch.get_rng_state()
+    expected = float(tied_loss(model, batch).detach())
+    torch.set_rng_state(state)
+    trace = trace_step(model, batch, objective=tied_loss)
+    offloading = all_below(model)
+    shadow = Shadow(model, tied_loss, reads=forward_reads(trace))
+    before = set(offloading.below())
+    assert shadow.run(batch, Room(1 << 20), offloading).result.value == expected
+    assert set(offloading.below()) == before
+    assert all(p.isnan().all() for p in model.parameters()), "what stands for them is in its place again"
+    with pytest.raises(AwayError):
+        model(batch)
+    everything = sum(p.nbytes for p in model.parameters())
+    assert shadow.peak_bytes < everything + 4096
+    with pytest.raises(NoRoom):
+        Shadow(model, tied_loss, reads=forward_reads(trace)).run(batch, Room(shadow.peak_bytes // 2), offloading)
+    assert set(offloading.below()) == before
+
+
+def test_a_weight_that_nobody_was_known_to_read_is_not_read_as_nan() -> None:
+    torch.manual_seed(0)
+    model, batch = Tied(), torch.randint(16, (3, 5))
+    offloading = all_below(model)
+    with pytest.raises(ReadsAway, match=r"gate\.weight|attention\.out_proj|gate\.bias|inner\.bias"):
+        Shadow(model, tied_loss).run(batch, Room(1 << 20), offloading)
+    assert all(p.isnan().all() for p in model.parameters())
