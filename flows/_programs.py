@@ -62,6 +62,7 @@ class Programs:
     Attributes:
         known: programs, the one found last first.
         offloading: the tier below the device, once a plan has used it.
+        live: the recorded steps that they are of.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Programs:
         self._say = say
         self.known: list[Known] = []
         self._decisions: tuple[bool, ...] = ()
-        self._live = Live(
+        self.live = Live(
             model, {"loss": steps.loss, "objective": steps.objective, **steps.roots}, self._record_anew, say
         )
         self.offloading: Offloading | None = None
@@ -96,7 +97,7 @@ class Programs:
 
     def key(self, batch: Any) -> Key:
         """What a program is valid for: the form of a batch, and everything else that the step reads."""
-        return self._live.find(batch).key
+        return self.live.find(batch).key
 
     def find(self, batch: Any, *, update: bool = True) -> Program:
         """The program for this batch and for the gradients that wait.
@@ -132,14 +133,14 @@ class Programs:
         """Forget a program, by default all: its signature is traced anew."""
         for known in self.known:
             if program is None or known.program is program:
-                self._live.forget(known.key)
+                self.live.forget(known.key)
         self.known = [k for k in self.known if program is not None and k.program is not program]
 
     def leave(self, program: Program) -> None:
         """Put what the program's latest iteration leaves where the user's forward and loss leave it."""
         known = next((k for k in self.known if k.program is program), None)
         tensors = program.take_left()
-        recorded = self._live.of(known.key).recorded if known is not None else None
+        recorded = self.live.of(known.key).recorded if known is not None else None
         if recorded is None or not recorded.left.effects:
             return
         decided = recorded.left.decided(tensors)
@@ -168,14 +169,14 @@ class Programs:
                 self.known.pop(position)
                 break
         else:
-            known = with_true_kernels(lambda: self._make(key, batch, micro_batch), lambda: self._live.again(key))
+            known = with_true_kernels(lambda: self._make(key, batch, micro_batch), lambda: self.live.again(key))
         known = self._with_numbers(known)
         self.known.insert(0, known)
         return known.program
 
     def _with_numbers(self, known: Known) -> Known:
         """The program as its step is now: another where it reads other numbers at each call than before."""
-        traced = self._live.of(known.key)
+        traced = self.live.of(known.key)
         if known.version != traced.version:
             planned = with_live_numbers(known.planned, traced, self._model, self._optimizer, known.micro_batch)
             program = self._bind(planned, self._outside(known.key))
@@ -197,7 +198,7 @@ class Programs:
             return self._make_plan(None, recorded, micro_batch, other, self._away(key, micro_batch))
 
     def _outside(self, key: Key) -> Outside:
-        recorded = self._live.of(key).recorded
+        recorded = self.live.of(key).recorded
         assert recorded is not None
         return recorded.outside
 
@@ -219,7 +220,7 @@ class Programs:
 
     def _record(self, key: Key, batch: Any) -> Recorded:
         """Forward and backward, which the micro-batches of a signature share."""
-        return self._live.recorded(key, batch)
+        return self.live.recorded(key, batch)
 
     def _record_anew(self, batch: Any) -> Recorded:
         decisions, self._decisions = self._decisions, ()
