@@ -228,8 +228,8 @@ class Net:
         needed = known.planned.eager_peak_bytes + COPIES * unique_bytes(states)
         if needed > _available_bytes(program.device):
             self._say(
-                f"Gradients are not compared with plain PyTorch's: that takes about {size_text(needed)}, which this machine "
-                "does not have; the loss is."
+                f"Gradients are not compared with plain PyTorch's: that takes about {size_text(needed)}, which this "
+                "machine does not have; the loss is."
             )
             return None
         if program.offloading is not None:

@@ -104,7 +104,7 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         budget, smallest = size_texts(self.budget_bytes, self.smallest_feasible_bytes)
         return (
             f"The device budget of {budget} cannot be met: the smallest feasible budget is "
-            f"{smallest} ({self.smallest_feasible_bytes} bytes), bound at "
+            f"{smallest}{'' if 'byte' in smallest else f' ({self.smallest_feasible_bytes} bytes)'}, bound at "
             f"{self.binding_step}, where most is taken by {largest or 'nothing'}; raise the budget, or "
             f"{self._remedy()}."
         )
