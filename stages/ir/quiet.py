@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import warnings
 from collections.abc import Iterator
 
-_INSIDE = ("torch", "stowage.stages.trace", "stowage.stages.profile", "stowage.stages.device")
-"""Whose warnings are not the user's: torch's, and those that its kernels raise where we call them."""
+_INSIDE = r"(torch|stowage\.stages\.(trace|profile|device))(\.|$)"
+"""Modules whose warnings are not the user's: torch's, and ours, where its kernels warn."""
 _LOGS_WANTED = "TORCH_LOGS"
 """Environment variable with which people ask for torch's log."""
 
@@ -19,8 +18,7 @@ _LOGS_WANTED = "TORCH_LOGS"
 def quiet_torch() -> Iterator[None]:
     """Keep log lines and warnings of torch away; warnings of the user's code, and logs asked for, are as ever."""
     with warnings.catch_warnings():
-        for package in _INSIDE:
-            warnings.filterwarnings("ignore", module=rf"{re.escape(package)}(\.|$)")
+        warnings.filterwarnings("ignore", module=_INSIDE)
         if os.environ.get(_LOGS_WANTED):
             yield
             return
