@@ -15,7 +15,7 @@ from torch import nn
 from stowage.flows._planning import Effort, block_options, cost_step, plan_step
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import Infeasible, TraceError, mib
+from stowage.stages.ir.errors import Infeasible, TraceError, size_text
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
@@ -84,13 +84,13 @@ class BatchChoice:
         """For people: a line for each planned size."""
         estimate = self.estimate
         found = "none" if estimate is None else f"{estimate.batch:.2f} ({estimate.formulation})"
-        lines = [f"budget {mib(self.device_budget_bytes)}, fractional optimum {found}"]
+        lines = [f"budget {size_text(self.device_budget_bytes)}, fractional optimum {found}"]
         for p in self.planned:
-            what = f"needs {mib(p.smallest_feasible_bytes)}"
+            what = f"needs {size_text(p.smallest_feasible_bytes)}"
             if p.plan is not None:
                 what = (
                     f"{p.time_per_sample_s * 1e3:.3f} ms a sample, {p.plan.step_time_s:.4f} s a step, peak "
-                    f"{mib(p.plan.device_peak_bytes)}, {p.plan.method}"
+                    f"{size_text(p.plan.device_peak_bytes)}, {p.plan.method}"
                 )
             lines.append(f"batch size {p.batch_size}: {what}{'  <- best' * (p.batch_size == self.batch_size)}")
         return "\n".join(lines)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stowage.flows._sides import Side
-from stowage.stages.ir.errors import mib
+from stowage.stages.ir.errors import size_text
 
 _SHOWN = 4
 
@@ -138,7 +138,7 @@ def _operations(named: Iterable[tuple[str, int]], nbytes: int) -> str:
     if not listed:
         return "—"
     more = f", and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return f"{mib(nbytes)} a block: {', '.join(listed[:_SHOWN])}{more}"
+    return f"{size_text(nbytes)} a block: {', '.join(listed[:_SHOWN])}{more}"
 
 
 def _labels(labels: list[str]) -> str:
@@ -154,4 +154,4 @@ def _parameters(before: Side, after: Side) -> str:
 def _quantity(value: float | None, unit: str) -> str:
     if value is None:
         return "—"
-    return mib(int(value)) if unit == "B" else f"{value:.4f} s"
+    return size_text(int(value)) if unit == "B" else f"{value:.4f} s"

@@ -20,7 +20,7 @@ from stowage.flows._gpu_job import Job, limit_memory
 from stowage.flows._gpu_peers import DeepSpeed, FullySharded, HostOptimizer, Plain, UnavailableError
 from stowage.flows._gpu_stowage import Planned
 from stowage.stages.ir.command import Parser
-from stowage.stages.ir.errors import StowageError, mib
+from stowage.stages.ir.errors import StowageError, size_text
 from stowage.stages.ir.table import write_record
 
 WARM_UP = 2
@@ -170,9 +170,10 @@ def _highest_resident_bytes() -> int:
 
 
 def _out_of_memory(error: Exception, job: Job, cuda: bool) -> str:
-    text = f"does not fit {mib(job.limit_bytes)}: {(str(error).splitlines() or [''])[0][:160]}"
+    text = f"does not fit {size_text(job.limit_bytes)}: {(str(error).splitlines() or [''])[0][:160]}"
     if cuda:
-        text += f" (allocated {mib(torch.cuda.memory_allocated())}, reserved {mib(torch.cuda.memory_reserved())})"
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        text += f" (allocated {size_text(allocated)}, reserved {size_text(reserved)})"
     return text
 
 

@@ -13,7 +13,7 @@ from stowage.flows._gpu_job import Job
 from stowage.flows._gpu_measure import Library, Say
 from stowage.flows._planning import Effort, Planned, cost_traces, plan_costed
 from stowage.stages.ir.costs import Cost, DeviceDescription
-from stowage.stages.ir.errors import Infeasible, mib
+from stowage.stages.ir.errors import Infeasible, size_text
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
@@ -80,6 +80,6 @@ def describe_plan(found: Planned) -> str:
     s = found.summary
     return (
         f"{s.method}, predicted {s.step_time_s:.3f} s a step ({s.step_time_s / s.lower_bound_s:.2f} × each call once), "
-        f"peak {mib(s.device_peak_bytes)} of {mib(s.device_budget_bytes)}, {mib(s.below_bytes)} below, "
-        f"{mib(s.offload_bytes)} down and {mib(s.reload_bytes)} up a step"
+        f"peak {size_text(s.device_peak_bytes)} of {size_text(s.device_budget_bytes)}, "
+        f"{size_text(s.below_bytes)} below, {size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up a step"
     )

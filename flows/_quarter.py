@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from stowage.flows._limited import build
 from stowage.flows._project import find_root, stage_environment
 from stowage.stages.device.cgroup import LimitedRun, run_limited, smallest_surviving_limit
-from stowage.stages.ir.errors import MIB, StowageError, mib
+from stowage.stages.ir.errors import MIB, StowageError, size_text
 from stowage.stages.ir.table import write_atomically
 
 PROCESS_BYTES = 640 * MIB
@@ -103,22 +103,22 @@ def train_in_a_quarter(
 
     def eager(limit: int) -> LimitedRun:
         run = run_limited(command(None, steps), limit, environment=environment, timeout_s=900)
-        say(f"plain PyTorch in {mib(limit)}: {'survives' if run.survived else 'killed'}")
+        say(f"plain PyTorch in {size_text(limit)}: {'survives' if run.survived else 'killed'}")
         return run
 
     whole = 16 * parameters + (2 << 30)
     found = smallest_surviving_limit(eager, 16 * parameters, 2 * whole, int(RESOLUTION * whole))
     limit = found.limit_bytes // 4
     budget = limit - PROCESS_BYTES
-    say(f"planning for {mib(budget)}")
+    say(f"planning for {size_text(budget)}")
     planning = subprocess.run(command(budget, 0), env=environment, capture_output=True, text=True, check=False)
     if planning.returncode:
         raise StowageError(f"Planning failed: {(planning.stderr.strip().splitlines() or ['no message'])[-1]}")
     run = run_limited(command(budget, steps), limit, environment=environment | SPIN, timeout_s=1800)
     if not run.survived:
         last = (run.output.strip().splitlines() or ["no message"])[-1]
-        why = f"was killed at {mib(run.peak_bytes)}, after: {last}" if run.killed else last
-        raise StowageError(f"The plan's process in {mib(limit)}: {why}")
+        why = f"was killed at {size_text(run.peak_bytes)}, after: {last}" if run.killed else last
+        raise StowageError(f"The plan's process in {size_text(limit)}: {why}")
     about, *records = _answers(run)
     eager_records = _answers(next(r for r in reversed(found.runs) if r.survived))
     return Quarter(
@@ -156,9 +156,10 @@ def run_quarter(say: Callable[[str], None], root: Path | None = None) -> str:
     ratio = found.step_s / found.eager_step_s
     return (
         f"A GPT-2 of {found.parameters / 1e6:.0f} M parameters with AdamW: plain PyTorch survives under a limit of "
-        f"{mib(found.eager_limit_bytes)} and is killed under {mib(found.eager_killed_bytes)}; under a quarter, "
-        f"{mib(found.limit_bytes)}, the plan trains to {equal}, in a process that peaks at {mib(found.peak_bytes)} "
-        f"with a device budget of {mib(found.device_budget_bytes)}, at {ratio:.2f} × plain PyTorch's step time: "
+        f"{size_text(found.eager_limit_bytes)} and is killed under {size_text(found.eager_killed_bytes)}; under a "
+        f"quarter, {size_text(found.limit_bytes)}, the plan trains to {equal}, in a process that peaks at "
+        f"{size_text(found.peak_bytes)} with a device budget of {size_text(found.device_budget_bytes)}, at {ratio:.2f} "
+        "× plain PyTorch's step time: "
         f"{found.step_s:.2f} s measured, {found.predicted_s:.2f} s predicted, {found.rates_bound_s:.2f} s the bound "
         "that computing and the disk's rates imply."
     )

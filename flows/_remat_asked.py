@@ -9,7 +9,7 @@ from typing import Any
 
 from stowage.flows._remat_names import AUTO
 from stowage.flows._served import Served
-from stowage.stages.ir.errors import StowageError, mib
+from stowage.stages.ir.errors import StowageError, size_text
 
 Plan = dict[str, Any]
 """What `_remat_plans.Planner` answers."""
@@ -30,7 +30,7 @@ class Asked:
     def setting(self) -> str:
         """For people."""
         if self.budget_bytes is not None:
-            return f"in {mib(self.budget_bytes)}"
+            return f"in {size_text(self.budget_bytes)}"
         return "smallest" if self.share is None else f"{self.share:.0%}"
 
 

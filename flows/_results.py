@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stowage.flows._workspace import Workspace
-from stowage.stages.ir.errors import mib
+from stowage.stages.ir.errors import size_text
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.table import read_record
 
@@ -50,8 +50,11 @@ def markdown(result: RunResult) -> str:
     rows = [
         ("method", plan.method),
         ("device", plan.device),
-        ("budget", mib(plan.device_budget_bytes)),
-        ("predicted peak", f"{mib(plan.device_peak_bytes)} ({smaller:.0%} below {mib(plan.keep_all_peak_bytes)})"),
+        ("budget", size_text(plan.device_budget_bytes)),
+        (
+            "predicted peak",
+            f"{size_text(plan.device_peak_bytes)} ({smaller:.0%} below {size_text(plan.keep_all_peak_bytes)})",
+        ),
         ("predicted step", f"{plan.step_time_s:.3f} s ({slower:.1%} above {plan.keep_all_time_s:.3f} s)"),
         ("solver", f"{plan.solver}: {plan.status}, gap {plan.gap:.2%}"),
         ("artifacts", f"`{result.folder}`"),

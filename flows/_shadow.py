@@ -20,7 +20,7 @@ from stowage.flows._planned import Planned
 from stowage.flows._programs import Known
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import AwayError, ParameterError, mib
+from stowage.stages.ir.errors import AwayError, ParameterError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.generators import STATE_BYTES, GeneratorStates
@@ -209,8 +209,8 @@ class Net:
             return watched.shadow.run(batch, room, program.offloading)
         except NoRoom as error:
             self._waits(
-                f"its forward takes at least {mib(error.nbytes)} beside what is in memory, and the budget has "
-                f"{mib(max(free, 0))} for it; a plan that changes unseen is noticed with a larger budget alone"
+                f"its forward takes at least {size_text(error.nbytes)} beside what is in memory, and the budget has "
+                f"{size_text(max(free, 0))} for it; a plan that changes unseen is noticed with a larger budget alone"
             )
         except ReadsAway as error:
             self._waits(
@@ -228,8 +228,8 @@ class Net:
         needed = known.planned.eager_peak_bytes + COPIES * unique_bytes(states)
         if needed > _available_bytes(program.device):
             self._say(
-                f"Gradients are not compared with plain PyTorch's: that takes about {mib(needed)}, which this machine "
-                "does not have; the loss is."
+                f"Gradients are not compared with plain PyTorch's: that takes about {size_text(needed)}, which this "
+                "machine does not have; the loss is."
             )
             return None
         if program.offloading is not None:

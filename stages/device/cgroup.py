@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stowage.stages.ir.errors import StowageError, mib
+from stowage.stages.ir.errors import StowageError, size_text
 
 PROC = Path("/proc/self")
 _numbers = itertools.count()
@@ -252,11 +252,11 @@ def smallest_surviving_limit(
         last = runs[-1]
         if last.returncode != 0 and not last.killed and not last.timed_out:
             lines = last.output.strip().splitlines() or ["nothing printed"]
-            raise StowageError(f"Under {mib(limit)} the command failed, but not for memory: {lines[-1]}")
+            raise StowageError(f"Under {size_text(limit)} the command failed, but not for memory: {lines[-1]}")
         return last.survived
 
     if not survives(high_bytes):
-        raise StowageError(f"The command does not survive under {mib(high_bytes)}, the highest limit: raise it.")
+        raise StowageError(f"The command does not survive under {size_text(high_bytes)}, the highest limit: raise it.")
     failed = 0
     while high_bytes - low_bytes > resolution_bytes:
         middle = (low_bytes + high_bytes) // 2

@@ -12,6 +12,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from stowage.stages.device.native_log import without_native_warnings
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints two lines each time
@@ -58,7 +59,11 @@ def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor
     `resident` tensor, with that tensor's size. It may see no such release; `work` can mark it, see `RELEASE`.
     """
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in resident}
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
+    # The profiler tells with each run that it knows no size of memory that existed before.
+    with (
+        without_native_warnings(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler,
+    ):
         began = time.perf_counter()
         result = work()
         elapsed = time.perf_counter() - began

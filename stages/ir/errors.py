@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 class StowageError(Exception):
@@ -49,14 +49,32 @@ class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a 
         self.agreed = agreed
 
 
-def mib(nbytes: int) -> str:
-    """Bytes as MiB with one decimal, for messages."""
+def size_text(nbytes: int) -> str:
+    """Bytes for messages, in a unit that shows the number: `17 bytes`, `59.7 KiB`, `1,259.3 MiB`."""
+    if abs(nbytes) < KIB:
+        return f"{nbytes} byte{'s' if abs(nbytes) != 1 else ''}"
+    if abs(nbytes) < MIB - KIB // 20:  # else it would be 1,024.0 KiB
+        return f"{nbytes / KIB:.1f} KiB"
     return f"{nbytes / MIB:,.1f} MiB"
+
+
+mib = size_text  # its earlier name
+
+
+def size_texts(*sizes: int) -> list[str]:
+    """`size_text` of sizes that are told apart: in bytes where the texts of two that differ would be the same."""
+    texts = [size_text(nbytes) for nbytes in sizes]
+    if len(set(texts)) == len(set(sizes)):
+        return texts
+    return [f"{nbytes:,} bytes" for nbytes in sizes]
+
+
+STAGING = "staging buffers of the tier below"
 
 
 @dataclass(frozen=True)
 class Occupant:
-    """A tensor that takes part in a peak."""
+    """What takes part in a peak: a tensor, an operator's workspace, or `STAGING`."""
 
     name: str
     nbytes: int
@@ -69,8 +87,8 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
     Attributes:
         budget_bytes: what was asked for.
         smallest_feasible_bytes: the smallest whole-iteration budget that the planner can meet.
-        binding_step: the step of the smallest plan at which its peak is reached.
-        occupants: the largest tensors in memory at that step, largest first.
+        binding_step: module and pass in which the smallest plan reaches its peak: `blocks.5.mlp, backward`.
+        occupants: what takes memory there, largest first: tensors, workspace, staging buffers.
     """
 
     budget_bytes: int
@@ -82,11 +100,16 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        largest = ", ".join(f"{o.name} {mib(o.nbytes)}" for o in self.occupants[:3])
-        budget = mib(self.budget_bytes) if self.budget_bytes >= MIB // 10 else f"{self.budget_bytes:,} B"
+        largest = ", ".join(f"{o.name} {size_text(o.nbytes)}" for o in self.occupants[:3])
+        budget, smallest = size_texts(self.budget_bytes, self.smallest_feasible_bytes)
         return (
             f"The device budget of {budget} cannot be met: the smallest feasible budget is "
-            f"{mib(self.smallest_feasible_bytes)} ({self.smallest_feasible_bytes} bytes), bound at "
-            f"{self.binding_step}, where the largest tensors are {largest or 'none'}; raise the budget, or make the "
-            "batch or the model smaller."
+            f"{smallest}{'' if 'byte' in smallest else f' ({self.smallest_feasible_bytes} bytes)'}, bound at "
+            f"{self.binding_step}, where most is taken by {largest or 'nothing'}; raise the budget, or "
+            f"{self._remedy()}."
         )
+
+    def _remedy(self) -> str:
+        if self.occupants and self.occupants[0].name == STAGING:
+            return "leave out `offload_dir`, without which there are no such buffers"
+        return "make the batch or the model smaller"

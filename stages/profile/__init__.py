@@ -10,6 +10,7 @@ import torch
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE
 from stowage.stages.kernels import Outputs
@@ -75,7 +76,7 @@ def profile_variants(
     if count and costs == "roofline":
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
-        with torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+        with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
             patience = Patience(seconds_per_call, min_samples)
             found, unknown = _measure(
                 missing, target, patience, lambda part: progress(int(part * count), count), comparison.add

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from stowage.stages.ir.errors import IllegalPlanError, Occupant
+from stowage.stages.ir.errors import STAGING, IllegalPlanError, Occupant
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanAction, PlanRow
@@ -211,6 +211,7 @@ class _Replay:
         self.made: set[int] = set()
         self.again: set[int] = set()
         self.random_seen = -1
+        self.staging_bytes = staging_bytes
         self.base = self.used = staging_bytes + sum(self.size[s] for s in self.live)
         self.peak, self.peak_row, self.at_peak = self.base, 0, set(self.live)
         self.rows: list[_Row] = []
@@ -388,4 +389,8 @@ class _Replay:
     def occupants(self) -> list[Occupant]:
         """What is in memory at the peak."""
         found = [Occupant(self.storages[s].name, self.size[s]) for s in self.at_peak]
+        if self.staging_bytes:
+            found.append(Occupant(STAGING, self.staging_bytes))
+        if self.rows and (node := self.rows[self.peak_row].node) >= 0 and self.nodes[node].workspace_bytes:
+            found.append(Occupant(f"workspace of {self.nodes[node].name}", self.nodes[node].workspace_bytes))
         return sorted(found, key=lambda o: (-o.nbytes, o.name))

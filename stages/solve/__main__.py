@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import mib
+from stowage.stages.ir.errors import size_text
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
@@ -62,15 +62,15 @@ def main() -> None:
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
     print(
-        f"solve: {s.method} on the {s.variant} trace, predicted peak {mib(s.device_peak_bytes)} of "
-        f"{mib(s.device_budget_bytes)} "
-        f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {mib(eager)}), predicted time "
+        f"solve: {s.method} on the {s.variant} trace, predicted peak {size_text(s.device_peak_bytes)} of "
+        f"{size_text(s.device_budget_bytes)} "
+        f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {size_text(eager)}), predicted time "
         f"{s.step_time_s / s.lower_bound_s:.3f} × the lower bound"
     )
     if solved.slots:
         print(
-            f"solve: {len(solved.slots)} tensors, {mib(s.below_bytes)}, live below the device; each step moves "
-            f"{mib(s.offload_bytes)} down and {mib(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
+            f"solve: {len(solved.slots)} tensors, {size_text(s.below_bytes)}, live below the device; each step moves "
+            f"{size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
         )
 
 

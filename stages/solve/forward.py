@@ -14,13 +14,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.offload import Below, slots_of
@@ -75,12 +75,7 @@ def solve_forward(
     gone, fits = planner.who_goes(away, device_budget_bytes)
     if not fits:
         least = planner.judge(planner.rows(planner.stays(gone)), gone)
-        raise Infeasible(
-            budget_bytes=device_budget_bytes,
-            smallest_feasible_bytes=least.peak_bytes,
-            binding_step=least.rows[least.peak_row].step,
-            occupants=least.occupants,
-        )
+        raise infeasible(device_budget_bytes, least, trace, nodes)
     found = [(steps, planner.judge(steps, gone)) for steps in planner.candidates(gone, device_budget_bytes)]
     steps, best = min(found, key=lambda pair: (pair[1].time_s, pair[1].reload_bytes))
     if best.peak_bytes > device_budget_bytes:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from stowage.stages.ir.errors import Infeasible, ParameterError
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import ADD, CLIP, left_behind, taken_gradients
 from stowage.stages.simulate.plan import Outcome
+from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.offload import Below, Offloader, OffloadPlan, slots_of
@@ -127,12 +128,7 @@ def solve_plan(
             fitting += [p for p in plans if p.peak_bytes <= budget_bytes]
     least = min(smallest, key=lambda o: o.peak_bytes)
     if not fitting and not moving:
-        raise Infeasible(
-            budget_bytes=budget_bytes,
-            smallest_feasible_bytes=least.peak_bytes,
-            binding_step=least.rows[least.peak_row].step,
-            occupants=least.occupants,
-        )
+        raise infeasible(budget_bytes, least, trace, nodes)
     best = min(fitting, key=lambda p: (p.time_s, p.method != "keep_all", p.peak_bytes), default=None)
     moved = _best_moving(moving)
     tiered: list[Slot] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import ParameterError, mib
+from stowage.stages.ir.errors import ParameterError, size_text
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.settings.sizes import parse_bytes
 from stowage.stages.solve.offload import Below
@@ -66,7 +66,7 @@ def tier_below(
     if room < 0:
         raise ParameterError(
             f"{key('host_budget')} is too small for the buffers through which the disk is reached: give at least "
-            f"{mib(DISK_STAGING_BYTES)}."
+            f"{size_text(DISK_STAGING_BYTES)}."
         )
     link = Link(target.offload_bytes_per_s, target.reload_bytes_per_s, target.duplex_bytes_per_s)
     rate = target.cpu_update_bytes_per_s

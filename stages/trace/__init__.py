@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.trace.capture import Captured, capture
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
@@ -133,6 +134,7 @@ def trace_step(
     return with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch, label=label)
 
 
+@quiet_torch()
 def with_updates(
     recorded: Recorded,
     model: nn.Module,

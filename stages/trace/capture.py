@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checkpointing import without_gradient_checkpointing
 from stowage.stages.trace.checks import check_generators, check_gradients, check_module
@@ -106,6 +107,7 @@ def capture(
     try:
         move_numbers(moved, readings.round)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(quiet_torch())
             stack.enter_context(without_gradient_checkpointing(model, notices))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.set_grad_enabled(gradients))

@@ -35,7 +35,7 @@ from stowage.flows._remat_rows import (
 )
 from stowage.flows._remat_turns import MOST_ROUNDS, Turns
 from stowage.flows._served import Served
-from stowage.stages.ir.errors import MIB, ParameterError, StowageError, mib
+from stowage.stages.ir.errors import MIB, ParameterError, StowageError, size_text
 from stowage.stages.ir.table import read_rows
 from stowage.stages.report.remat import Panel, Point, remat_figure
 
@@ -53,7 +53,7 @@ def test_a_tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = read_rows(tmp_path / "remat.parquet", RematRow)
     peer, impossible, wide, smallest, matched = rows
     assert (peer.contestant, peer.setting) == (EVERY_ROOT, "")
-    settings = ["1%", "70%", "smallest", f"in {mib(peer.peak_bytes)}"]
+    settings = ["1%", "70%", "smallest", f"in {size_text(peer.peak_bytes)}"]
     assert [(r.contestant, r.setting) for r in rows[1:]] == [("auto", setting) for setting in settings]
     assert peer.equal
     assert smallest.peak_bytes < matched.peak_bytes <= peer.peak_bytes

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
-from stowage.stages.ir.errors import MIB, Infeasible, Occupant, mib
+from stowage.stages.ir.errors import MIB, Infeasible, Occupant, size_text
 from tests.strategies import attention_block, small_blocks
 
 
@@ -66,20 +67,37 @@ def test_gap_of_a_solve() -> None:
 
 def test_infeasible_is_one_sentence_with_the_largest_tensors() -> None:
     occupants = [Occupant(f"tensor {i}", (9 - i) * MIB) for i in range(5)]
-    error = Infeasible(1000 * MIB, 1234 * MIB + 1, "B3 option 2", occupants)
+    error = Infeasible(1000 * MIB, 1234 * MIB + 1, "blocks.3.mlp, backward", occupants)
     text = str(error)
     assert "1,000.0 MiB" in text
     assert "1,234.0 MiB" in text
     assert str(1234 * MIB + 1) in text
-    assert "B3 option 2" in text
+    assert "bound at blocks.3.mlp, backward, where" in text
     assert "tensor 0 9.0 MiB, tensor 1 8.0 MiB, tensor 2 7.0 MiB" in text
     assert "tensor 3" not in text
     assert "\n" not in text
     assert text.count(". ") == 0
-    assert "none" in str(Infeasible(1, 2, "F0"))
-    assert "The device budget of 1 B cannot be met" in str(Infeasible(1, 2, "F0"))
+    assert "nothing" in str(Infeasible(1, 2, "F0"))
+    assert "The device budget of 1 byte cannot be met: the smallest feasible budget is 2 bytes" in str(
+        Infeasible(1, 2, "F0")
+    )
+    close = str(Infeasible(200 * MIB + 1000, 200 * MIB + 2000, "F0"))
+    assert "of 209,716,200 bytes cannot be met: the smallest feasible budget is 209,717,200 bytes" in close
 
 
-def test_mib() -> None:
-    assert mib(1536 * 1024) == "1.5 MiB"
-    assert mib(5 << 30) == "5,120.0 MiB"
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (61140, "59.7 KiB"),
+        (MIB - 52, "1023.9 KiB"),
+        (MIB - 1, "1.0 MiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (5 << 30, "5,120.0 MiB"),
+    ],
+)
+def test_a_size_shows_its_number(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from stowage.stages.device.tiers.base import Stream
-from stowage.stages.ir.errors import StowageError, mib
+from stowage.stages.ir.errors import StowageError, size_text
 
 
 class DeviceLanes(Protocol):
@@ -80,8 +80,8 @@ class CudaLanes:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise StowageError(
-                f"No {mib(nbytes)} ({nbytes} bytes) of pinned host memory can be had: lower the host budget, or raise "
-                "the limit of locked memory."
+                f"No {size_text(nbytes)} ({nbytes} bytes) of pinned host memory can be had: lower the host "
+                "budget, or raise the limit of locked memory."
             ) from error
 
     def compute(self) -> Any:

@@ -29,7 +29,7 @@ from stowage.stages.device.tiers.disk_mover import Mover
 from stowage.stages.device.tiers.lanes import Job, Lanes, Staging
 from stowage.stages.device.tiers.layout import check_movable, is_dense, packed
 from stowage.stages.device.tiers.slots import Slots
-from stowage.stages.ir.errors import StowageError, mib
+from stowage.stages.ir.errors import StowageError, size_text
 from stowage.stages.ir.machine import DISK_CHUNK_BYTES, DISK_THREADS
 
 
@@ -148,10 +148,10 @@ class DiskTier:
                 status = os.fstatvfs(self._handle)
                 free = (status.f_bavail if os.geteuid() else status.f_bfree) * status.f_frsize
                 missing = max(need - free, PAGE)
-                why = f"only {mib(free)} are free"
+                why = f"only {size_text(free)} are free"
             raise StowageError(
-                f"The offload folder '{self.folder}' has no room for {mib(need)} ({need} bytes) more: {why}, so at "
-                f"least {missing} bytes are missing; free them or choose another folder."
+                f"The offload folder '{self.folder}' has no room for {size_text(need)} ({need} bytes) more: {why}, so "
+                f"at least {missing} bytes are missing; free them or choose another folder."
             ) from error
         self._end = end
 

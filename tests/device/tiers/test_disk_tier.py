@@ -389,7 +389,7 @@ def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
     if "permitted" in ended.stderr or "denied" in ended.stderr:
         pytest.skip(f"no file system may be mounted: {ended.stderr.strip()}")
     sentence, size = ended.stdout.strip().splitlines()
-    assert "only 0.5 MiB are free, so at least 524288 bytes are missing" in sentence, ended.stderr
+    assert "only 512.0 KiB are free, so at least 524288 bytes are missing" in sentence, ended.stderr
     assert int(size) == (1 << 19) + (1 << 18)
 
 
