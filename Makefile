@@ -2,6 +2,8 @@
 #              the result; a second run has nothing to do but print it again
 # make test    everything that must hold before a commit, set up from scratch if needed
 # make check   the same without setup
+# make test-long      that and everything exhaustive: before a release
+# make test-versions  a short exactness suite on every Python and torch that is at hand
 # make format  rewrite the code as `make check` wants it
 
 PYTHON ?= python3
@@ -16,11 +18,14 @@ PACKAGE := build/typing/stowage
 LISTED := cksum dvc.yaml artifacts/inputs.yaml
 REPRODUCE = listed=$$($(LISTED)); dvc repro || { test "$$listed" != "$$($(LISTED))" && dvc repro; }
 
+# Groups of tests on all cores, in the order of tests/scheduling.py.
+SPREAD := --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 
-.PHONY: run setup test check lint types contracts tests format
+.PHONY: run setup test check lint types contracts tests test-long test-versions format
 
 run: setup
 	python -m stowage.stages.device $(DEVICE)
@@ -49,8 +54,15 @@ types: $(PACKAGE)
 contracts: $(PACKAGE)
 	PYTHONPATH=build/typing lint-imports
 
+# One thread a worker: two workers with two threads each wait for one another on two cores.
 tests:
-	pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 pytest -m "not long" $(SPREAD)
+
+test-long: setup lint types contracts
+	pytest --hypothesis-profile thorough $(SPREAD)
+
+test-versions:
+	tests/versions/run
 
 format:
 	ruff check --fix .

@@ -1,13 +1,40 @@
-"""What tests of several stages share."""
+"""What tests of several stages share: one store of plans, and how many examples and which order a run takes."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.matrix import THOROUGH
+from tests.scheduling import in_order
+
+settings.register_profile("fast", deadline=None, max_examples=THOROUGH // 5)
+settings.register_profile("thorough", deadline=None, max_examples=THOROUGH)
+settings.load_profile("fast")  # `--hypothesis-profile` is read later and wins
 
 
 @pytest.fixture(scope="session")
 def fit_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store of costs, options and plans for all calls of `fit` in a session: the device is measured once."""
-    return tmp_path_factory.mktemp("fit_home")
+    """One store of costs, options and plans for all calls of `fit` in a run, on all workers: the device and each call are
+    measured once."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "fit_home"
+    shared.mkdir(exist_ok=True)
+    return shared
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long groups first, so that no worker is left with one of them at the end."""
+    items.sort(key=lambda item: in_order(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`: files that share planned steps go to the same worker."""
+    from tests.scheduling import Together
+
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None

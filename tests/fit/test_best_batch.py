@@ -24,6 +24,7 @@ from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.resize import resized, samples_of
 from stowage.stages.workload.samples import Batch, sample_batch
+from tests.matrix import examples
 
 SHAPE = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64, "vocab_size": 128}
 LARGEST = 6
@@ -130,7 +131,7 @@ def summary(time_s: float) -> PlanSummary:
     return PlanSummary(**(numbers | {"step_time_s": time_s}))  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(
     st.integers(1, 40), st.floats(1, 60), st.floats(0.1, 50), st.floats(0, 0.5), st.integers(1, 40), st.integers(0, 45)
 )

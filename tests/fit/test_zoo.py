@@ -9,6 +9,7 @@ import torch
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import MIB, Infeasible
+from tests.matrix import some
 from tests.zoo import ZOO, loss_of
 
 ITERATIONS = 5
@@ -39,7 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, keep=["gpt2", "gpt2_bf16", "resnet", "t5", "tied", "lstm"]))
 def test_equal_to_eager_within_the_budget(name: str, home: Path) -> None:
     torch.manual_seed(0)
     model, batch, loss = ZOO[name]()

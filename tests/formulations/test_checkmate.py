@@ -13,6 +13,7 @@ from stowage.stages.ir.block import BlockAllocation, BlockGraph
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.brute import fastest
 from tests.formulations.budgets import blocks_and_budgets, checked, total_s
+from tests.matrix import examples
 from tests.strategies import BlockBuilder
 
 LIMITS = SolverSettings(time_limit_s=60.0)
@@ -48,7 +49,7 @@ def as_one(graph: BlockGraph) -> BlockGraph:
     )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_equals_exhaustive_search_over_whole_values(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
@@ -65,7 +66,7 @@ def test_equals_exhaustive_search_over_whole_values(case: tuple[BlockGraph, int,
     assert abs(report.objective_s - best) < 1e-6
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_never_better_than_rk_checkmate(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
@@ -95,7 +96,7 @@ def test_a_value_is_kept_or_freed_as_one() -> None:
     assert checkmate(graph, 11, 16, LIMITS) == (None, None)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets(max_forward=2))
 def test_cbc_and_warm_starts_give_the_same_optimum(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
@@ -107,7 +108,7 @@ def test_cbc_and_warm_starts_give_the_same_optimum(case: tuple[BlockGraph, int, 
         assert report is None or best is None or abs(report.objective_s - best) < 1e-6
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_a_warm_start_satisfies_every_equation(case: tuple[BlockGraph, int, int]) -> None:
     graph = as_one(case[0])

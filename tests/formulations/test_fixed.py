@@ -8,10 +8,11 @@ from stowage.stages.formulations.fixed import fast_forward, keep_all, recompute_
 from stowage.stages.formulations.staged import StagedGraph, cost_of, run_once, timeline
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.simulate.block import replay_block
+from tests.matrix import examples
 from tests.strategies import MIB, attention_block, small_blocks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(small_blocks(max_forward=6))
 def test_legal(graph: BlockGraph) -> None:
     plain = replay_block(graph, keep_all(graph))
@@ -25,7 +26,7 @@ def test_legal(graph: BlockGraph) -> None:
     assert fast.forward_peak_bytes <= plain.forward_peak_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(small_blocks(max_forward=6))
 def test_our_own_count_agrees_with_the_referee(graph: BlockGraph) -> None:
     staged = StagedGraph.of(graph)

@@ -19,10 +19,11 @@ from stowage.stages.ir.h_graph import HGraph, HStep
 from stowage.stages.simulate.h_graph import replay_h_graph
 from tests.formulations.h_brute import fastest_h
 from tests.formulations.h_graphs import checked_h, h_graphs_and_budgets, layered, small_h_graphs
+from tests.matrix import examples
 from tests.strategies import attention_block, deep_chain
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(small_h_graphs())
 def test_policies_are_legal_and_cost_what_they_say(graph: HGraph) -> None:
     data = HProblem(graph)
@@ -36,7 +37,7 @@ def test_policies_are_legal_and_cost_what_they_say(graph: HGraph) -> None:
     assert abs(keep_all(data).cost.time_s - data.floor_s) < 1e-9
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_greedy_keeps_within_budgets_and_is_no_better_than_the_best(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case

@@ -20,6 +20,7 @@ from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.budgets import blocks_and_budgets
 from tests.formulations.h_brute import fastest_h
 from tests.formulations.h_graphs import checked_h, h_graphs_and_budgets, layered
+from tests.matrix import examples
 
 LIMITS = SolverSettings(time_limit_s=20.0)
 MANY = 6
@@ -32,7 +33,7 @@ def most_runs(graph: HGraph, schedule: HSchedule, *, backward: bool) -> int:
     return max(counts.values(), default=0)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_equals_exhaustive_search(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case
@@ -47,7 +48,7 @@ def test_equals_exhaustive_search(case: tuple[HGraph, int, int]) -> None:
     assert abs(checked_h(graph, answer.schedule, peak, save).time_s - best) < 1e-4
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(h_graphs_and_budgets())
 def test_equals_h_ilp_where_that_stays_within_the_restrictions(case: tuple[HGraph, int, int]) -> None:
     graph, peak, save = case
@@ -67,7 +68,7 @@ def test_equals_h_ilp_where_that_stays_within_the_restrictions(case: tuple[HGrap
         assert abs(answer.report.objective_s - exact.report.objective_s) < 1e-4
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_a_flat_graph_has_the_optimum_of_its_block(case: tuple[BlockGraph, int, int]) -> None:
     block, peak, save = case

@@ -19,6 +19,7 @@ from stowage.stages.ir.machine import Link
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.offload_problems import GB, GIB, llama, problems, rtx3060
 from tests.formulations.offload_replay import Replay
+from tests.matrix import examples
 
 EXACT = SolverSettings(time_limit_s=60.0)
 ROUGH = SolverSettings(time_limit_s=60.0, gap=0.01)
@@ -43,7 +44,7 @@ def checked(
     return plan
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(problems())
 def test_small_problems(problem: OffloadProblem) -> None:
     answer = o_ilp(problem, EXACT)
@@ -132,7 +133,7 @@ def test_equal_inputs_give_an_equal_plan() -> None:
     assert round_o_ilp(problem, solution, EXACT, reach=8) == round_o_ilp(problem, solution, EXACT, reach=8)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 40), max_size=9), st.integers(-3, 200))
 def test_select_is_exact(sizes: list[int], value: int) -> None:
     named = dict(enumerate(sizes))

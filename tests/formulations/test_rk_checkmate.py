@@ -14,6 +14,7 @@ from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.brute import fastest
 from tests.formulations.budgets import blocks_and_budgets, checked, peak_of, total_s
+from tests.matrix import examples
 from tests.strategies import BlockBuilder, small_blocks
 
 LIMITS = SolverSettings(time_limit_s=60.0)
@@ -30,7 +31,7 @@ def phantom_block() -> BlockGraph:
     return b.build([g0])
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_equals_exhaustive_search(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
@@ -51,7 +52,7 @@ def test_equals_exhaustive_search(case: tuple[BlockGraph, int, int]) -> None:
     assert anyhow <= best
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets(max_forward=2))
 def test_cbc_and_warm_starts_give_the_same_optimum(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case

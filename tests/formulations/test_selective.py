@@ -16,10 +16,11 @@ from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.brute import fastest
 from tests.formulations.budgets import blocks_and_budgets, checked, peak_of, total_s
+from tests.matrix import examples
 from tests.strategies import attention_block, deep_chain, mlp_block
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(blocks_and_budgets())
 def test_legal_within_budgets_and_never_better_than_the_optimum(case: tuple[BlockGraph, int, int]) -> None:
     graph, peak, save = case
@@ -33,7 +34,7 @@ def test_legal_within_budgets_and_never_better_than_the_optimum(case: tuple[Bloc
     assert report.bound_s - 1e-9 <= best <= report.objective_s + 1e-9
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(blocks_and_budgets(max_forward=8))
 def test_every_candidate_is_legal_and_costed_right(case: tuple[BlockGraph, int, int]) -> None:
     graph = case[0]

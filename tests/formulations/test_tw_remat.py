@@ -21,9 +21,10 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.simulate.block import replay_block
 from tests.formulations.brute import fastest
 from tests.formulations.budgets import peak_of, total_s
+from tests.matrix import examples
 from tests.strategies import BlockBuilder, attention_block, deep_chain, small_blocks
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def chain(length: int) -> BlockGraph:
@@ -69,7 +70,7 @@ def test_first_runs_ascend_and_backward_runs_once(graph: BlockGraph) -> None:
                 assert order.count(k) == 1
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(small_blocks(max_forward=3))
 def test_never_better_than_exhaustive_search(graph: BlockGraph) -> None:
     for schedule, report in tw_remat(graph, 6):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stowage.stages.ir.arguments import map_arguments, render_arguments
 from stowage.stages.ir.updates import UpdateRule, update_arguments, updated_parameter
+from tests.matrix import examples
 
 
 def render(*args: Any, **kwargs: Any) -> str:
@@ -52,7 +53,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.recursive(numbers, lambda inner: st.lists(inner, max_size=3), max_leaves=5), max_size=4))
 def test_source_evaluates_to_the_argument(arguments: list[Any]) -> None:
     assert eval(f"[{render(*arguments)}]") == arguments

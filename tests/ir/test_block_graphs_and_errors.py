@@ -9,10 +9,11 @@ from hypothesis import given, settings
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.errors import MIB, Infeasible, Occupant, size_text
+from tests.matrix import examples
 from tests.strategies import attention_block, small_blocks
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(small_blocks())
 def test_a_block_comes_back_from_json(graph: BlockGraph) -> None:
     found = BlockGraph.from_json(graph.to_json())

@@ -17,6 +17,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.table import arrow_schema, read_record, read_rows, rows_by, write_record, write_rows
 from stowage.stages.ir.trace import Storage, TraceMeta
 from tests.ir.row_types import RECORDS, TABLES, rows_of
+from tests.matrix import examples
 
 STORAGES = [Storage(i, 100 * i, "temporary", f"name {i}") for i in range(50)]
 META = TraceMeta("hash", "gpt2", "cpu", "2.13", 3, "AdamW", 12)
@@ -35,7 +36,7 @@ def refused(path: Path, row_type: type, read: object = read_rows) -> str:
 
 
 @pytest.mark.parametrize("row_type", TABLES)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_rows_come_back(row_type: type, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     rows = data.draw(st.lists(rows_of(row_type), max_size=4))
@@ -50,7 +51,7 @@ def test_rows_come_back(row_type: type, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("row_type", RECORDS)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_records_come_back(row_type: type, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     record = data.draw(rows_of(row_type))

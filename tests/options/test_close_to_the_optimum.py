@@ -19,6 +19,7 @@ from stowage.stages.options.h_regions import Region, regions_of
 from stowage.stages.partition.h_partition import Limits
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
+from tests.matrix import examples
 from tests.options.made_clusters import clusters_of
 from tests.options.test_clusters import inside_first
 from tests.options.test_h_explore import explored
@@ -85,7 +86,7 @@ def test_blocks_of_models(name: str) -> None:
     assert sum(check(graph) for graph in small_blocks_of(name)) >= len(SHARES)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(small_blocks(max_forward=7))
 def test_random_blocks_too(graph: BlockGraph) -> None:
     check(graph)

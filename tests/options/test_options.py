@@ -26,6 +26,7 @@ from stowage.stages.options.tasks import GridSize
 from stowage.stages.options.worker import row_request, sweep_request
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
+from tests.matrix import examples
 from tests.strategies import attention_block, deep_chain, mlp_block, small_blocks
 
 SMALL = GridSize(peak_budgets=2, save_budgets=2, computations=2)
@@ -63,7 +64,7 @@ def check(graph: BlockGraph, options: list[Option]) -> None:
                 assert not (no_worse and costs(other)[0] <= costs(o)[0] - 1e-9)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(small_blocks(max_forward=4))
 def test_small_blocks(graph: BlockGraph) -> None:
     check(graph, solved(graph, GridSize(peak_budgets=3, save_budgets=3, computations=2)))

@@ -11,6 +11,7 @@ from stowage.flows._synthetic_graphs import SHAPES, skips, transformer
 from stowage.stages.ir.errors import ParameterError, TableError
 from stowage.stages.ir.hierarchy import FlowGraph, FlowNode
 from stowage.stages.partition.h_partition import PATIENCE, Limits, h_partition, partition_score
+from tests.matrix import examples
 from tests.partition import algorithm7
 from tests.partition.hierarchies import judge, node_sets
 
@@ -44,7 +45,7 @@ def graphs(draw: st.DrawFn) -> FlowGraph:
 LIMITS = st.builds(Limits, st.integers(1, 8), st.integers(2, 9), st.sampled_from([0.0, 0.5, 1.0, 1.7]))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(graphs(), LIMITS)
 def test_every_hierarchy_is_legal_and_no_worse_than_algorithm_7(graph: FlowGraph, limits: Limits) -> None:
     """By the sum of equation 3.1 over all clusters below the top, where Algorithm 7 keeps to its limits."""

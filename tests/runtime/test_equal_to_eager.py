@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stowage.stages.ir.activations import device_budget, fixed_bytes
+from tests.matrix import some
 from tests.runtime.beside_eager import adamw, assert_equal_training, prepare
 from tests.solve.prepared import prepare_model, prepared_zoo
 from tests.zoo import REMAT, ZOO
@@ -62,7 +63,7 @@ def test_without_an_optimizer_gradients_stay_and_add_up(name: str) -> None:
     assert_equal_training(ZOO[name], prepared, prepared.smallest(), optimizer=None)
 
 
-@pytest.mark.parametrize("name", REMAT)
+@pytest.mark.parametrize("name", some(REMAT, keep=["transformer", "unet", "lstm", "mixer"]))
 def test_any_graph_within_half_and_the_least_of_its_activation_budget(name: str) -> None:
     """Half of the activation budget that keeping everything needs, and the smallest feasible one."""
     prepared = prepare_model(REMAT[name], name, levels=0)

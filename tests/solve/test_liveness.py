@@ -11,6 +11,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
 from stowage.stages.solve.select import program_of
+from tests.matrix import examples
 from tests.simulate.small_plans import KEEP, NODES, STORAGES, node, storage
 from tests.solve.prepared import prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
@@ -85,7 +86,7 @@ def repeated(draw: st.DrawFn) -> tuple[Program, list[Execution]]:
     return program, program.without_dead(runs(*order))
 
 
-@settings(max_examples=400, **QUICK)
+@settings(max_examples=examples(400), **QUICK)
 @given(repeated(), st.floats(0, 0.6))
 def test_removing_several_repetitions_of_a_node_keeps_the_budget(
     found: tuple[Program, list[Execution]], share: float
@@ -100,7 +101,7 @@ def test_removing_several_repetitions_of_a_node_keeps_the_budget(
     assert len(once) == len(program.nodes)
 
 
-@settings(max_examples=60, **QUICK)
+@settings(max_examples=examples(60), **QUICK)
 @given(training_steps(), st.floats(0, 1))
 def test_peaks_are_the_referees_and_retaining_only_helps(trace: TraceTables, share: float) -> None:
     program, executions = leanest(trace)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stowage.stages.formulations import rk_rotor
 from stowage.stages.formulations.rk_rotor import ChainBlock, ChainOption, RkRotor, Slots, _equal_subproblems
 from stowage.stages.solve.policies import fixed_policies, segments
+from tests.matrix import examples
 from tests.solve.chain_machine import peak_of, persistent_schedules, time_of, with_drops
 
 SMALL = st.integers(0, 4)
@@ -73,7 +74,7 @@ def relative(blocks: list[ChainBlock], slots: int, slot_bytes: int) -> RkRotor:
 
 
 @pytest.mark.parametrize("make", [RkRotor, relative])
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(blocks=chains())
 def test_equals_exhaustive_search_for_every_memory(
     make: Callable[[list[ChainBlock], int, int], RkRotor], blocks: list[ChainBlock]
@@ -93,7 +94,7 @@ def test_equals_exhaustive_search_for_every_memory(
 
 
 @pytest.mark.parametrize("make", [RkRotor, relative])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(blocks=chains(max_blocks=6), slot_bytes=st.integers(2, 5))
 def test_coarse_slots_never_exceed_memory_nor_beat_the_optimum(
     make: Callable[[list[ChainBlock], int, int], RkRotor], blocks: list[ChainBlock], slot_bytes: int
@@ -107,7 +108,7 @@ def test_coarse_slots_never_exceed_memory_nor_beat_the_optimum(
             assert time_of(blocks, steps) == pytest.approx(coarse.time_s(slots))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(chains(max_blocks=6))
 def test_never_worse_than_fixed_policies(blocks: list[ChainBlock]) -> None:
     policies = fixed_policies(blocks) | {"once": segments(blocks, len(blocks))}
@@ -167,7 +168,7 @@ def test_a_hundred_blocks_and_five_hundred_slots() -> None:
     assert table.time_s(500) < table.time_s(200) < table.time_s(least)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(chains(max_blocks=2), st.integers(2, 4))
 def test_equal_blocks_share_rows_and_change_nothing(blocks: list[ChainBlock], count: int) -> None:
     """A chain of one repeated block, against every schedule."""

@@ -19,6 +19,7 @@ from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solve.race import Race, keep_everything
 from stowage.stages.solve.select import program_of
 from stowage.stages.solve.sweep import Gap, _Sweep, sweeps
+from tests.matrix import examples
 from tests.offload.away import BELOW
 from tests.runtime.beside_eager import adamw, prepare
 from tests.solve.prepared import Prepared, prepare_trace
@@ -42,7 +43,7 @@ def computed(steps: Iterable[Step]) -> list[int]:
     return [s.node for s in steps if s.node >= 0]
 
 
-@settings(max_examples=80, **QUICK)
+@settings(max_examples=examples(80), **QUICK)
 @given(training_steps(), st.floats(0.0, 1.1), st.booleans())
 def test_random_steps(trace: TraceTables, share: float, activations: bool) -> None:
     """Whatever the budget from the least up: plans that the referee accepts, within it, with the same computations."""
@@ -60,7 +61,7 @@ def test_random_steps(trace: TraceTables, share: float, activations: bool) -> No
         assert plans[0].outcome.reload_bytes == plans[0].outcome.offload_bytes == 0
 
 
-@settings(max_examples=60, **QUICK)
+@settings(max_examples=examples(60), **QUICK)
 @given(training_steps(), st.floats(0.0, 1.1), st.integers(1, 4))
 def test_random_steps_with_updates_by_the_cpu(trace: TraceTables, share: float, every: int) -> None:
     """The same with any updates taken by the CPU: each starts once, after its gradient is below, and nothing of it is
@@ -90,7 +91,7 @@ def judged(sweep: _Sweep, gaps: list[Gap]) -> OffloadPlan | None:
     return next(sweep.plan(gaps), None)
 
 
-@settings(max_examples=40, **QUICK)
+@settings(max_examples=examples(40), **QUICK)
 @given(training_steps(max_layers=3), st.floats(0.0, 0.9))
 def test_against_all_choices(trace: TraceTables, share: float) -> None:
     """The best of the sweeps copies at most a fifth more than the best of all sets of gaps that fit."""

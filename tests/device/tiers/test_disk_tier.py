@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from stowage.stages.device.tiers import DiskTier
 from stowage.stages.ir.errors import IllegalPlanError, StowageError
 from tests.device.tiers.moving import PAGE, bits, placed, random_bytes
+from tests.matrix import examples
 
 CHUNK = 2 * PAGE
 SIZES = (0, 1, 63, 511, 512, 4095, 4096, 4097, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK, 5 * CHUNK + 4095)
@@ -164,7 +165,7 @@ def test_many_transfers_without_waits_in_between(tier: DiskTier) -> None:
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 1000)), max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps)
 def test_a_reload_sees_the_offload_before_it(program: list[tuple[bool, int, int]]) -> None:
     """Any sequence on three slots, nothing waited for before the end: each reload has the bytes of its turn."""

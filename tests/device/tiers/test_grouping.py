@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from stowage.stages.device.tiers.grouping import ALIGNMENT, group_allocations, power_of_two, wasted_bytes
 from tests.formulations.offload_problems import GIB, LLAMA2_7B, LLAMA3_70B, llama, rtx3060
+from tests.matrix import examples
 
 MIB = 1 << 20
 
@@ -38,7 +39,7 @@ def test_llamas() -> None:
             assert sum(map(power_of_two, sizes.values())) > 1.1 * total
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 512 * MIB), max_size=200))
 def test_realistic_lists(numbers: list[int]) -> None:
     sizes = {f"t{i}": n for i, n in enumerate(numbers)}
@@ -46,14 +47,14 @@ def test_realistic_lists(numbers: list[int]) -> None:
     assert checked(sizes) <= sum(sizes.values()) + 2 * ALIGNMENT * len(sizes)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(st.lists(st.integers(64 * 1024, 256 * MIB), min_size=60, max_size=250))
 def test_many_tensors_waste_little(numbers: list[int]) -> None:
     sizes = {f"t{i}": n for i, n in enumerate(numbers)}
     assert checked(sizes) <= 0.02 * sum(sizes.values()) + 64 * MIB
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 5000), max_size=60))
 def test_tiny_tensors(numbers: list[int]) -> None:
     sizes = {f"t{i}": n for i, n in enumerate(numbers)}

@@ -14,6 +14,7 @@ from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.device.tiers.host import pinned_bytes
 from stowage.stages.ir.errors import IllegalPlanError, StowageError
 from tests.device.tiers.model_lanes import ModelLanes
+from tests.matrix import examples
 
 COMPUTE_FIRST, COMPUTE_LAST = (("compute", "offload", "reload"), ("reload", "offload", "compute"))
 
@@ -44,7 +45,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(operations, st.randoms(use_true_random=False))
 def test_any_program_in_any_order(program: list[tuple[str, int, int]], random: object) -> None:
     """Blocks are reused as soon as their transfers were waited for; every value read is the right one."""

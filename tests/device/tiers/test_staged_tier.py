@@ -22,6 +22,7 @@ from stowage.stages.ir.errors import IllegalPlanError, PlanMismatchError, Stowag
 from tests.device.tiers.model_lanes import ModelLanes
 from tests.device.tiers.moving import PAGE, random_bytes
 from tests.device.tiers.thread_lanes import ThreadLanes, staged
+from tests.matrix import examples
 
 CHUNK = 2 * PAGE
 
@@ -59,7 +60,7 @@ def test_strides_and_gaps(tier: StagedTier, on_disk: bool, make: Callable[[torch
 steps = st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 1000)), max_size=30)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(steps)
 def test_a_reload_sees_the_offload_before_it(program: list[tuple[bool, int, int]]) -> None:
     """Any sequence on slots of both places, nothing waited for before the end: reloads have the bytes of their turn."""
