@@ -150,8 +150,8 @@ class Programs:
         self._decisions = decided
         self.forget(program)
         self._say(
-            "What this step leaves in your objects depends on a tensor's value, which was another one than when the step "
-            "was traced: it is left out once, and traced again for the next step."
+            "What this step leaves in your objects depends on a tensor's value, which was another one than when the "
+            "step was traced: it is left out once, and traced again for the next step."
         )
 
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:

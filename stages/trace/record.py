@@ -1,7 +1,7 @@
 """Record every ATen call of a program into an `fx.Graph`, on tensors without memory.
 
-The user's own objects run, as they are: whatever real tensor a call meets (a parameter, a buffer, a tensor of a loss, of
-a closure, of a list) is known by reference, and stands in the graph as a source of its own. Nothing is swapped, so
+The user's own objects run, as they are: whatever real tensor a call meets (a parameter, a buffer, a tensor of a loss,
+of a closure, of a list) is known by reference, and stands in the graph as a source of its own. Nothing is swapped, so
 backward functions, hooks and modules that are called twice find what they find in plain PyTorch.
 """
 
