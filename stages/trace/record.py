@@ -100,6 +100,10 @@ class Recorder(TorchDispatchMode):
         found: torch.Tensor = self._fakes.get(tensor, tensor)
         return found
 
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for any tensor; one that is met for the first time becomes a source."""
+        return self._given(tensor)
+
     def sources(self) -> list[torch.Tensor]:
         """Of every source that was met so far, the tensor that shares its memory."""
         return [node.meta["val"] for node in self.graph.nodes if SOURCE in node.meta]
