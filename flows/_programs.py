@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -224,7 +225,7 @@ class Programs:
 
     def _record_anew(self, batch: Any) -> Recorded:
         decisions, self._decisions = self._decisions, ()
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), self.tracing():
             recorded = record_step(
                 self._model,
                 batch,
@@ -236,6 +237,10 @@ class Programs:
         for notice in recorded.notices:
             self._say(notice)
         return recorded
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Modules are called whose weights may be below: a trace reads none."""
+        return self.offloading.lending() if self.offloading is not None else nullcontext()
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """How parameters lie that are not in memory."""
