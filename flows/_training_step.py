@@ -70,7 +70,7 @@ class TrainingStep:
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
         self._evaluations = Evaluations(
-            model, make_forward_plan, programs.layouts, programs.offloading_for, self._net, say
+            model, make_forward_plan, programs.layouts, programs.offloading_for, programs.tracing, self._net, say
         )
 
     @property
