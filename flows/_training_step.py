@@ -86,6 +86,11 @@ class TrainingStep:
         return self.planned.summary
 
     @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self.programs.updates_jointly
+
+    @property
     def grad_norm(self) -> torch.Tensor | None:
         """The global norm of the gradients of the latest update, before clipping; None without `max_grad_norm`."""
         latest = self.programs.latest
