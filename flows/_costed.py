@@ -17,6 +17,7 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.partition import MAX_BLOCKS, Limits, make_blocks, make_chains
@@ -24,7 +25,7 @@ from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.solve import Variant, eager_peak_bytes
 from stowage.stages.solve.request import WHOLE
-from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
+from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
@@ -85,7 +86,7 @@ def cost_step(
     batch: Any,
     *,
     loss: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     home: Path,
     objective: Objective | None = None,
     recorded: Recorded | None = None,
@@ -134,7 +135,7 @@ def cost_recorded(
     recorded: Recorded,
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     home: Path,
     micro_batch: MicroBatch | None,
     largest: MicroBatch | None,
@@ -146,11 +147,12 @@ def cost_recorded(
     profiled: Callable[[int, int], None],
 ) -> Costed:
     """Profile → partition of a step that is traced; see `plan_step`."""
-    trace = with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch)
+    learnt = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    trace = with_updates(recorded, model, optimizer=learnt, micro_batch=micro_batch)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
     traces = variants_of(trace)
-    whole = trace if largest is None else with_updates(recorded, model, optimizer=optimizer, micro_batch=largest)
+    whole = trace if largest is None else with_updates(recorded, model, optimizer=learnt, micro_batch=largest)
     known = profile_variants(
         [*traces.values(), *([whole] if largest is not None else [])],
         target,
@@ -158,6 +160,7 @@ def cost_recorded(
         costs="roofline" if costs == "roofline" else "measured",
         seconds_per_call=effort.seconds_per_call,
         min_samples=effort.min_samples,
+        make_update=Bench(learnt.optimizer, parameters_of(model, recorded.outside)) if learnt is not None else None,
         progress=profiled,
         notice=notices.append,
     )

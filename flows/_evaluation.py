@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,14 +129,17 @@ class Evaluations:
         make_plan: MakeForwardPlan,
         layouts: Callable[[], Mapping[str, torch.Tensor]],
         offloading: Callable[[Planned], Offloading | None],
+        tracing: Callable[[], AbstractContextManager[None]],
         net: Net,
         say: Callable[[str], None],
     ) -> None:
-        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan."""
+        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan, `tracing`
+        lets modules be called whose weights are below."""
         self._model = model
         self._make_plan = make_plan
         self._layouts = layouts
         self._offloading = offloading
+        self._tracing = tracing
         self._net = net
         self._say = say
         self._known: list[_Known] = []
@@ -176,7 +179,8 @@ class Evaluations:
                 return known
 
         def plan() -> tuple[RecordedForward, Planned]:
-            recorded = record_forward(self._model, batch, forward, self._layouts())
+            with self._tracing():
+                recorded = record_forward(self._model, batch, forward, self._layouts())
             for notice in recorded.notices:
                 self._say(notice)
             with without_autocast():

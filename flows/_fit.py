@@ -19,6 +19,7 @@ from stowage.flows._tiers import lower_tier
 from stowage.flows._training_step import TrainingStep
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.workload.calls import Loss, Objective
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -76,16 +77,17 @@ def make_step(
         method=method,
     )
 
+    known = KnownOptimizer(optimizer) if optimizer is not None else None
     planner = Planner(
         model,
-        optimizer,
+        known,
         device_budget=device_budget,
         method=method,
         home=home / "quick" if quick else home,
         effort=QUICK if quick else Effort(),
         below=replace(lower.below, gradients=optimizer is not None) if lower else None,
     )
-    steps = Steps(loss, objective, accumulate, max_grad_norm)
+    steps = Steps(loss, objective, accumulate, max_grad_norm, known_optimizer=known)
     return TrainingStep(
         model,
         optimizer,

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from stowage.flows._effort import Effort
 from stowage.flows._evaluation import Resting, plan_forward
 from stowage.flows._planned import Planned
 from stowage.flows._planning import plan_step
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.solve import Below
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward
 
@@ -22,7 +22,7 @@ class Planner:
     """Attributes are arguments of `plan_step`."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizer: KnownOptimizer | None
     device_budget: str | int
     method: str
     home: Path

@@ -15,6 +15,7 @@ from stowage.flows._plan_store import PlanStore
 from stowage.flows._planned import Planned, finish, write_plan
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import Option
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Below, PlanRequest, check_method, solve_variants
 from stowage.stages.trace import MicroBatch, Recorded
@@ -43,7 +44,7 @@ def plan_step(
     batch: Any,
     *,
     loss: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     device_budget: str | int,
     method: str,
     home: Path,

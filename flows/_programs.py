@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from stowage.flows._planned import Planned
 from stowage.flows._tiers import LowerTier
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.flows._weights import LateWeights
+from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
@@ -36,6 +38,7 @@ class Steps:
         accumulate: micro-batches of an update.
         max_grad_norm: of clipping, or None.
         roots: what else the step may read, by name.
+        known_optimizer: what has been learnt of the optimizer.
     """
 
     loss: Loss | None = None
@@ -43,10 +46,14 @@ class Steps:
     accumulate: int = 1
     max_grad_norm: float | None = None
     roots: Mapping[str, Any] = field(default_factory=dict)
+    known_optimizer: KnownOptimizer | None = None
 
 
 class Known(NamedTuple):
     """A program, what it is for, the tensors that it reads outside of model and batch, by name, and what it leaves."""
+
+    optimizer: OptimizerSignature | None
+    """Its groups, when it was planned."""
 
     key: Key
     micro_batch: MicroBatch
@@ -78,6 +85,7 @@ class Programs:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
+        self._known_optimizer = steps.known_optimizer or (KnownOptimizer(optimizer) if optimizer is not None else None)
         self._make_plan = make_plan
         self._steps = steps
         self._late = late
@@ -164,8 +172,9 @@ class Programs:
         return frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Program:
+        optimizer = self._groups()
         for position, known in enumerate(self.known):
-            if known.micro_batch == micro_batch and known.key is key:
+            if known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer:
                 self.known.pop(position)
                 break
         else:
@@ -178,7 +187,7 @@ class Programs:
         """The program as its step is now: another where it reads other numbers at each call than before."""
         traced = self.live.of(known.key)
         if known.version != traced.version:
-            planned = with_live_numbers(known.planned, traced, self._model, self._optimizer, known.micro_batch)
+            planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
             program = self._bind(planned, self._outside(known.key))
             known = known._replace(planned=planned, program=program, version=traced.version)
         set_numbers(known.program, traced)
@@ -187,7 +196,17 @@ class Programs:
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Known:
         recorded = self._record(key, batch)
         planned = self._plan(key, recorded, micro_batch)
-        return Known(key, micro_batch, planned, self._bind(planned, recorded.outside))
+        # Planning has learnt which entries of its groups the optimizer changes itself.
+        return Known(self._groups(), key, micro_batch, planned, self._bind(planned, recorded.outside))
+
+    def _groups(self) -> OptimizerSignature | None:
+        """What plans depend on of the optimizer."""
+        return self._known_optimizer.signature() if self._known_optimizer is not None else None
+
+    @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self._known_optimizer is not None and bool(self._known_optimizer.habits.joint)
 
     def _plan(self, key: Key, recorded: Recorded, micro_batch: MicroBatch) -> Planned:
         largest = None
@@ -224,7 +243,7 @@ class Programs:
 
     def _record_anew(self, batch: Any) -> Recorded:
         decisions, self._decisions = self._decisions, ()
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), self.tracing():
             recorded = record_step(
                 self._model,
                 batch,
@@ -237,6 +256,10 @@ class Programs:
             self._say(notice)
         return recorded
 
+    def tracing(self) -> AbstractContextManager[None]:
+        """Modules are called whose weights may be below: a trace reads none."""
+        return self.offloading.lending() if self.offloading is not None else nullcontext()
+
     def layouts(self) -> dict[str, torch.Tensor]:
         """How parameters lie that are not in memory."""
         late = self._late.layouts if self._late is not None else {}
@@ -245,7 +268,7 @@ class Programs:
     def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""
         for known in self.known if not micro_batch.update else ():
-            if known.micro_batch.update and known.key is key:
+            if known.micro_batch.update and known.key is key and known.optimizer == self._groups():
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
         return frozenset()

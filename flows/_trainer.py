@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,6 +112,7 @@ class _Stowed:
         self._evaluates = True
         self._belongs_to: tuple[Any, ...] = ()
         self._norm: torch.Tensor | None = None
+        self._updated = False
         self.step: TrainingStep | None = None
 
     def __call__(
@@ -119,6 +120,7 @@ class _Stowed:
     ) -> torch.Tensor:
         trainer = self._trainer
         model.train()
+        _turn(trainer.optimizer, "train")  # as the Trainer's own step does
         if isinstance(num_items_in_batch, int):  # as a number it would be part of the plan
             num_items_in_batch = torch.tensor(num_items_in_batch, device=trainer.args.device)
         batch = {
@@ -128,8 +130,10 @@ class _Stowed:
         }
         step = self._step_of(model, batch)
         self._watch_clipping()
+        self._watch_updates()
         update = bool(trainer.accelerator.sync_gradients)
         loss = step(batch, update=update)
+        self._updated = update and step.updates_jointly
         self._norm = step.grad_norm if update else None
         return loss.detach()
 
@@ -206,7 +210,10 @@ class _Stowed:
         def backward(loss: torch.Tensor, **_: Any) -> None:
             losses.append(loss)
 
-        with replaced(self._trainer.accelerator, "backward", backward):
+        with ExitStack() as around:
+            around.enter_context(replaced(self._trainer.accelerator, "backward", backward))
+            if callable(getattr(self._trainer.optimizer, "train", None)):  # it has been called before
+                around.enter_context(replaced(self._trainer.optimizer, "train", lambda: None))
             self._original(model, copied(batch["inputs"]), batch["num_items_in_batch"])
         if len(losses) != 1:
             raise ParameterError(
@@ -228,3 +235,24 @@ class _Stowed:
 
         clip_grad_norm_.of = self  # type: ignore[attr-defined]
         accelerator.clip_grad_norm_ = clip_grad_norm_
+
+    def _watch_updates(self) -> None:
+        """An optimizer that counts its steps would count another when the Trainer calls it without gradients."""
+        optimizer = self._trainer.optimizer
+        if type(optimizer).__name__ != "AcceleratedOptimizer" or getattr(optimizer.step, "of", None) is self:
+            return
+        original = optimizer.step
+
+        def step(closure: Any = None) -> Any:
+            done, self._updated = self._updated, False
+            return None if done else original(closure)
+
+        step.of = self  # type: ignore[attr-defined]
+        optimizer.step = step
+
+
+def _turn(optimizer: Any, mode: str) -> None:
+    """Switch an optimizer that has modes."""
+    switch = getattr(optimizer, mode, None)
+    if callable(switch):
+        switch()

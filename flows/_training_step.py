@@ -70,7 +70,7 @@ class TrainingStep:
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
         self._evaluations = Evaluations(
-            model, make_forward_plan, programs.layouts, programs.offloading_for, self._net, say
+            model, make_forward_plan, programs.layouts, programs.offloading_for, programs.tracing, self._net, say
         )
 
     @property
@@ -84,6 +84,11 @@ class TrainingStep:
     def plan(self) -> PlanSummary:
         """What the plan of the latest call states about itself."""
         return self.planned.summary
+
+    @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self.programs.updates_jointly
 
     @property
     def grad_norm(self) -> torch.Tensor | None:

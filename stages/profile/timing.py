@@ -15,11 +15,12 @@ import torch
 from stowage.stages.device import Device, device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.updates import UPDATE
+from stowage.stages.ir.updates import UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
-from stowage.stages.profile.measure import Alone, MadeUpError, measure_call, measure_update
+from stowage.stages.profile.measure import Alone, MadeUpError, measure_call
 from stowage.stages.profile.samples import weigh
 from stowage.stages.profile.sequence import WindowRun, alive_bytes, bookkeeping_s, last_touched
+from stowage.stages.profile.updates import MakeUpdate, measure_update
 from stowage.stages.profile.windows import Window, choose_windows
 from stowage.stages.profile.written import Written
 
@@ -61,6 +62,7 @@ def measure_together(
     patience: Patience,
     progress: Callable[[float], None],
     returned: Callable[[Mapping[str, Outputs]], None] = lambda found: None,
+    make_update: MakeUpdate | None = None,
 ) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
     """One cost for each of some calls, which have distinct signatures; and those that took no contents that were made
     up for them.
@@ -71,12 +73,13 @@ def measure_together(
         patience: how long.
         progress: called with the part that is done, before every turn of a window or a call.
         returned: called with what calls return, by signature, before they are timed.
+        make_update: see `measure_update`.
 
     Raises:
         TableError: an operator does not run on this device.
     """
     device, passes = device_of(target.type), min(PASSES, patience.min_samples)
-    sought = [(_Runs(trace, device, target.type, passes), calls) for trace, calls in work]
+    sought = [(_Runs(trace, device, target.type, passes, make_update), calls) for trace, calls in work]
     memory: dict[str, Alone] = {}
     unknown: list[tuple[TraceTables, Call]] = []
     for runs, calls in sought:
@@ -160,12 +163,16 @@ class _Runs:
         device: it times.
         kind: its type, for PyTorch.
         passes: timed executions in one turn.
+        make_update: see `measure_update`.
 
     Attributes:
         failing: signatures of calls that raised in a window, on what the calls before them made.
     """
 
-    def __init__(self, trace: TraceTables, device: Device, kind: str, passes: int) -> None:
+    def __init__(
+        self, trace: TraceTables, device: Device, kind: str, passes: int, make_update: MakeUpdate | None = None
+    ) -> None:
+        self._make_update = make_update
         self.trace = trace
         self._device, self._kind, self._passes = device, kind, passes
         self._last = last_touched(trace)
@@ -177,7 +184,7 @@ class _Runs:
     def of_call(self, call: Call) -> Samples:
         """Of one call by itself, the caches full of other parts of the step."""
         alone = self.alone(call)
-        with torch.set_grad_enabled(call.target == UPDATE):
+        with torch.set_grad_enabled(call.target in (UPDATE, UPDATE_ALL)):
             self._device.time_s(alone.work)
             samples: Samples = []
             for _ in range(self._passes):
@@ -227,7 +234,7 @@ class _Runs:
             TableError: the operator does not run on this device.
             MadeUpError: it takes none of the contents that were tried.
         """
-        if call.target == UPDATE:  # as in a training loop; the optimizer switches gradients off itself
-            return measure_update(call, self.trace, self._device, self._kind)
+        if call.target in (UPDATE, UPDATE_ALL):  # as in a training loop; the optimizer switches gradients off itself
+            return measure_update(call, self.trace, self._device, self._kind, self._make_update)
         with torch.no_grad():
             return measure_call(call, self.trace, self._device, self._kind)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
+from stowage.stages.optimizers import held_by
 from stowage.stages.runtime.program import Program
 from stowage.stages.structure import tensors_of
 
@@ -40,7 +40,7 @@ def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [p.grad for p in parameters if p.grad is not None]
     if optimizer is not None:
-        found += [t for state in optimizer.state.values() for t in pytree.tree_leaves(state) if torch.is_tensor(t)]
+        found += held_by(optimizer)
     return [*found, *tensors_of(batch)]
 
 

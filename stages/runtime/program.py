@@ -155,6 +155,14 @@ class Program:
         if self.offloading is not None:
             self.offloading.changed(name)
 
+    def _update_all(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        if self.updates is None:
+            raise PlanMismatchError("The plan updates all parameters, but no optimizer was given.")
+        self.updates.together(gradients)
+        if self.offloading is not None:
+            for name in gradients:
+                self.offloading.changed(name)
+
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
         loss: torch.Tensor = self._run(batch)
@@ -179,12 +187,15 @@ class Program:
             outside=ChainMap(rooms, self._outside),  # type: ignore[arg-type]
             random=self._random,
             update=self._update,
+            update_all=self._update_all,
             offloading=self.offloading,
             recorder=self.recorder,
             on_update=self.on_update,
             number=self.numbers,
         )
         self.enter()
+        if self.updates is not None:
+            self.updates.refresh()
         try:
             result = self._step(run)
             if self.recorder is not None:

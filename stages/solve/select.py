@@ -11,7 +11,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.updates import ADD, CLIP, left_behind, taken_gradients
+from stowage.stages.ir.updates import ADD, CLIP, left_behind, pinned, taken_gradients
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Chain, Execution
@@ -60,6 +60,7 @@ def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
         keep=frozenset(storage_of[v] for v in left_behind(trace)),
         consumed=waiting.intersection(storage_of[v] for v in taken),
         gradients=_gradients_that_stay(trace),
+        pinned=pinned(trace),
     )
 
 
