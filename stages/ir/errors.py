@@ -71,12 +71,22 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         smallest_feasible_bytes: the smallest whole-iteration budget that the planner can meet.
         binding_step: the step of the smallest plan at which its peak is reached.
         occupants: the largest tensors in memory at that step, largest first.
+        mode: `training` or `evaluation`, where that is known.
+        form: shapes of the batch, likewise.
     """
 
     budget_bytes: int
     smallest_feasible_bytes: int
     binding_step: str
     occupants: list[Occupant] = field(default_factory=list)
+    mode: str = ""
+    form: str = ""
+
+    def about(self, mode: str, form: str) -> Infeasible:
+        """The same, of a mode and the shapes of a batch."""
+        return Infeasible(
+            self.budget_bytes, self.smallest_feasible_bytes, self.binding_step, self.occupants, mode, form
+        )
 
     def __post_init__(self) -> None:
         super().__init__(str(self))
@@ -85,8 +95,13 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         largest = ", ".join(f"{o.name} {mib(o.nbytes)}" for o in self.occupants[:3])
         budget = mib(self.budget_bytes) if self.budget_bytes >= MIB // 10 else f"{self.budget_bytes:,} B"
         return (
-            f"The device budget of {budget} cannot be met: the smallest feasible budget is "
+            f"The device budget of {budget} cannot be met{self._where()}: the smallest feasible budget is "
             f"{mib(self.smallest_feasible_bytes)} ({self.smallest_feasible_bytes} bytes), bound at "
             f"{self.binding_step}, where the largest tensors are {largest or 'none'}; raise the budget, or make the "
             "batch or the model smaller."
         )
+
+    def _where(self) -> str:
+        """By what."""
+        mode = f" in {self.mode}" if self.mode else ""
+        return mode + (f" with a batch of {self.form}" if self.form else "")

@@ -13,11 +13,13 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE
 from stowage.stages.profile.clip import estimate_clip, measure_clip
+from stowage.stages.profile.estimates import estimated_costs
 from stowage.stages.profile.roofline import estimate_call, estimate_update
-from stowage.stages.profile.store import CostStore
+from stowage.stages.profile.similar import Similar
+from stowage.stages.profile.store import CostStore, Keeper
 from stowage.stages.profile.timing import Patience, measure_together
 
-__all__ = ["CostStore", "profile_trace", "profile_variants"]
+__all__ = ["CostStore", "Similar", "estimated_costs", "profile_trace", "profile_variants"]
 
 
 def profile_trace(trace: TraceTables, target: DeviceDescription, store: CostStore, **how: Any) -> list[Cost]:
@@ -40,17 +42,19 @@ def profile_variants(
     Args:
         traces: of steps.
         target: the device that will train.
-        store: where costs are looked up and added.
+        store: where costs are looked up and added; measurements of fewer samples than asked for here are made anew.
         costs: `roofline` estimates what the store does not know, without running anything.
         seconds_per_call, min_samples: see `Patience`.
         progress: called with the number of calls done and the total, now and then.
+
+    What has been measured enough is in the store while others are measured still.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
         TableError: an operator does not run on this device.
     """
     known = store.read(target.fingerprint)
-    usable = {s for s, c in known.items() if costs == "roofline" or c.source == "measured"}
+    usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(min_samples)}
     distinct: set[str] = set()
     missing: list[tuple[TraceTables, list[Call]]] = []
     for trace in traces:
@@ -67,10 +71,10 @@ def profile_variants(
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
         with torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+            keeper = Keeper(store, target.fingerprint, min_samples)
             patience = Patience(seconds_per_call, min_samples)
-            store.add(
-                target.fingerprint,
-                _measure(missing, target, patience, lambda part: progress(int(part * count), count)),
+            keeper.keep(
+                _measure(missing, target, patience, lambda part: progress(int(part * count), count), keeper.keep)
             )
     progress(count, count)
     costed = store.read(target.fingerprint)
@@ -88,7 +92,9 @@ def _measure(
     target: DeviceDescription,
     patience: Patience,
     progress: Callable[[float], None],
+    keep: Callable[[list[Cost]], None],
 ) -> list[Cost]:
     clips = [measure_clip(call, trace, target) for trace, calls in missing for call in calls if call.target == CLIP]
     others = [(trace, [call for call in calls if call.target != CLIP]) for trace, calls in missing]
-    return [*clips, *measure_together(others, target, patience, progress)]
+    keep(clips)
+    return [*clips, *measure_together(others, target, patience, progress, keep)]

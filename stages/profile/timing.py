@@ -6,7 +6,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,6 +41,10 @@ MOST_S = 30.0
 """Of all of them: patience ends, once there are as many samples as it asks for."""
 
 
+KEPT_EVERY_S = 2.0
+"""What was timed often enough is stored so often: whoever interrupts loses no more."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long.
@@ -59,6 +63,7 @@ def measure_together(
     target: DeviceDescription,
     patience: Patience,
     progress: Callable[[float], None],
+    keep: Callable[[list[Cost]], None] = lambda costs: None,
 ) -> list[Cost]:
     """One cost for each of some calls, which have distinct signatures.
 
@@ -67,6 +72,7 @@ def measure_together(
         target: this machine's device.
         patience: how long.
         progress: called with the part that is done, before every turn of a window or a call.
+        keep: called now and then with the costs of calls that were timed often enough.
 
     Raises:
         TableError: an operator does not run on this device.
@@ -76,21 +82,33 @@ def measure_together(
     memory = {call.signature: runs.memory(call) for runs, calls in sought for call in calls}
     if not memory:
         return []
+
+    def costs(samples: Mapping[str, Sequence[float]]) -> list[Cost]:
+        times = weigh(samples)
+        return [
+            Cost(
+                signature=signature,
+                device=target.fingerprint,
+                time_s=times[signature],
+                output_bytes=memory[signature][0],
+                workspace_bytes=memory[signature][1],
+                samples=len(found),
+                source="measured",
+            )
+            for signature, found in samples.items()
+        ]
+
+    kept_s = time.perf_counter()
+
+    def enough(samples: Mapping[str, Sequence[float]]) -> None:
+        nonlocal kept_s
+        if time.perf_counter() - kept_s > KEPT_EVERY_S:
+            keep(costs({name: s for name, s in samples.items() if len(s) >= max(patience.min_samples, 1)}))
+            kept_s = time.perf_counter()
+
     with _collector_at_rest():
-        samples = _in_turns(sought, patience, progress)
-    times = weigh(samples)
-    return [
-        Cost(
-            signature=signature,
-            device=target.fingerprint,
-            time_s=times[signature],
-            output_bytes=output_bytes,
-            workspace_bytes=workspace_bytes,
-            samples=len(samples[signature]),
-            source="measured",
-        )
-        for signature, (output_bytes, workspace_bytes) in memory.items()
-    ]
+        samples = _in_turns(sought, patience, progress, enough)
+    return costs(samples)
 
 
 @contextmanager
@@ -105,7 +123,10 @@ def _collector_at_rest() -> Iterator[None]:
 
 
 def _in_turns(
-    sought: Sequence[tuple[_Runs, Sequence[Call]]], patience: Patience, progress: Callable[[float], None]
+    sought: Sequence[tuple[_Runs, Sequence[Call]]],
+    patience: Patience,
+    progress: Callable[[float], None],
+    look: Callable[[Mapping[str, Sequence[float]]], None],
 ) -> dict[str, list[float]]:
     """Seconds of every execution, by signature."""
     found: dict[str, list[float]] = {call.signature: [] for _, calls in sought for call in calls}
@@ -130,6 +151,7 @@ def _in_turns(
             for signature, elapsed_s in samples or ():
                 if signature in found:
                     found[signature].append(elapsed_s)
+            look(found)
     return found
 
 
