@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.trace import MicroBatch
 from stowage.stages.workload import BatchSignature, ModelSignature
@@ -21,8 +22,9 @@ def shapes_of(batch: BatchSignature) -> tuple[str, ...]:
 
 
 def form_of(batch: BatchSignature) -> str:
-    """The shapes of a batch, each distinct one once: `(8, 96)`."""
-    distinct = list(dict.fromkeys(shapes_of(batch)))
+    """The shapes of a batch, each distinct one once, but for single numbers beside others: `(8, 96)`."""
+    shapes = list(dict.fromkeys(shapes_of(batch)))
+    distinct = [s for s in shapes if s != "()"] or shapes
     if not distinct:
         return "of no tensors"
     return ", ".join(distinct[:_MOST]) + (", …" if len(distinct) > _MOST else "")
@@ -81,19 +83,6 @@ def planned_text(plan: PlanSummary, took_s: float, reason: str, traced_s: float 
         f"of {size_text(plan.device_budget_bytes)}, {time_text(plan.step_time_s)} a step ({plan.method})"
         f"{next_one}."
     )
-
-
-def size_text(nbytes: int) -> str:
-    """In a unit that shows the number."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:,.2f} {name}"
-    return f"{nbytes} B"
-
-
-def time_text(seconds: float) -> str:
-    """In a unit that shows the number."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
 def _new(batch: BatchSignature, seen: Collection[BatchSignature]) -> str:

@@ -16,11 +16,12 @@ from stowage.flows._evaluation import Evaluations, Resting
 from stowage.flows._planned import Planned
 from stowage.flows._planner import Planner
 from stowage.flows._programs import Programs, Say, Steps
-from stowage.flows._reasons import form_of, size_text, time_text
+from stowage.flows._reasons import form_of
 from stowage.flows._shadow import Check, Net
 from stowage.flows._step_loss import StepLoss
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
+from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan

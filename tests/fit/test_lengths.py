@@ -11,7 +11,9 @@ from torch import nn
 
 import stowage.flows._costed as costed
 import stowage.flows._sizes as sizes
+import stowage.stages.options.generate as generate
 from stowage.flows import fit
+from stowage.stages.ir.errors import Infeasible
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import differences, same
 
@@ -94,8 +96,9 @@ class Beside:
                 found = self.step.measure(batch)
                 assert torch.equal(torch.get_rng_state(), state)
             assert found.loss == float(loss.detach())
-            assert differences(self.model, self.other) == []
-            assert same(self.step.optimizer.state_dict(), self.optimizer.state_dict())  # type: ignore[union-attr]
+            with self.step.on_device():
+                assert differences(self.model, self.other) == []
+                assert same(self.step.optimizer.state_dict(), self.optimizer.state_dict())  # type: ignore[union-attr]
             plan = self.step.plan
             assert found.peak_bytes <= plan.device_peak_bytes <= plan.device_budget_bytes
 
@@ -115,7 +118,14 @@ def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         monkeypatch.setattr(module, name, call)
 
     counted(costed, "profile_variants", "profiles")
-    counted(costed, "options_for_blocks", "options")
+    work = generate.work
+
+    def worked(jobs: Any, workers: int) -> None:
+        jobs = list(jobs)
+        found["options"] += len(jobs)
+        work(jobs, workers)
+
+    monkeypatch.setattr(generate, "work", worked)
     counted(sizes, "solve_variants", "solves")
     return found
 
@@ -186,15 +196,18 @@ def test_lengths_with_states_on_disk(fit_home: Path, tmp_path: Path, count: dict
     class Wide(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(160, 160) for _ in range(4))
+            self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(6))
 
         def forward(self, tokens: torch.Tensor, tags: torch.Tensor) -> Any:
-            x = nn.functional.one_hot(tokens, 160).float()
+            x = nn.functional.one_hot(tokens, 512).float()
             for layer in self.layers:
                 x = torch.tanh(layer(x))
             return (x.mean(-1) - tags).pow(2).mean()
 
-    beside = Beside(Wide, fit_home, 12, device_budget="60%", offload_dir=tmp_path)
+    how: dict[str, Any] = {"method": "offmate", "offload_dir": tmp_path}
+    with pytest.raises(Infeasible) as caught:
+        Beside(Wide, fit_home, 12, device_budget=1, **how)
+    beside = Beside(Wide, fit_home, 12, device_budget=int(1.1 * caught.value.smallest_feasible_bytes), **how)
     assert beside.step.planned.slots
     count.update(dict.fromkeys(count, 0))
     beside.train(12, 7, 11)

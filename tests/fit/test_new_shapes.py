@@ -93,7 +93,7 @@ def test_what_is_known_of_nothing_is_planned_with_the_effort_asked_for(
     said: list[str] = []
     model = Branching()
     step = fit(
-        model, (torch.randn(6, 6),), adam, device_budget="4KiB", cache_dir=fit_home, new_shapes=new_shapes,
+        model, (torch.randn(6, 6),), adam, device_budget=10_000, cache_dir=fit_home, new_shapes=new_shapes,
         say=said.append,
     )  # fmt: skip
     step((torch.randn(40, 6),))
