@@ -29,6 +29,8 @@ from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_ste
 from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
+Part = Callable[[int, int], None]
+"""Told how many parts of a stage are done, of how many."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,13 @@ class Costed:
             self._whole.extend(_cut(traces, self.costs, 1, self.limits))
         return self._whole
 
-    def options_for(self, method: str, home: Path, effort: Effort) -> list[Option]:
+    def options_for(
+        self, method: str, home: Path, effort: Effort, part: Part = lambda done, total: None
+    ) -> list[Option]:
         """Schedules of every distinct block of `variants_for`, solved or looked up once."""
         key = method in WHOLE, home, effort
         if key not in self._options:
-            self._options[key] = block_options(self.variants_for(method), home, effort)
+            self._options[key] = block_options(self.variants_for(method), home, effort, part)
         return self._options[key]
 
 
@@ -98,7 +102,7 @@ def cost_step(
     target: DeviceDescription | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
-    profiled: Callable[[int, int], None] = lambda done, total: None,
+    profiled: Part = lambda done, total: None,
 ) -> Costed:
     """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`.
 
@@ -190,7 +194,9 @@ def cost_traces(
     return Costed(target, variants, eager, known)
 
 
-def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
+def block_options(
+    variants: Iterable[Variant], home: Path, effort: Effort, part: Part = lambda done, total: None
+) -> list[Option]:
     """Schedules of every distinct block."""
     variants = list(variants)
     by_hash = options_for_blocks(
@@ -200,5 +206,6 @@ def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> li
         settings=effort.solver,
         workers=os.cpu_count() or 1,
         clusters=[c for variant in variants for c in variant.clusters],
+        progress=part,
     )
     return [option for found in by_hash.values() for option in found]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows._costed import Costed, Progress, block_options, cost_step, cost_traces
+from stowage.flows._costed import Costed, Part, Progress, block_options, cost_step, cost_traces
 from stowage.flows._effort import QUICK, Effort, home_folder, processor_s, target_device
 from stowage.flows._plan_store import PlanStore
 from stowage.flows._planned import Planned, finish, write_plan
@@ -124,12 +124,14 @@ def plan_costed(
     below: Below | None = None,
     away: frozenset[str] = frozenset(),
     progress: Progress = lambda stage: None,
+    part: Part = lambda done, total: None,
 ) -> Planned:
     """Plan from tables alone: no model, and no device that could run it.
 
     Args:
         costed: the step; `cost_traces` makes it from tables.
         device_budget, method, home, effort, below, away, progress: see `plan_step`.
+        part: called with the blocks that have schedules, and how many there are.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -144,7 +146,7 @@ def plan_costed(
     options: list[Option] = []
     if solved is None:
         progress("options")
-        options = costed.options_for(method, home, effort)
+        options = costed.options_for(method, home, effort, part)
         progress("solve")
         solved = solve_variants(
             variants,

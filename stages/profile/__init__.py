@@ -16,12 +16,14 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
 from stowage.stages.profile.clip import estimate_clip, measure_clip
 from stowage.stages.profile.comparison import Comparison
+from stowage.stages.profile.estimates import estimated_costs
 from stowage.stages.profile.roofline import estimate_call
-from stowage.stages.profile.store import CostStore
+from stowage.stages.profile.similar import Similar
+from stowage.stages.profile.store import CostStore, Keeper
 from stowage.stages.profile.timing import Patience, measure_together
 from stowage.stages.profile.updates import MakeUpdate, estimate_update
 
-__all__ = ["CostStore", "profile_trace", "profile_variants"]
+__all__ = ["CostStore", "Similar", "estimated_costs", "profile_trace", "profile_variants"]
 
 
 def profile_trace(trace: TraceTables, target: DeviceDescription, store: CostStore, **how: Any) -> list[Cost]:
@@ -46,12 +48,14 @@ def profile_variants(
     Args:
         traces: of steps.
         target: the device that will train.
-        store: where costs are looked up and added.
+        store: where costs are looked up and added; measurements of fewer samples than asked for here are made anew.
         costs: `roofline` estimates what the store does not know, without running anything.
         seconds_per_call, min_samples: see `Patience`.
         make_update: makes updates of the user's own optimizer, to be measured; see `measure_update`.
         progress: called with the number of calls done and the total, now and then.
         notice: called with what the user should know, one sentence each.
+
+    What has been measured enough is in the store while others are measured still.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
@@ -60,7 +64,7 @@ def profile_variants(
     """
     traces = list(traces)
     known = store.read(target.fingerprint)
-    usable = {s for s, c in known.items() if costs == "roofline" or c.source == "measured"}
+    usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(min_samples)}
     distinct: dict[str, tuple[TraceTables, Call]] = {}
     missing: list[tuple[TraceTables, list[Call]]] = []
     for trace in traces:
@@ -80,11 +84,19 @@ def profile_variants(
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
         with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+            keeper = Keeper(store, target.fingerprint, min_samples)
             patience = Patience(seconds_per_call, min_samples)
             found, unknown = _measure(
-                missing, target, patience, lambda part: progress(int(part * count), count), comparison.add, make_update
+                missing,
+                target,
+                patience,
+                lambda part: progress(int(part * count), count),
+                comparison.add,
+                make_update,
+                keeper.keep,
             )
-            store.add(target.fingerprint, [*found, *(_estimate(call, trace, target) for trace, call in unknown)])
+            keeper.keep(found)
+            store.add(target.fingerprint, [_estimate(call, trace, target) for trace, call in unknown])
             if unknown:
                 names = sorted({call.target for _, call in unknown})
                 notice(
@@ -109,8 +121,10 @@ def _measure(
     progress: Callable[[float], None],
     returned: Callable[[Mapping[str, Outputs]], None],
     make_update: MakeUpdate | None,
+    keep: Callable[[list[Cost]], None],
 ) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
     clips = [measure_clip(call, trace, target) for trace, calls in missing for call in calls if call.target == CLIP]
     others = [(trace, [call for call in calls if call.target != CLIP]) for trace, calls in missing]
-    found, unknown = measure_together(others, target, patience, progress, returned, make_update)
+    keep(clips)
+    found, unknown = measure_together(others, target, patience, progress, returned, make_update, keep)
     return [*clips, *found], unknown

@@ -43,6 +43,10 @@ MOST_S = 30.0
 """Of all of them: patience ends, once there are as many samples as it asks for."""
 
 
+KEPT_EVERY_S = 2.0
+"""What was timed often enough is stored so often: whoever interrupts loses no more."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long.
@@ -63,6 +67,7 @@ def measure_together(
     progress: Callable[[float], None],
     returned: Callable[[Mapping[str, Outputs]], None] = lambda found: None,
     make_update: MakeUpdate | None = None,
+    keep: Callable[[list[Cost]], None] = lambda costs: None,
 ) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
     """One cost for each of some calls, which have distinct signatures; and those that took no contents that were made
     up for them.
@@ -74,6 +79,7 @@ def measure_together(
         progress: called with the part that is done, before every turn of a window or a call.
         returned: called with what calls return, by signature, before they are timed.
         make_update: see `measure_update`.
+        keep: called now and then with the costs of calls that were timed often enough.
 
     Raises:
         TableError: an operator does not run on this device.
@@ -91,22 +97,34 @@ def measure_together(
     returned({signature: alone.outputs for signature, alone in memory.items() if alone.outputs is not None})
     if not memory:
         return [], unknown
+
+    def costs(samples: Mapping[str, Sequence[float]]) -> list[Cost]:
+        times = weigh(samples)
+        return [
+            Cost(
+                signature=signature,
+                device=target.fingerprint,
+                time_s=times[signature],
+                output_bytes=memory[signature].output_bytes,
+                workspace_bytes=memory[signature].workspace_bytes,
+                samples=len(found),
+                source="measured",
+            )
+            for signature, found in samples.items()
+        ]
+
+    kept_s = time.perf_counter()
+
+    def enough(samples: Mapping[str, Sequence[float]]) -> None:
+        nonlocal kept_s
+        if time.perf_counter() - kept_s > KEPT_EVERY_S:
+            keep(costs({name: s for name, s in samples.items() if len(s) >= max(patience.min_samples, 1)}))
+            kept_s = time.perf_counter()
+
     sought = [(runs, [call for call in calls if call.signature in memory]) for runs, calls in sought]
     with _collector_at_rest():
-        samples = _in_turns(sought, patience, progress)
-    times = weigh(samples)
-    return [
-        Cost(
-            signature=signature,
-            device=target.fingerprint,
-            time_s=times[signature],
-            output_bytes=alone.output_bytes,
-            workspace_bytes=alone.workspace_bytes,
-            samples=len(samples[signature]),
-            source="measured",
-        )
-        for signature, alone in memory.items()
-    ], unknown
+        samples = _in_turns(sought, patience, progress, enough)
+    return costs(samples), unknown
 
 
 def _nothing() -> None:
@@ -125,7 +143,10 @@ def _collector_at_rest() -> Iterator[None]:
 
 
 def _in_turns(
-    sought: Sequence[tuple[_Runs, Sequence[Call]]], patience: Patience, progress: Callable[[float], None]
+    sought: Sequence[tuple[_Runs, Sequence[Call]]],
+    patience: Patience,
+    progress: Callable[[float], None],
+    look: Callable[[Mapping[str, Sequence[float]]], None],
 ) -> dict[str, list[float]]:
     """Seconds of every execution, by signature."""
     found: dict[str, list[float]] = {call.signature: [] for _, calls in sought for call in calls}
@@ -152,6 +173,7 @@ def _in_turns(
             for signature, elapsed_s in samples or ():
                 if signature in found:
                     found[signature].append(elapsed_s)
+            look(found)
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
+from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.optimizers import held_by
 from stowage.stages.runtime.program import Program
 from stowage.stages.structure import tensors_of
@@ -32,6 +33,13 @@ class Measurement:
     peak_bytes: int
     elapsed_s: float
     events: list[AllocatorEvent]
+
+    def __repr__(self) -> str:
+        return (
+            f"<one measured iteration: loss {self.loss:.9g}, {time_text(self.elapsed_s)}\n"
+            f" peak {size_text(self.peak_bytes)}, of which {size_text(self.resident_bytes)} were in memory before; "
+            f"{len(self.events)} events of the allocator>"
+        )
 
 
 def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[torch.Tensor]:

@@ -45,6 +45,11 @@ def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Itera
     return step
 
 
+def forget_source(filename: str) -> None:
+    """Let go of the text that tracebacks show of a generated step that runs no more."""
+    linecache.cache.pop(filename, None)
+
+
 def constant_tensors(
     constants: Sequence[Constant], values: Sequence[Value], device: torch.device
 ) -> dict[str, torch.Tensor]:

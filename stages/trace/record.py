@@ -41,7 +41,7 @@ _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records while it is entered, inside of a `FakeTensorMode`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Recorder(TorchDispatchMode):
         answer: Callable[[OpOverload, torch.Tensor], Any],
         name_of: Callable[[torch.Tensor], str | None] = lambda tensor: None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.literals: dict[str, torch.Tensor] = {}
         self.outside: dict[str, torch.Tensor] = {}
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stands for a tensor."""
-        found: torch.Tensor = self._fakes.get(tensor, tensor)
+        found: torch.Tensor = self._fakes.get(tensor, tensor)  # type: ignore[no-untyped-call]
         return found
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value, on the CPU, of a tensor that was made from numbers alone; None where it depends on an input."""
-        node = self._nodes.get(self.fake_of(tensor))
+        node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
         if node is None or tensor.numel() > KNOWN_ELEMENTS:
             return None
         with _disable_current_modes(), torch.no_grad():
