@@ -83,7 +83,7 @@ def best_batch(
         batch=batch,
         samples=min(SAMPLE, largest) if resize is not None else samples_of(batch),
         resize=resize or resized,
-        home=home / "quick" if quick else home,
+        home=home,
         effort=QUICK if quick else Effort(),
         costs=costs,
         target=target,

@@ -17,6 +17,7 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
 from stowage.stages.partition import MAX_BLOCKS, Limits, make_blocks, make_chains
@@ -24,10 +25,12 @@ from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.solve import Variant, eager_peak_bytes
 from stowage.stages.solve.request import WHOLE
-from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
+from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
+Part = Callable[[int, int], None]
+"""Told how many parts of a stage are done, of how many."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,13 @@ class Costed:
             self._whole.extend(_cut(traces, self.costs, 1, self.limits))
         return self._whole
 
-    def options_for(self, method: str, home: Path, effort: Effort) -> list[Option]:
+    def options_for(
+        self, method: str, home: Path, effort: Effort, part: Part = lambda done, total: None
+    ) -> list[Option]:
         """Schedules of every distinct block of `variants_for`, solved or looked up once."""
         key = method in WHOLE, home, effort
         if key not in self._options:
-            self._options[key] = block_options(self.variants_for(method), home, effort)
+            self._options[key] = block_options(self.variants_for(method), home, effort, part)
         return self._options[key]
 
 
@@ -85,7 +90,7 @@ def cost_step(
     batch: Any,
     *,
     loss: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     home: Path,
     objective: Objective | None = None,
     recorded: Recorded | None = None,
@@ -97,7 +102,7 @@ def cost_step(
     target: DeviceDescription | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
-    profiled: Callable[[int, int], None] = lambda done, total: None,
+    profiled: Part = lambda done, total: None,
 ) -> Costed:
     """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`.
 
@@ -134,7 +139,7 @@ def cost_recorded(
     recorded: Recorded,
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     home: Path,
     micro_batch: MicroBatch | None,
     largest: MicroBatch | None,
@@ -146,11 +151,12 @@ def cost_recorded(
     profiled: Callable[[int, int], None],
 ) -> Costed:
     """Profile → partition of a step that is traced; see `plan_step`."""
-    trace = with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch)
+    learnt = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    trace = with_updates(recorded, model, optimizer=learnt, micro_batch=micro_batch)
     progress("profile")
     target = target or target_device(trace.meta.device, home)
     traces = variants_of(trace)
-    whole = trace if largest is None else with_updates(recorded, model, optimizer=optimizer, micro_batch=largest)
+    whole = trace if largest is None else with_updates(recorded, model, optimizer=learnt, micro_batch=largest)
     known = profile_variants(
         [*traces.values(), *([whole] if largest is not None else [])],
         target,
@@ -158,6 +164,7 @@ def cost_recorded(
         costs="roofline" if costs == "roofline" else "measured",
         seconds_per_call=effort.seconds_per_call,
         min_samples=effort.min_samples,
+        make_update=Bench(learnt.optimizer, parameters_of(model, recorded.outside)) if learnt is not None else None,
         progress=profiled,
         notice=notices.append,
     )
@@ -187,7 +194,9 @@ def cost_traces(
     return Costed(target, variants, eager, known)
 
 
-def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> list[Option]:
+def block_options(
+    variants: Iterable[Variant], home: Path, effort: Effort, part: Part = lambda done, total: None
+) -> list[Option]:
     """Schedules of every distinct block."""
     variants = list(variants)
     by_hash = options_for_blocks(
@@ -197,5 +206,6 @@ def block_options(variants: Iterable[Variant], home: Path, effort: Effort) -> li
         settings=effort.solver,
         workers=os.cpu_count() or 1,
         clusters=[c for variant in variants for c in variant.clusters],
+        progress=part,
     )
     return [option for found in by_hash.values() for option in found]

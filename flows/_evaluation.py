@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from stowage.flows._planning import Effort, Planned, finish, target_device
+from stowage.flows._effort import Effort, target_device
+from stowage.flows._interrupt import ends_in_one_line
+from stowage.flows._planned import Planned, finish
+from stowage.flows._progress import Watch
+from stowage.flows._reasons import form_of, planned_text, why
 from stowage.flows._shadow import Net
 from stowage.flows._true_kernels import with_true_kernels
-from stowage.stages.ir.errors import StaleStep
+from stowage.stages.ir.errors import Infeasible, StaleStep
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
-from stowage.stages.profile import CostStore, profile_trace
+from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.program import forget_source
 from stowage.stages.solve import Below
 from stowage.stages.solve.forward import solve_forward
-from stowage.stages.trace import Left
 from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
-from stowage.stages.workload import batch_signature, model_signature
+from stowage.stages.workload import BatchSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.outputs import OutputForm
 
 _AWAY = ("below", "updating")
 
@@ -49,17 +53,17 @@ class Resting:
     tier_in_use: bool
 
     @staticmethod
-    def of(planned: Planned, model: nn.Module) -> Resting:
-        """As the latest training plan has it."""
+    def of(planned: Planned, model: nn.Module, budget_bytes: int) -> Resting:
+        """As the latest training plan has it, and the budget of the run."""
         waiting = [
             Storage(0, p.grad.untyped_storage().nbytes(), "gradient", name)
             for name, p in model.named_parameters()
             if p.grad is not None
         ]
         return Resting(
-            planned.summary.device_budget_bytes,
+            budget_bytes,
             frozenset(s.name for s in planned.slots if s.role != "temporary" and s.start in _AWAY),
-            (*(s for s in planned.trace.storages if s.role == "state"), *waiting),
+            (*(replace(s, storage=0) for s in planned.trace.storages if s.role == "state"), *waiting),
             bool(planned.slots),
         )
 
@@ -72,22 +76,37 @@ def plan_forward(
     home: Path,
     effort: Effort,
     below: Below | None,
+    similar: Similar | None = None,
+    profiled: Callable[[int, int], None] = lambda done, total: None,
 ) -> Planned:
     """Profile → partition → solve → codegen of a forward alone.
+
+    Args:
+        model, recorded, resting: what runs, and what is in memory besides.
+        home, effort, below: see `plan_step`.
+        similar: knows calls in other sizes; where nothing may be below, times matter to no decision, and those of calls
+            that were never measured are estimated.
+        profiled: see `profile_trace`.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
     trace = forward_tables(recorded, model, resting.beside)
     target = target_device(trace.meta.device, home)
-    costs = profile_trace(
-        trace,
-        target,
-        CostStore(home / "costs"),
-        seconds_per_call=effort.seconds_per_call,
-        min_samples=effort.min_samples,
-    )
-    nodes = forward_nodes(trace, {c.signature: c for c in costs})
+    store = CostStore(home / "costs")
+    if similar is not None and below is None:
+        costs = estimated_costs([trace], target, store, similar)
+    else:
+        measured = profile_trace(
+            trace,
+            target,
+            store,
+            seconds_per_call=effort.seconds_per_call,
+            min_samples=effort.min_samples,
+            progress=profiled,
+        )
+        costs = {c.signature: c for c in measured}
+    nodes = forward_nodes(trace, costs)
     solved = solve_forward(
         trace,
         nodes,
@@ -103,17 +122,32 @@ def plan_forward(
     return finish(trace, nodes, [], [], solved, home, solved.summary.keep_all_peak_bytes)
 
 
-MakeForwardPlan = Callable[[RecordedForward, Resting], Planned]
-
-
 @dataclass(frozen=True)
 class _Known:
     key: tuple[Any, ...]
+    resting: Resting
     planned: Planned
     program: Program
-    form: OutputForm
-    left: Left
-    returns: int
+    recorded: RecordedForward
+
+    def serves(self, key: tuple[Any, ...], resting: Resting) -> bool:
+        """A plan within less serves too."""
+        now = replace(resting, budget_bytes=self.resting.budget_bytes)
+        stands = self.recorded.outside.differs() is None and self.recorded.left.stands()
+        return stands and self.key == key and self.resting == now and self.resting.budget_bytes <= resting.budget_bytes
+
+
+class Planning(Protocol):
+    """What plans forwards.
+
+    Attributes:
+        watch: told what is going on.
+    """
+
+    watch: Watch
+
+    def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
+        """See `plan_forward`."""
 
 
 class Evaluations:
@@ -126,20 +160,27 @@ class Evaluations:
     def __init__(
         self,
         model: nn.Module,
-        make_plan: MakeForwardPlan,
+        planner: Planning,
         layouts: Callable[[], Mapping[str, torch.Tensor]],
         offloading: Callable[[Planned], Offloading | None],
+        tracing: Callable[[], AbstractContextManager[None]],
         net: Net,
+        *,
+        most: int,
         say: Callable[[str], None],
     ) -> None:
-        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan."""
+        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan, `tracing`
+        lets modules be called whose weights are below; `most` programs are kept."""
         self._model = model
-        self._make_plan = make_plan
+        self._planner = planner
         self._layouts = layouts
         self._offloading = offloading
+        self._tracing = tracing
         self._net = net
+        self._most = most
         self._say = say
         self._known: list[_Known] = []
+        self._seen: dict[BatchSignature, None] = {}
 
     @property
     def planned(self) -> Planned | None:
@@ -158,32 +199,55 @@ class Evaluations:
 
             def work() -> list[torch.Tensor]:
                 outputs[:] = known.program.forward(batch)
-                return outputs[: known.returns]
+                return outputs[: known.recorded.returns]
 
             try:
                 tensors = self._net.run_forward(known.program, known.planned, batch, forward, work)
             except StaleStep:
                 self._known.remove(known)
                 raise
-            known.left.apply(outputs[known.returns :])
-            return known.form.fill(tensors)
+            known.recorded.left.apply(outputs[known.recorded.returns :])
+            return known.recorded.form.fill(tensors)
+
+    def prepare(self, batch: Any, forward: Forward, resting: Resting) -> None:
+        """Plan what `__call__` would run."""
+        with evaluation_mode(self._model):
+            self._find(batch, forward, resting)
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
-        key = (forward, batch_signature(batch), model_signature(self._model), resting)
+        key = (forward, batch_signature(batch), model_signature(self._model))
         for position, known in enumerate(self._known):
-            if known.key == key:
+            if known.serves(key, resting):
                 self._known.insert(0, self._known.pop(position))
                 return known
+        known = self._make(key, batch, forward, resting)
+        self._known.insert(0, known)
+        self._seen.setdefault(key[1])
+        for dropped in self._known[self._most :]:
+            forget_source(str(dropped.planned.folder / "step.py"))
+        del self._known[self._most :]
+        return known
+
+    def _make(self, key: tuple[Any, ...], batch: Any, forward: Forward, resting: Resting) -> _Known:
+        began = time.perf_counter()
+        _, form, mode = key
+        reason = "evaluation, " + why(form, mode, None, [k.key[1:] for k in self._known], self._seen)
+        watch = self._planner.watch
 
         def plan() -> tuple[RecordedForward, Planned]:
-            recorded = record_forward(self._model, batch, forward, self._layouts())
+            watch("trace")
+            with self._tracing():
+                recorded = record_forward(self._model, batch, forward, self._layouts())
             for notice in recorded.notices:
                 self._say(notice)
             with without_autocast():
-                return recorded, self._make_plan(recorded, resting)
+                return recorded, self._planner.forward(recorded, resting)
 
-        with torch.random.fork_rng():
-            recorded, planned = with_true_kernels(plan)
+        with ends_in_one_line(watch, self._say), watch.shown(reason), torch.random.fork_rng():
+            try:
+                recorded, planned = with_true_kernels(plan)
+            except Infeasible as error:
+                raise error.about("evaluation", form_of(form)) from None
         program = bind(
             planned.source,
             planned.manifest.source_hash,
@@ -195,8 +259,8 @@ class Evaluations:
             self._offloading(planned),
             recorded.outside,
         )
-        self._known.insert(0, _Known(key, planned, program, recorded.form, recorded.left, recorded.returns))
-        return self._known[0]
+        self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
+        return _Known(key, resting, planned, program, recorded)
 
 
 @contextmanager

@@ -6,19 +6,21 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from stowage.flows._budget import RunBudget
 from stowage.flows._effort import QUICK, Effort, home_folder, target_device
 from stowage.flows._planner import Planner
-from stowage.flows._programs import Say, Steps
+from stowage.flows._programs import MOST, NewShapes, Say, Steps
 from stowage.flows._shadow import check_of
 from stowage.flows._tiers import lower_tier
 from stowage.flows._training_step import TrainingStep
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.workload.calls import Loss, Objective
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -47,6 +49,8 @@ def make_step(
     cache_dir: str | Path | None = None,
     quick: bool = False,
     check: str = "powers",
+    new_shapes: NewShapes = "plan",
+    programs: int = MOST,
     say: Say = print_notice,
 ) -> TrainingStep:
     """A training step that has not planned anything yet; see `fit`.
@@ -66,6 +70,10 @@ def make_step(
         if optimizer is None:
             raise ParameterError("max_grad_norm clips before updates, but there is no optimizer: pass one to fit.")
         max_grad_norm = float(max_grad_norm)
+    if new_shapes not in get_args(NewShapes):
+        raise ParameterError(f"new_shapes is one of {', '.join(get_args(NewShapes))}, not {new_shapes!r}.")
+    if isinstance(programs, bool) or not isinstance(programs, int) or programs < 1:
+        raise ParameterError(f"programs is {programs!r}: give how many may be in memory, 1 or more.")
     home = home_folder(cache_dir)
     device = next((p.device.type for p in model.parameters()), "cpu")
     lower = lower_tier(
@@ -75,22 +83,24 @@ def make_step(
         offload_dir=offload_dir,
         method=method,
     )
-
+    known = KnownOptimizer(optimizer) if optimizer is not None else None
     planner = Planner(
         model,
-        optimizer,
-        device_budget=device_budget,
+        known,
+        RunBudget(device_budget),
         method=method,
-        home=home / "quick" if quick else home,
+        home=home,
         effort=QUICK if quick else Effort(),
         below=replace(lower.below, gradients=optimizer is not None) if lower else None,
+        structures=programs,
     )
-    steps = Steps(loss, objective, accumulate, max_grad_norm)
+    steps = Steps(
+        loss, objective, accumulate, max_grad_norm, known_optimizer=known, most=programs, new_shapes=new_shapes
+    )
     return TrainingStep(
         model,
         optimizer,
-        planner.training_step,
-        planner.forward,
+        planner,
         steps,
         late=late,
         lower=lower,
@@ -107,6 +117,11 @@ def fit(
     *,
     device_budget: str | int,
     loss: Loss | None = None,
+    forward: Objective | None = None,
+    forms: Iterable[Any] = (),
+    resize: Callable[[Any, Any], Any] | None = None,
+    new_shapes: NewShapes = "plan",
+    programs: int = MOST,
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     method: str = "auto",
@@ -128,9 +143,19 @@ def fit(
         optimizer: an optimizer of the model's parameters, with groups as you like, or a function that makes one from
             them; None leaves gradients in `.grad`.
         device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
-            buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch.
+            buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch on
+            the largest batch that was given or seen: it grows when a larger one comes.
         loss: `loss(outputs, batch)`; by default `outputs.loss`. With accumulation divide it yourself, as in plain
             PyTorch.
+        forward: `forward(model, batch)` calls the model itself and returns the loss, instead of `loss`: for batches of
+            `(x, y)` it is `lambda model, batch: criterion(model(batch[0]), batch[1])`.
+        forms: more batches, of other shapes, to plan for now; the largest first. With `resize`, whatever it takes:
+            `forms=range(16, 129, 16), resize=lambda batch, length: {k: v[:, :length] for k, v in batch.items()}`.
+        resize: `resize(batch, form)` makes a batch of another form from `batch`.
+        new_shapes: a batch of a shape that is new trains at once where it fits with everything kept, and else is
+            planned from what is known of other shapes. Where nothing is, `plan` measures and searches like here,
+            `quick` for seconds only; `error` refuses every shape that was not given here.
+        programs: how many are kept in memory, the latest; plans stay in the store.
         accumulate: micro-batches of one update, so that all of them are planned now. Call the step with
             `update=False` for all but the last.
         max_grad_norm: clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_` does; `grad_norm` has
@@ -157,6 +182,8 @@ def fit(
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
     """
+    if loss is not None and forward is not None:
+        raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
     if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
         raise ParameterError(
             "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes the "
@@ -172,6 +199,7 @@ def fit(
         optimizer,
         device_budget=device_budget,
         loss=loss,
+        objective=forward,
         accumulate=accumulate,
         max_grad_norm=max_grad_norm,
         method=method,
@@ -182,8 +210,18 @@ def fit(
         cache_dir=cache_dir,
         quick=quick,
         check=check,
+        new_shapes=new_shapes,
+        programs=programs,
         say=say,
     )
+    if not model.training:
+        say(
+            "The model is in evaluation mode (model.training is False): this step trains without dropout and with the "
+            "running statistics of batch normalisation; call model.train() before fit for the usual."
+        )
+    others = [resize(batch, form) for form in forms] if resize is not None else list(forms)
+    if others:
+        step.programs.find_ahead([batch, *others])
     step.prepare_cycle(batch)
     return step
 

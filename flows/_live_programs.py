@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from stowage.flows._live import Traced
 from stowage.flows._planned import Planned, write_plan
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.rewrite import VARIANTS, rewrite_of
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.program import constant_tensors
@@ -24,7 +24,7 @@ def with_live_numbers(
     planned: Planned,
     traced: Traced,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: KnownOptimizer | None,
     micro_batch: MicroBatch,
 ) -> Planned:
     """The same plan with a `step.py` that reads `traced.names` at each call."""

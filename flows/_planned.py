@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stowage.stages.codegen import Manifest, emit_step, manifest_of
+from stowage.stages.ir.amounts import size_text
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import write_atomically, write_record, write_rows
@@ -34,6 +35,12 @@ class Planned:
     manifest: Manifest
     folder: Path
     eager_peak_bytes: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<{len(self.rows)} rows for {len(self.nodes)} nodes in {len(self.blocks)} blocks; plain PyTorch takes "
+            f"{size_text(self.eager_peak_bytes)}; in {self.folder}\n {self.summary!r}>"
+        )
 
 
 def finish(

@@ -2,58 +2,206 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
-from stowage.flows._effort import Effort
+from stowage.flows._budget import RunBudget
+from stowage.flows._costed import Costed, cost_step
+from stowage.flows._effort import Effort, target_device
 from stowage.flows._evaluation import Resting, plan_forward
-from stowage.flows._planned import Planned
-from stowage.flows._planning import plan_step
-from stowage.stages.solve import Below
-from stowage.stages.trace import MicroBatch, Recorded, RecordedForward
+from stowage.flows._planned import Planned, finish
+from stowage.flows._planning import plan_costed
+from stowage.flows._progress import Watch
+from stowage.flows._sizes import Sizes
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import Bench, KnownOptimizer
+from stowage.stages.profile import CostStore, Similar, estimated_costs
+from stowage.stages.rewrite import variants_of
+from stowage.stages.solve import Below, PlanRequest, check_method, eager_peak_bytes
+from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
 
 
 @dataclass
 class Planner:
-    """Attributes are arguments of `plan_step`."""
+    """Plans the first step of each kind in full; others in other sizes from what is known of it, where that does.
+
+    Attributes:
+        budget: of the device.
+        structures: steps that are remembered, at most.
+        watch: told what is going on.
+
+    The other attributes are arguments of `plan_step`.
+    """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    device_budget: str | int
+    optimizer: KnownOptimizer | None
+    budget: RunBudget
     method: str
     home: Path
     effort: Effort
     below: Below | None
+    structures: int = 16
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        self._sizes = Sizes(self.structures)
+        self._similar = Similar()
+        self._kinds: set[MicroBatch] = set()
 
     def training_step(
         self,
-        batch: Any,
         recorded: Recorded,
         micro_batch: MicroBatch,
         largest: MicroBatch | None,
         away: frozenset[str],
+        *,
+        effort: Effort | None = None,
+        in_full: bool = False,
+        slow: Callable[[], None] = lambda: None,
     ) -> Planned:
-        """The plan of a training step; see `plan_step`."""
-        return plan_step(
+        """The plan of a training step; see `plan_step`.
+
+        Args:
+            recorded, micro_batch, largest, away: see `plan_step`.
+            effort: instead of the planner's.
+            in_full: measure and search, unless everything fits anyway.
+            slow: called before anything is measured or searched in full.
+
+        Raises:
+            StowageError: see the stages; `Infeasible` when the budget cannot be met.
+        """
+        planned = None
+        if micro_batch in self._kinds:
+            planned = self._at_once(recorded, micro_batch, largest, away, in_full=in_full)
+        if planned is None:
+            slow()
+            planned = self._in_full(recorded, micro_batch, largest, away, effort or self.effort)
+        self._kinds.add(micro_batch)
+        return planned
+
+    def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
+        """Let a budget in percent count a training step.
+
+        Raises:
+            TableError: an operator does not run on this device.
+        """
+        trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
+        target = target_device(trace.meta.device, self.home)
+        costs = self._estimated([trace], recorded, target)
+        self.budget.see(eager_peak_bytes(trace, self._sizes.nodes(trace, costs)[0]))
+
+    def _estimated(
+        self, traces: Iterable[TraceTables], recorded: Recorded, target: DeviceDescription
+    ) -> dict[str, Cost]:
+        named = parameters_of(self.model, recorded.outside)
+        make_update = Bench(self.optimizer.optimizer, named) if self.optimizer is not None else None
+        return estimated_costs(traces, target, CostStore(self.home / "costs"), self._similar, make_update)
+
+    def _in_full(
+        self,
+        recorded: Recorded,
+        micro_batch: MicroBatch,
+        largest: MicroBatch | None,
+        away: frozenset[str],
+        effort: Effort,
+    ) -> Planned:
+        costed = cost_step(
             self.model,
-            batch,
+            None,
             loss=None,
             optimizer=self.optimizer,
-            device_budget=self.device_budget,
-            method=self.method,
             home=self.home,
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
-            effort=self.effort,
+            effort=effort,
+            progress=self.watch,
+            profiled=self.watch.part,
+        )
+        self._learn(costed)
+        planned = plan_costed(
+            costed,
+            device_budget=self.budget.see(costed.eager_peak_bytes),
+            method=self.method,
+            home=self.home,
+            effort=effort,
+            below=self.below,
+            away=away,
+            progress=self.watch,
+            part=self.watch.part,
+        )
+        self._sizes.learn_plan(costed.variants[0].trace, planned)
+        return planned
+
+    def _learn(self, costed: Costed) -> None:
+        costs = {c.signature: c for c in costed.costs}
+        for variant in costed.variants:
+            self._similar.learn(variant.trace, costs)
+        self._sizes.learn(costed)
+
+    def _at_once(
+        self,
+        recorded: Recorded,
+        micro_batch: MicroBatch,
+        largest: MicroBatch | None,
+        away: frozenset[str],
+        *,
+        in_full: bool,
+    ) -> Planned | None:
+        """A plan without measuring times, if there is one."""
+        trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
+        whole = trace
+        if largest is not None:
+            whole = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=largest)
+        target = target_device(trace.meta.device, self.home)
+        self.watch("profile")
+        traces = {**variants_of(trace), "whole": whole}
+        try:
+            costs = self._estimated(traces.values(), recorded, target)
+        except TableError:  # whoever measures in full has other ways, and says what is wrong
+            return None
+        self.watch("partition")
+        nodes, blocks = self._sizes.nodes(trace, costs)
+        eager = eager_peak_bytes(whole, nodes if whole is trace else self._sizes.nodes(whole, costs)[0])
+        request = PlanRequest(
+            device_budget_bytes=self.budget.see(eager),
+            method=self.method,
+            slots=self.effort.slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=self.effort.solver.time_limit_s,
+            seed=self.effort.solver.seed,
             below=self.below,
             away=away,
         )
+        self.watch("solve")
+        found = self._sizes.plan(trace, nodes, blocks, costs, request, self.home, self.effort, only_kept=in_full)
+        if found is None:
+            return None
+        self.watch("codegen")
+        variant = found.variant
+        planned = finish(
+            variant.trace, list(variant.nodes), list(variant.blocks), found.options, found.solved, self.home, eager
+        )
+        self._sizes.learn_plan(trace, planned)
+        return planned
 
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
         """The plan of a forward alone; see `plan_forward`."""
-        return plan_forward(self.model, recorded, resting, home=self.home, effort=self.effort, below=self.below)
+        self.watch("profile")
+        return plan_forward(
+            self.model,
+            recorded,
+            resting,
+            home=self.home,
+            effort=self.effort,
+            below=self.below,
+            similar=self._similar,
+            profiled=self.watch.part,
+        )

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows._costed import Costed, Progress, block_options, cost_step, cost_traces
+from stowage.flows._costed import Costed, Part, Progress, block_options, cost_step, cost_traces
 from stowage.flows._effort import QUICK, Effort, home_folder, processor_s, target_device
 from stowage.flows._plan_store import PlanStore
 from stowage.flows._planned import Planned, finish, write_plan
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import Option
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Below, PlanRequest, check_method, solve_variants
 from stowage.stages.trace import MicroBatch, Recorded
@@ -43,7 +44,7 @@ def plan_step(
     batch: Any,
     *,
     loss: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     device_budget: str | int,
     method: str,
     home: Path,
@@ -123,12 +124,14 @@ def plan_costed(
     below: Below | None = None,
     away: frozenset[str] = frozenset(),
     progress: Progress = lambda stage: None,
+    part: Part = lambda done, total: None,
 ) -> Planned:
     """Plan from tables alone: no model, and no device that could run it.
 
     Args:
         costed: the step; `cost_traces` makes it from tables.
         device_budget, method, home, effort, below, away, progress: see `plan_step`.
+        part: called with the blocks that have schedules, and how many there are.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -143,7 +146,7 @@ def plan_costed(
     options: list[Option] = []
     if solved is None:
         progress("options")
-        options = costed.options_for(method, home, effort)
+        options = costed.options_for(method, home, effort, part)
         progress("solve")
         solved = solve_variants(
             variants,

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from stowage.flows._effort import QUICK
+from stowage.flows._interrupt import ends_in_one_line
 from stowage.flows._live import Key, Live
 from stowage.flows._live_programs import set_numbers, with_live_numbers
 from stowage.flows._planned import Planned
+from stowage.flows._planner import Planner
+from stowage.flows._reasons import form_of, planned_text, why
 from stowage.flows._tiers import LowerTier
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.flows._weights import LateWeights
+from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError
+from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.program import forget_source
 from stowage.stages.runtime.resident import resident_limit
 from stowage.stages.trace import MicroBatch, Outside, Recorded, parameters_of, record_step
+from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss, Objective
 
 Say = Callable[[str], None]
-MakePlan = Callable[[Any, Recorded, MicroBatch, MicroBatch | None, frozenset[str]], Planned]
+NewShapes = Literal["plan", "quick", "error"]
+MOST = 16
+"""Programs that are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,9 @@ class Steps:
         accumulate: micro-batches of an update.
         max_grad_norm: of clipping, or None.
         roots: what else the step may read, by name.
+        known_optimizer: what has been learnt of the optimizer.
+        most: programs that are kept in memory.
+        new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
     """
 
     loss: Loss | None = None
@@ -43,10 +59,16 @@ class Steps:
     accumulate: int = 1
     max_grad_norm: float | None = None
     roots: Mapping[str, Any] = field(default_factory=dict)
+    known_optimizer: KnownOptimizer | None = None
+    most: int = MOST
+    new_shapes: NewShapes = "plan"
 
 
 class Known(NamedTuple):
     """A program, what it is for, the tensors that it reads outside of model and batch, by name, and what it leaves."""
+
+    optimizer: OptimizerSignature | None
+    """Its groups, when it was planned."""
 
     key: Key
     micro_batch: MicroBatch
@@ -69,7 +91,7 @@ class Programs:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        make_plan: MakePlan,
+        planner: Planner,
         steps: Steps,
         *,
         late: LateWeights | None = None,
@@ -78,7 +100,8 @@ class Programs:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._make_plan = make_plan
+        self._known_optimizer = steps.known_optimizer or (KnownOptimizer(optimizer) if optimizer is not None else None)
+        self._planner = planner
         self._steps = steps
         self._late = late
         self._lower = lower
@@ -88,6 +111,9 @@ class Programs:
         self.live = Live(
             model, {"loss": steps.loss, "objective": steps.objective, **steps.roots}, self._record_anew, say
         )
+        self._seen: dict[BatchSignature, None] = {}
+        self._traced_s = self._untold_s = 0.0
+        self._room_bytes = 0
         self.offloading: Offloading | None = None
 
     @property
@@ -106,28 +132,68 @@ class Programs:
             StowageError: the step cannot be traced or planned.
         """
         key = self.key(batch)
+        self._admit(key)
         waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
         return self._find(key, batch, self._micro_batch(waiting, update))
+
+    def _admit(self, key: Key) -> None:
+        """Raise `ParameterError` where a form was not planned ahead and none may be planned now."""
+        if self._steps.new_shapes == "error" and self._seen and key[0] not in self._seen:
+            forms = "; ".join(dict.fromkeys(map(form_of, self._seen)))
+            raise ParameterError(
+                f"There is no plan for a batch of {form_of(key[0])}, and new_shapes is 'error': this run has plans for "
+                f"{forms}; pad to one of these, or name it in forms."
+            )
 
     def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
         """The model's, and those outside of it that a step of this signature reads."""
         return parameters_of(self._model, self._record(key, batch).outside)
 
-    def find_cycle(self, batch: Any) -> None:
+    def find_cycle(self, batch: Any, *, ahead: bool = False) -> None:
         """Programs of the first, a middle and the last micro-batch of an update.
+
+        Args:
+            batch: of the form wanted.
+            ahead: training waits for nothing yet: what does not fit as it is may be measured and searched in full.
 
         Raises:
             StowageError: the step cannot be traced or planned.
         """
         key = self.key(batch)
         if self._steps.accumulate == 1:
-            self._find(key, batch, self._micro_batch(frozenset(), True))
+            self._find(key, batch, self._micro_batch(frozenset(), True), ahead=ahead)
             return
         everything = self._everything(self._record(key, batch))
-        self._find(key, batch, self._micro_batch(everything, True))
+        self._find(key, batch, self._micro_batch(everything, True), ahead=ahead)
         if self._steps.accumulate > 2:
-            self._find(key, batch, self._micro_batch(everything, False))
-        self._find(key, batch, self._micro_batch(frozenset(), False))
+            self._find(key, batch, self._micro_batch(everything, False), ahead=ahead)
+        self._find(key, batch, self._micro_batch(frozenset(), False), ahead=ahead)
+
+    def find_ahead(self, batches: Iterable[Any]) -> None:
+        """Programs for batches of several forms, each once, the largest first: a percentage is of that one, and it
+        bounds the others.
+
+        Raises:
+            StowageError: a step cannot be traced or planned.
+        """
+        distinct = {batch_signature(batch): batch for batch in batches}
+        for batch in sorted(distinct.values(), key=_bytes_of, reverse=True):
+            self.find_cycle(batch, ahead=True)
+
+    def count(self, batch: Any) -> bool:
+        """Let a budget in percent count a training step on this batch; true if it has grown."""
+        before = self._planner.budget.nbytes
+        if not self._planner.budget.grows:
+            return False
+        key = self.key(batch)
+        try:
+            recorded = self._record(key, batch)
+            with torch.random.fork_rng(), without_autocast():
+                waiting = self._everything(recorded) if self._steps.accumulate > 1 else frozenset[str]()
+                self._planner.count(recorded, self._micro_batch(waiting, True))
+        except (StowageError, TypeError, ValueError, KeyError, AttributeError, RuntimeError):
+            return False  # it is no batch to train on
+        return self._planner.budget.nbytes > before
 
     def forget(self, program: Program | None = None) -> None:
         """Forget a program, by default all: its signature is traced anew."""
@@ -150,8 +216,8 @@ class Programs:
         self._decisions = decided
         self.forget(program)
         self._say(
-            "What this step leaves in your objects depends on a tensor's value, which was another one than when the step "
-            "was traced: it is left out once, and traced again for the next step."
+            "What this step leaves in your objects depends on a tensor's value, which was another one than when the "
+            "step was traced: it is left out once, and traced again for the next step."
         )
 
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
@@ -163,39 +229,80 @@ class Programs:
         """Parameters that get a gradient."""
         return frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
 
-    def _find(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Program:
+    def _find(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool = False) -> Program:
+        optimizer = self._groups()
         for position, known in enumerate(self.known):
-            if known.micro_batch == micro_batch and known.key is key:
+            if known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer:
                 self.known.pop(position)
                 break
         else:
-            known = with_true_kernels(lambda: self._make(key, batch, micro_batch), lambda: self.live.again(key))
+            known = with_true_kernels(
+                lambda: self._make(key, batch, micro_batch, ahead=ahead), lambda: self.live.again(key)
+            )
         known = self._with_numbers(known)
         self.known.insert(0, known)
+        self._seen.setdefault(key[0])
+        self._drop(self.known[self._steps.most :])
+        del self.known[self._steps.most :]
         return known.program
 
     def _with_numbers(self, known: Known) -> Known:
         """The program as its step is now: another where it reads other numbers at each call than before."""
         traced = self.live.of(known.key)
         if known.version != traced.version:
-            planned = with_live_numbers(known.planned, traced, self._model, self._optimizer, known.micro_batch)
+            planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
             program = self._bind(planned, self._outside(known.key))
             known = known._replace(planned=planned, program=program, version=traced.version)
         set_numbers(known.program, traced)
         return known
 
-    def _make(self, key: Key, batch: Any, micro_batch: MicroBatch) -> Known:
-        recorded = self._record(key, batch)
-        planned = self._plan(key, recorded, micro_batch)
-        return Known(key, micro_batch, planned, self._bind(planned, recorded.outside))
+    def _drop(self, known: Sequence[Known]) -> None:
+        """Give back what Python keeps of their source."""
+        kept = {k.planned.folder for k in self.known[: self._steps.most]}
+        for folder in {k.planned.folder for k in known} - kept:
+            forget_source(str(folder / "step.py"))
 
-    def _plan(self, key: Key, recorded: Recorded, micro_batch: MicroBatch) -> Planned:
+    def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> Known:
+        recorded = self._record(key, batch)
+        began = time.perf_counter()
+        first = not self.known and not self._seen
+        reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
+        watch = self._planner.watch
+        with ends_in_one_line(watch, self._say), watch.shown(reason):
+            try:
+                planned = self._plan(recorded, key, micro_batch, reason, ahead=ahead)
+            except Infeasible as error:
+                raise error.about("training", form_of(key[0])) from None
+        program = self._bind(planned, recorded.outside)
+        took_s = time.perf_counter() - began + self._untold_s
+        self._say(planned_text(planned.summary, took_s, reason, self._traced_s))
+        self._untold_s = 0.0
+        # Planning has learnt which entries of its groups the optimizer changes itself.
+        return Known(self._groups(), key, micro_batch, planned, program)
+
+    def _groups(self) -> OptimizerSignature | None:
+        """What plans depend on of the optimizer."""
+        return self._known_optimizer.signature() if self._known_optimizer is not None else None
+
+    @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self._known_optimizer is not None and bool(self._known_optimizer.habits.joint)
+
+    def _plan(self, recorded: Recorded, key: Key, micro_batch: MicroBatch, reason: str, *, ahead: bool) -> Planned:
         largest = None
         if self._steps.accumulate > 1:
             largest = self._micro_batch(self._everything(recorded), True)
         with torch.random.fork_rng(), without_autocast():  # planning must not change what the user's generators give
-            other = None if largest == micro_batch else largest
-            return self._make_plan(None, recorded, micro_batch, other, self._away(key, micro_batch))
+            return self._planner.training_step(
+                recorded,
+                micro_batch,
+                None if largest == micro_batch else largest,
+                self._away(key, micro_batch),
+                effort=QUICK if self._steps.new_shapes == "quick" and self._seen and not ahead else None,
+                in_full=ahead,
+                slow=lambda: self._say(f"Planning, {reason}: training waits for it.") if reason else None,
+            )
 
     def _outside(self, key: Key) -> Outside:
         recorded = self.live.of(key).recorded
@@ -224,7 +331,15 @@ class Programs:
 
     def _record_anew(self, batch: Any) -> Recorded:
         decisions, self._decisions = self._decisions, ()
-        with torch.random.fork_rng():
+        began = time.perf_counter()
+        watch = self._planner.watch
+        with (
+            torch.random.fork_rng(),
+            self.tracing(),
+            ends_in_one_line(watch, self._say),
+            watch.shown(),
+        ):
+            watch("trace")
             recorded = record_step(
                 self._model,
                 batch,
@@ -235,7 +350,12 @@ class Programs:
             )
         for notice in recorded.notices:
             self._say(notice)
+        self._traced_s = self._untold_s = time.perf_counter() - began
         return recorded
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Modules are called whose weights may be below: a trace reads none."""
+        return self.offloading.lending() if self.offloading is not None else nullcontext()
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """How parameters lie that are not in memory."""
@@ -245,15 +365,24 @@ class Programs:
     def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""
         for known in self.known if not micro_batch.update else ():
-            if known.micro_batch.update and known.key is key:
+            if known.micro_batch.update and known.key is key and known.optimizer == self._groups():
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
         return frozenset()
 
     def offloading_for(self, planned: Planned) -> Offloading | None:
         """One tier for all programs of the model, opened when the first plan needs it."""
+        room_bytes = planned.summary.device_budget_bytes
         if self.offloading is None and planned.slots and self._lower is not None:
             tier = self._lower.open()
-            limit = resident_limit(self._model, self._optimizer, planned.summary.device_budget_bytes)
+            limit = resident_limit(self._model, self._optimizer, room_bytes)
             self.offloading = Offloading(tier, self._model, self._optimizer, limit)
+            self._room_bytes = room_bytes
+        elif self.offloading is not None and room_bytes > self._room_bytes > 0:
+            self.offloading.allow(room_bytes - self._room_bytes)
+            self._room_bytes = room_bytes
         return self.offloading
+
+
+def _bytes_of(batch: Any) -> int:
+    return sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, torch.Tensor))

@@ -32,7 +32,7 @@ class Planner:
     """
 
     def __init__(self, case: RematCase, home: Path, *, quick: bool) -> None:
-        self._home = home / "quick" if quick else home
+        self._home = home
         self._effort = QUICK if quick else Effort()
         plain = _PlainAmongCalls(case)
         self._costed: Costed = cost_step(

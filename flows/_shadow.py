@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +17,6 @@ from torch import nn
 from stowage.flows._agreement import History, close, digests, repeats, same_loss
 from stowage.flows._plain_step import PlainStep, first_difference, plain_step
 from stowage.flows._planned import Planned
-from stowage.flows._programs import Known
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.errors import AwayError, ParameterError, size_text
@@ -28,6 +27,9 @@ from stowage.stages.runtime.measure import resident_tensors
 from stowage.stages.runtime.shadow import Compute, Number, Seen, Shadow, digest
 from stowage.stages.runtime.shadow_guard import NoRoom, Operators, ReadsAway, Room
 from stowage.stages.workload.autocast import without_autocast
+
+if TYPE_CHECKING:
+    from stowage.flows._programs import Known
 
 Check = Literal["powers", "always", "never", "gradients"]
 Result = TypeVar("Result")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +12,13 @@ import torch
 from torch import nn
 
 from stowage.flows._fit import make_step, print_notice
-from stowage.flows._programs import Say
+from stowage.flows._programs import MOST, NewShapes, Say
 from stowage.flows._shadow import check_of
+from stowage.flows._trainer_batches import first_evaluations
 from stowage.flows._trainer_files import TrainerFiles, replaced
 from stowage.flows._training_step import TrainingStep
-from stowage.stages.ir.errors import ParameterError, TraceError
+from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
+from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.structure import copied
 
 AnyTrainer = TypeVar("AnyTrainer")
@@ -32,6 +35,8 @@ def stow(
     cache_dir: str | Path | None = None,
     quick: bool = False,
     check: str = "powers",
+    new_shapes: NewShapes = "plan",
+    programs: int = MOST,
     say: Say = print_notice,
 ) -> AnyTrainer:
     """Let `trainer.train()` run every training step under a plan within `device_budget`.
@@ -48,10 +53,11 @@ def stow(
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
-        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, check, say: see `fit`.
+        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, check, new_shapes, programs,
+            say: see `fit`.
 
     Returns:
-        the same trainer.
+        the same trainer; `trainer.stowage` has its `plan`, and its `step`.
 
     Raises:
         ParameterError: this trainer cannot be planned for; the text says why.
@@ -68,6 +74,8 @@ def stow(
         "cache_dir": cache_dir,
         "quick": quick,
         "check": check_of(check),
+        "new_shapes": new_shapes,
+        "programs": programs,
         "say": say,
     }
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
@@ -76,6 +84,8 @@ def stow(
     trainer.training_step = stowed  # type: ignore[attr-defined]
     trainer.prediction_step = stowed.predict  # type: ignore[attr-defined]
     trainer.on_device = stowed.on_device  # type: ignore[attr-defined]
+    trainer.stowage = stowed  # type: ignore[attr-defined]
+    trainer.log = stowed.log_with_plan(trainer.log)  # type: ignore[attr-defined]
     TrainerFiles(trainer, lambda: stowed.step)
     return trainer
 
@@ -112,6 +122,8 @@ class _Stowed:
         self._evaluates = True
         self._belongs_to: tuple[Any, ...] = ()
         self._norm: torch.Tensor | None = None
+        self._updated = False
+        self._latest: dict[str, Any] | None = None
         self.step: TrainingStep | None = None
 
     def __call__(
@@ -119,6 +131,7 @@ class _Stowed:
     ) -> torch.Tensor:
         trainer = self._trainer
         model.train()
+        _turn(trainer.optimizer, "train")  # as the Trainer's own step does
         if isinstance(num_items_in_batch, int):  # as a number it would be part of the plan
             num_items_in_batch = torch.tensor(num_items_in_batch, device=trainer.args.device)
         batch = {
@@ -127,11 +140,14 @@ class _Stowed:
             "micro_batches": getattr(trainer, "current_gradient_accumulation_steps", None),
         }
         step = self._step_of(model, batch)
+        self._latest = {**batch, "inputs": None}
         self._watch_clipping()
+        self._watch_updates()
         update = bool(trainer.accelerator.sync_gradients)
         loss = step(batch, update=update)
+        self._updated = update and step.updates_jointly
         self._norm = step.grad_norm if update else None
-        return loss.detach()
+        return loss.as_subclass(torch.Tensor)
 
     def predict(
         self,
@@ -151,13 +167,21 @@ class _Stowed:
         }
         if self._evaluates:
             try:
-                return step.evaluate(batch, self._prediction)
+                return self._evaluate(step, batch)
             except TraceError as error:
                 self._evaluates = False
                 where = ", with all weights in memory" if step.offloads else ""
                 self._options["say"](f"Evaluation runs as the Trainer runs it{where}: {error}")
         with step.on_device():
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
+
+    def _evaluate(self, step: TrainingStep, batch: dict[str, Any]) -> Any:
+        try:
+            return step.evaluate(batch, self._prediction)
+        except Infeasible:
+            if self._latest is None or not step.programs.count({**self._latest, "inputs": batch["inputs"]}):
+                raise
+            return step.evaluate(batch, self._prediction)
 
     def _prediction(self, model: nn.Module, batch: Any) -> Any:
         return self._original_prediction(model, copied(batch["inputs"]), batch["loss_only"], batch["ignore_keys"])
@@ -194,10 +218,49 @@ class _Stowed:
             )
             if self.step is not None and self.step.model is model:
                 step.take_over(self.step)
+            evaluated = list(first_evaluations(trainer))
+            for inputs in evaluated:  # so that a budget in percent is of the largest batch known
+                step.programs.count({**batch, "inputs": inputs})
             if batch["micro_batches"] in (None, accumulate):
                 step.prepare_cycle(batch)  # so that a budget that is too small is known before training starts
+                self._prepare_evaluations(step, evaluated)
             self.step, self._belongs_to = step, belongs_to
         return self.step
+
+    def _prepare_evaluations(self, step: TrainingStep, evaluated: Iterable[Any]) -> None:
+        """Plan them before training starts too."""
+        loss_only = self._trainer.compute_metrics is None or bool(self._trainer.args.prediction_loss_only)
+        for inputs in evaluated:
+            batch = {"inputs": inputs, "loss_only": loss_only, "ignore_keys": None}
+            try:
+                step.prepare_evaluation(batch, self._prediction)
+            except TraceError:
+                return  # said when it comes to it
+
+    @property
+    def plan(self) -> PlanSummary:
+        """What the plan of the latest training step states about itself.
+
+        Raises:
+            ParameterError: nothing is planned yet.
+        """
+        if self.step is None:
+            raise ParameterError("Nothing is planned yet: the first training step is.")
+        return self.step.plan
+
+    def __repr__(self) -> str:
+        return repr(self.step) if self.step is not None else "<stowage, nothing planned yet>"
+
+    def log_with_plan(self, log: Callable[..., None]) -> Callable[..., None]:
+        """The Trainer's `log`, which says of training what the plan says."""
+
+        @functools.wraps(log)
+        def logged(logs: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
+            if self.step is not None and "loss" in logs:
+                logs["stowage_peak_MiB"] = round(self.step.plan.device_peak_bytes / MIB, 3)
+            log(logs, *arguments, **keywords)
+
+        return logged
 
     def _objective(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The loss that the Trainer's own step hands to backward: scaled as it scales it, autocast and all."""
@@ -206,7 +269,10 @@ class _Stowed:
         def backward(loss: torch.Tensor, **_: Any) -> None:
             losses.append(loss)
 
-        with replaced(self._trainer.accelerator, "backward", backward):
+        with ExitStack() as around:
+            around.enter_context(replaced(self._trainer.accelerator, "backward", backward))
+            if callable(getattr(self._trainer.optimizer, "train", None)):  # it has been called before
+                around.enter_context(replaced(self._trainer.optimizer, "train", lambda: None))
             self._original(model, copied(batch["inputs"]), batch["num_items_in_batch"])
         if len(losses) != 1:
             raise ParameterError(
@@ -228,3 +294,24 @@ class _Stowed:
 
         clip_grad_norm_.of = self  # type: ignore[attr-defined]
         accelerator.clip_grad_norm_ = clip_grad_norm_
+
+    def _watch_updates(self) -> None:
+        """An optimizer that counts its steps would count another when the Trainer calls it without gradients."""
+        optimizer = self._trainer.optimizer
+        if type(optimizer).__name__ != "AcceleratedOptimizer" or getattr(optimizer.step, "of", None) is self:
+            return
+        original = optimizer.step
+
+        def step(closure: Any = None) -> Any:
+            done, self._updated = self._updated, False
+            return None if done else original(closure)
+
+        step.of = self  # type: ignore[attr-defined]
+        optimizer.step = step
+
+
+def _turn(optimizer: Any, mode: str) -> None:
+    """Switch an optimizer that has modes."""
+    switch = getattr(optimizer, mode, None)
+    if callable(switch):
+        switch()

@@ -12,13 +12,17 @@ import torch
 from torch import nn
 
 from stowage.flows import _saving
-from stowage.flows._evaluation import Evaluations, MakeForwardPlan, Resting
+from stowage.flows._evaluation import Evaluations, Resting
 from stowage.flows._planned import Planned
-from stowage.flows._programs import MakePlan, Programs, Say, Steps
+from stowage.flows._planner import Planner
+from stowage.flows._programs import Programs, Say, Steps
+from stowage.flows._reasons import form_of
 from stowage.flows._shadow import Check, Net
+from stowage.flows._step_loss import StepLoss
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
-from stowage.stages.ir.errors import ParameterError, StaleStep
+from stowage.stages.ir.amounts import size_text, time_text
+from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
@@ -53,8 +57,7 @@ class TrainingStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        make_plan: MakePlan,
-        make_forward_plan: MakeForwardPlan,
+        planner: Planner,
         steps: Steps,
         *,
         late: LateWeights | None = None,
@@ -65,12 +68,33 @@ class TrainingStep:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.programs = Programs(model, optimizer, make_plan, steps, late=late, lower=lower, say=say)
-        programs = self.programs
+        self.programs = programs = Programs(model, optimizer, planner, steps, late=late, lower=lower, say=say)
+        self._budget = planner.budget
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
         self._evaluations = Evaluations(
-            model, make_forward_plan, programs.layouts, programs.offloading_for, self._net, say
+            model,
+            planner,
+            programs.layouts,
+            programs.offloading_for,
+            programs.tracing,
+            self._net,
+            most=steps.most,
+            say=say,
+        )
+
+    def __repr__(self) -> str:
+        latest = self.programs.latest
+        name = f"TrainingStep of {type(self.model).__name__}"
+        if latest is None:
+            return f"<{name}, nothing planned yet>"
+        plan, known = latest.planned.summary, self.programs.known
+        forms = "; ".join(dict.fromkeys(form_of(k.key[0]) for k in known))
+        return (
+            f"<{name}: {plan.method}, {time_text(plan.step_time_s)} a step predicted\n"
+            f" peak {size_text(plan.device_peak_bytes)} of {size_text(plan.device_budget_bytes)}, optimizer "
+            f"{type(self.optimizer).__name__ if self.optimizer is not None else 'none'}\n"
+            f" {len(known)} program{'s' * (len(known) != 1)} in memory, for batches of {forms}>"
         )
 
     @property
@@ -84,6 +108,11 @@ class TrainingStep:
     def plan(self) -> PlanSummary:
         """What the plan of the latest call states about itself."""
         return self.planned.summary
+
+    @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self.programs.updates_jointly
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -126,14 +155,36 @@ class TrainingStep:
 
         Args:
             batch: with the structure that the model takes.
-            forward: `forward(model, batch)`, for those who want something else of the model.
+            forward: `forward(model, batch)`, for those who want something else of the model: `call_model` calls it on
+                the batch as it is, also where `fit` was given a `forward` of its own for training.
 
         Raises:
             Infeasible: the budget cannot be met; it states the smallest feasible one.
             TraceError: the forward cannot be traced.
             StaleStep: plain PyTorch gives something else; see `fit`.
         """
-        return self._evaluations(batch, forward, Resting.of(self.planned, self.model))
+        try:
+            return self._evaluations(batch, forward, self._resting())
+        except Infeasible:
+            if not self.programs.count(batch):
+                raise
+            return self._evaluations(batch, forward, self._resting())
+
+    def prepare_evaluation(self, batch: Any, forward: Forward = call_model) -> None:
+        """Plan what `evaluate` would run. A budget in percent is of the largest batch seen, in evaluation too.
+
+        Raises:
+            StowageError: see `evaluate`.
+        """
+        try:
+            self._evaluations.prepare(batch, forward, self._resting())
+        except Infeasible:
+            if not self.programs.count(batch):
+                raise
+            self._evaluations.prepare(batch, forward, self._resting())
+
+    def _resting(self) -> Resting:
+        return Resting.of(self.planned, self.model, self._budget.nbytes)
 
     @property
     def offloads(self) -> bool:
@@ -218,7 +269,7 @@ class TrainingStep:
             StaleStep: plain PyTorch gives another loss; see `fit`.
         """
         program = self.prepare(batch, update=update)
-        return self._checked(program, batch, lambda: program(batch), lambda loss: loss)
+        return StepLoss.of(self._checked(program, batch, lambda: program(batch), lambda loss: loss))
 
     def _checked(
         self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]

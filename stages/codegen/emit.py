@@ -14,7 +14,16 @@ from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.sums import taken_memory, written_over
 from stowage.stages.ir.trace import Call, TraceTables, base_values
-from stowage.stages.ir.updates import CLIP, UPDATE, left_behind, updated_parameter
+from stowage.stages.ir.updates import (
+    ADD,
+    CLIP,
+    UPDATE,
+    UPDATE_ALL,
+    jointly_updated,
+    left_behind,
+    taken_gradients,
+    updated_parameter,
+)
 
 _HEADER = '''"""One training iteration of {model} on {device}.
 
@@ -122,6 +131,9 @@ class _Emitter:
             tensors = [self.name(v) for v in (call.reads[0], *call.reads[2:])]  # the parameter itself goes by name
             self.lines.append(f'run.update("{parameter}", {", ".join(tensors)}){note}')
             return
+        if call.target == UPDATE_ALL:
+            self._update_all(call, note)
+            return
         if call.target == CLIP:
             self._clip(call, note)
             return
@@ -141,6 +153,13 @@ class _Emitter:
         self.lines += ["norms = [", *(f"    {line}" for line in names), "]"]
         self.lines += [f"{self.name(call.returns[0])} = run.clip(norms, {limit}){note}", "del norms"]
         self._define(call.returns[0])
+
+    def _update_all(self, call: Call, note: str) -> None:
+        """One step of the optimizer, a gradient a line."""
+        gradients = jointly_updated(call.arguments)
+        names = [f"    {json.dumps(name)}: {self.name(value)}," for name, value in gradients.items()]
+        scale = "".join(f", {self.name(v)}" for v in call.reads[2 * len(gradients) :])
+        self.lines += ["gradients = {", *names, "}", f"run.update_all(gradients{scale}){note}", "del gradients"]
 
     def compute(self, row: PlanRow) -> None:
         node = self.nodes[row.node]
@@ -173,11 +192,8 @@ class _Emitter:
     def _gradients_changed(self, node: ComputeNode) -> None:
         """Of gradients that wait and have a place below: an update has used one up, or its copy is out of date."""
         storages = self.trace.storages
-        updates = {
-            self.trace.values[c.reads[0]].storage
-            for c in map(self.trace.calls.__getitem__, node.calls)
-            if c.target == UPDATE
-        }
+        taken = taken_gradients(c for c in map(self.trace.calls.__getitem__, node.calls) if c.target != ADD)
+        updates = {self.trace.values[v].storage for v in taken}
         self.spent |= {s for s in updates if storages[s].role == "gradient"}
         for storage in node.mutates:
             if storages[storage].role == "gradient" and storage in self.slots:

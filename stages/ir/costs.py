@@ -17,7 +17,8 @@ class Cost:
         output_bytes: bytes of storages it creates.
         workspace_bytes: peak bytes above inputs and outputs, from the allocator's events.
         samples: number of timed executions; 0 for an estimate.
-        source: `measured`, or `roofline` when estimated from bytes, flops and the device's rates.
+        source: `measured`; `roofline` when estimated from bytes, flops and the device's rates; `similar` when taken
+            from other sizes of the same operator (see `profile.similar`), which no store keeps.
     """
 
     signature: str
@@ -26,7 +27,11 @@ class Cost:
     output_bytes: int
     workspace_bytes: int
     samples: int
-    source: Literal["measured", "roofline"]
+    source: Literal["measured", "roofline", "similar"]
+
+    def is_measured(self, samples: int = 1) -> bool:
+        """By so many timed executions at least."""
+        return self.source == "measured" and self.samples >= samples
 
 
 @dataclass(frozen=True)

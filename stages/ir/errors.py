@@ -89,12 +89,22 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         smallest_feasible_bytes: the smallest whole-iteration budget that the planner can meet.
         binding_step: module and pass in which the smallest plan reaches its peak: `blocks.5.mlp, backward`.
         occupants: what takes memory there, largest first: tensors, workspace, staging buffers.
+        mode: `training` or `evaluation`, where that is known.
+        form: shapes of the batch, likewise.
     """
 
     budget_bytes: int
     smallest_feasible_bytes: int
     binding_step: str
     occupants: list[Occupant] = field(default_factory=list)
+    mode: str = ""
+    form: str = ""
+
+    def about(self, mode: str, form: str) -> Infeasible:
+        """The same, of a mode and the shapes of a batch."""
+        return Infeasible(
+            self.budget_bytes, self.smallest_feasible_bytes, self.binding_step, self.occupants, mode, form
+        )
 
     def __post_init__(self) -> None:
         super().__init__(str(self))
@@ -103,7 +113,7 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         largest = ", ".join(f"{o.name} {size_text(o.nbytes)}" for o in self.occupants[:3])
         budget, smallest = size_texts(self.budget_bytes, self.smallest_feasible_bytes)
         return (
-            f"The device budget of {budget} cannot be met: the smallest feasible budget is "
+            f"The device budget of {budget} cannot be met{self._where()}: the smallest feasible budget is "
             f"{smallest}{'' if 'byte' in smallest else f' ({self.smallest_feasible_bytes} bytes)'}, bound at "
             f"{self.binding_step}, where most is taken by {largest or 'nothing'}; raise the budget, or "
             f"{self._remedy()}."
@@ -113,3 +123,8 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         if self.occupants and self.occupants[0].name == STAGING:
             return "leave out `offload_dir`, without which there are no such buffers"
         return "make the batch or the model smaller"
+
+    def _where(self) -> str:
+        """By what."""
+        mode = f" in {self.mode}" if self.mode else ""
+        return mode + (f" with a batch of {self.form}" if self.form else "")

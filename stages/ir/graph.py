@@ -25,7 +25,7 @@ class ComputeNode:
         random: draws random numbers; executed again, it replays the state of its first execution.
         time_s: mean time of one execution, with the views that it is the first to read, seconds.
         workspace_bytes: peak bytes above inputs and `creates`.
-        estimated: a cost is a roofline estimate, not a measurement.
+        estimated: a cost is an estimate, not a measurement.
         name: for people.
         variant: the rewrite of the trace that it belongs to (see `rewrite`).
         takes: of a sum, storages of summands; it may be written over one that is freed right afterwards (see `sums`).

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.machine import Home, TierState
 from stowage.stages.ir.trace import StorageRole
 
@@ -186,3 +187,21 @@ class PlanSummary:
     fractional_time_s: float = 0.0
     rates_bound_s: float = 0.0
     disk_bytes: int = 0
+
+    def __repr__(self) -> str:
+        moved = ""
+        if self.below_bytes:
+            moved = (
+                f"\n below the device {size_text(self.below_bytes)}; each step moves {size_text(self.offload_bytes)} "
+                f"down and {size_text(self.reload_bytes)} up"
+            )
+        estimated = f", {self.estimated_nodes} of its costs estimated" if self.estimated_nodes else ""
+        return (
+            f"<plan {self.plan_hash}: {self.method} ({self.variant}) on {self.device or 'an unknown device'}\n"
+            f" peak {size_text(self.device_peak_bytes)} of {size_text(self.device_budget_bytes)}; keeping everything "
+            f"{size_text(self.keep_all_peak_bytes)}; smallest budget found "
+            f"{size_text(self.smallest_feasible_bytes)}\n"
+            f" {time_text(self.step_time_s)} a step, {time_text(self.keep_all_time_s)} keeping everything{estimated}\n"
+            f" computes {size_text(self.recomputed_bytes)} of {size_text(self.activation_bytes)} of activations again"
+            f"{moved}>"
+        )

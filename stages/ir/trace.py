@@ -12,7 +12,8 @@ from stowage.stages.ir.table import read_record, read_rows, write_record, write_
 
 StorageRole = Literal["parameter", "buffer", "input", "constant", "outside", "state", "gradient", "temporary"]
 """`outside`: of a tensor that belongs neither to the model nor to the batch (of a loss, a teacher, a memory bank), read
-where it lives at each step. `temporary`: made during the step. Everything else is in memory before the step, and after it too, except that a
+where it lives at each step.
+`temporary`: made during the step. Everything else is in memory before the step, and after it too, except that a
 `gradient` (the sum over earlier micro-batches, waiting in `.grad`) is freed once its parameter has been updated."""
 
 Phase = Literal["forward", "backward", "update"]

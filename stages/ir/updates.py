@@ -5,19 +5,23 @@
     scale = stowage.clip([norm, ...])     once all norms exist; waits for the last gradient
     stowage.update(parameter, gradient, scale)   scales the gradient, updates the parameter; the gradient is freed after
 
-Without clipping there are no norms and no scale, and an update only waits for its own gradient.
+Without clipping there are no norms and no scale, and an update only waits for its own gradient. An optimizer that does
+not update each tensor by itself has one update for all:
+
+    stowage.update_all([gradient, ...], [parameter, ...], scale)   waits for the last gradient; one `optimizer.step()`
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.trace import Call, TraceTables
 
 UPDATE = "stowage.update"
+UPDATE_ALL = "stowage.update_all"
 CLIP = "stowage.clip"
 ADD = "aten.add_.Tensor"
 NORM = "aten._foreach_norm.Scalar"
@@ -61,6 +65,22 @@ def updated_parameter(arguments: str) -> tuple[str, UpdateRule]:
     return content["args"][0], UpdateRule(content["kwargs"]["optimizer"], content["kwargs"]["settings"])
 
 
+def joint_arguments(gradients: Mapping[str, int], optimizer: str, rules: str, scale_value: int = -1) -> str:
+    """The `arguments` of an update of all parameters at once: their names, each with the value of its gradient."""
+    scale = [{"value": scale_value}] if scale_value >= 0 else []
+    content = {
+        "args": [list(gradients), [{"value": v} for v in gradients.values()], *scale],
+        "kwargs": {"optimizer": optimizer, "settings": rules},
+    }
+    return json.dumps(content, separators=(",", ":"))
+
+
+def jointly_updated(arguments: str) -> dict[str, int]:
+    """Name of each parameter -> the value of its gradient, of an update of all."""
+    names, gradients, *_ = json.loads(arguments)["args"]
+    return {name: gradient["value"] for name, gradient in zip(names, gradients, strict=True)}
+
+
 def clip_arguments(norm_values: Sequence[int], max_norm: float) -> str:
     """The `arguments` of a clip call."""
     limit = max_norm if math.isfinite(max_norm) else {"float": str(max_norm)}
@@ -81,8 +101,34 @@ def left_behind(trace: TraceTables) -> frozenset[int]:
 
 def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
     """Gradient values that do not outlive the step: an update, or an addition to a waiting gradient, takes them."""
-    return frozenset(
-        call.reads[1] if call.target == ADD else call.reads[0]
-        for call in calls
-        if call.phase == "update" and call.target in (ADD, UPDATE)
-    )
+    taken: set[int] = set()
+    for call in calls:
+        if call.phase == "update" and call.target in (ADD, UPDATE):
+            taken.add(call.reads[1] if call.target == ADD else call.reads[0])
+        elif call.target == UPDATE_ALL:
+            taken.update(jointly_updated(call.arguments).values())
+    return frozenset(taken)
+
+
+def pinned(trace: TraceTables) -> frozenset[int]:
+    """Storages of parameters and states that an update of all needs on the device at once: they stay there."""
+    return frozenset(s for call in trace.calls if call.target == UPDATE_ALL for s in call.mutates)
+
+
+_NESTED = "::"
+
+
+def state_name(parameter: str, key: str, path: str) -> str:
+    """Of a storage that an optimizer keeps for a parameter, or for none ("").
+
+    Args:
+        parameter: its name.
+        key: of the parameter's state, if the storage is that of one tensor there, which can be elsewhere for a while.
+        path: where else it was found.
+    """
+    return f"{parameter}::{key}" if key else f"{parameter}::{path}{_NESTED}"
+
+
+def can_move(name: str) -> bool:
+    """Whether what has the name of a parameter or a state can be below the device."""
+    return not name.endswith(_NESTED)

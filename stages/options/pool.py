@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -39,7 +40,8 @@ def work(jobs: Iterable[Job], workers: int) -> None:
         return
     todo: queue.Queue[Job | None] = queue.Queue()
     done: queue.Queue[tuple[Job, Answer | BaseException]] = queue.Queue()
-    threads = [threading.Thread(target=_serve, args=(todo, done), daemon=True) for _ in range(workers)]
+    processes: list[subprocess.Popen[str]] = []
+    threads = [threading.Thread(target=_serve, args=(todo, done, processes), daemon=True) for _ in range(workers)]
     for thread in threads:
         thread.start()
     pending = len(waiting)
@@ -54,6 +56,10 @@ def work(jobs: Iterable[Job], workers: int) -> None:
             for following in job.follow(answer):
                 pending += 1
                 todo.put(following)
+    except BaseException:  # nobody waits for what is being solved
+        for process in processes:
+            process.kill()
+        raise
     finally:
         while not todo.empty():
             todo.get_nowait()
@@ -63,10 +69,16 @@ def work(jobs: Iterable[Job], workers: int) -> None:
             thread.join()
 
 
-def _serve(todo: queue.Queue[Job | None], done: queue.Queue[tuple[Job, Answer | BaseException]]) -> None:
-    """Feed one worker process."""
+def _serve(
+    todo: queue.Queue[Job | None],
+    done: queue.Queue[tuple[Job, Answer | BaseException]],
+    processes: list[subprocess.Popen[str]],
+) -> None:
+    """Feed one worker process. Ctrl-C does not reach it: this process says what there is to say, and ends it."""
     command = [sys.executable, "-m", "stowage.stages.options.worker"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, process_group=0) as process:
+        processes.append(process)
         assert process.stdin is not None
         assert process.stdout is not None
         while (job := todo.get()) is not None:
@@ -83,4 +95,5 @@ def _serve(todo: queue.Queue[Job | None], done: queue.Queue[tuple[Job, Answer | 
             except BaseException as error:
                 done.put((job, error))
                 break
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()

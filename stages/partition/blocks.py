@@ -11,7 +11,7 @@ from itertools import accumulate
 from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.updates import CLIP, left_behind
+from stowage.stages.ir.updates import CLIP, UPDATE_ALL, left_behind
 from stowage.stages.partition.chain import Chain, find_chain
 
 
@@ -139,7 +139,9 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
     position_of: dict[int, int] = {}
     for update in updates:
         needed = [s for s in update.reads if s in made_in]
-        late = any(trace.calls[c].target == CLIP for c in update.calls) or any(made_in[s] == SHARED for s in needed)
+        late = any(trace.calls[c].target in (CLIP, UPDATE_ALL) for c in update.calls) or any(
+            made_in[s] == SHARED for s in needed
+        )
         if late or not needed:
             tail.append(update)
             made_in.update(dict.fromkeys({*update.creates, *waiting.intersection(update.mutates)}, SHARED))

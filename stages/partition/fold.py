@@ -204,7 +204,7 @@ def _node(
         random=any(c.is_random for c in calls),
         time_s=max(sum(c.time_s for c in found) + views_s, 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),
-        estimated=any(c.source == "roofline" for c in found),
+        estimated=any(c.source != "measured" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",
         takes=takes_of(calls, trace),
     )

@@ -12,15 +12,18 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.updates import CLIP, UPDATE
+from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
 from stowage.stages.profile.clip import estimate_clip, measure_clip
 from stowage.stages.profile.comparison import Comparison
-from stowage.stages.profile.roofline import estimate_call, estimate_update
-from stowage.stages.profile.store import CostStore
+from stowage.stages.profile.estimates import estimated_costs
+from stowage.stages.profile.roofline import estimate_call
+from stowage.stages.profile.similar import Similar
+from stowage.stages.profile.store import CostStore, Keeper
 from stowage.stages.profile.timing import Patience, measure_together
+from stowage.stages.profile.updates import MakeUpdate, estimate_update
 
-__all__ = ["CostStore", "profile_trace", "profile_variants"]
+__all__ = ["CostStore", "Similar", "estimated_costs", "profile_trace", "profile_variants"]
 
 
 def profile_trace(trace: TraceTables, target: DeviceDescription, store: CostStore, **how: Any) -> list[Cost]:
@@ -36,6 +39,7 @@ def profile_variants(
     costs: Literal["measured", "roofline"] = "measured",
     seconds_per_call: float = 0.3,
     min_samples: int = 6,
+    make_update: MakeUpdate | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Cost]:
@@ -44,11 +48,14 @@ def profile_variants(
     Args:
         traces: of steps.
         target: the device that will train.
-        store: where costs are looked up and added.
+        store: where costs are looked up and added; measurements of fewer samples than asked for here are made anew.
         costs: `roofline` estimates what the store does not know, without running anything.
         seconds_per_call, min_samples: see `Patience`.
+        make_update: makes updates of the user's own optimizer, to be measured; see `measure_update`.
         progress: called with the number of calls done and the total, now and then.
         notice: called with what the user should know, one sentence each.
+
+    What has been measured enough is in the store while others are measured still.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
@@ -57,7 +64,7 @@ def profile_variants(
     """
     traces = list(traces)
     known = store.read(target.fingerprint)
-    usable = {s for s, c in known.items() if costs == "roofline" or c.source == "measured"}
+    usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(min_samples)}
     distinct: dict[str, tuple[TraceTables, Call]] = {}
     missing: list[tuple[TraceTables, list[Call]]] = []
     for trace in traces:
@@ -77,11 +84,19 @@ def profile_variants(
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
         with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+            keeper = Keeper(store, target.fingerprint, min_samples)
             patience = Patience(seconds_per_call, min_samples)
             found, unknown = _measure(
-                missing, target, patience, lambda part: progress(int(part * count), count), comparison.add
+                missing,
+                target,
+                patience,
+                lambda part: progress(int(part * count), count),
+                comparison.add,
+                make_update,
+                keeper.keep,
             )
-            store.add(target.fingerprint, [*found, *(_estimate(call, trace, target) for trace, call in unknown)])
+            keeper.keep(found)
+            store.add(target.fingerprint, [_estimate(call, trace, target) for trace, call in unknown])
             if unknown:
                 names = sorted({call.target for _, call in unknown})
                 notice(
@@ -96,7 +111,7 @@ def profile_variants(
 def _estimate(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
     if call.target == CLIP:
         return estimate_clip(call, trace, target)
-    return (estimate_update if call.target == UPDATE else estimate_call)(call, trace, target)
+    return (estimate_update if call.target in (UPDATE, UPDATE_ALL) else estimate_call)(call, trace, target)
 
 
 def _measure(
@@ -105,8 +120,11 @@ def _measure(
     patience: Patience,
     progress: Callable[[float], None],
     returned: Callable[[Mapping[str, Outputs]], None],
+    make_update: MakeUpdate | None,
+    keep: Callable[[list[Cost]], None],
 ) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
     clips = [measure_clip(call, trace, target) for trace, calls in missing for call in calls if call.target == CLIP]
     others = [(trace, [call for call in calls if call.target != CLIP]) for trace, calls in missing]
-    found, unknown = measure_together(others, target, patience, progress, returned)
+    keep(clips)
+    found, unknown = measure_together(others, target, patience, progress, returned, make_update, keep)
     return [*clips, *found], unknown

@@ -11,6 +11,9 @@ from stowage.stages.ir.trace import Call, TraceTables
 OPERATIONS = 5
 """Stack, norm, addition, division, clamp."""
 
+SAMPLES = 10
+"""Timed executions: enough for any effort."""
+
 NUMBER_BYTES = 64
 """Enough for one number on any allocator's books, counted for each of its temporaries."""
 
@@ -25,8 +28,9 @@ def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> C
 
     work()
     device = device_of(target.type)
-    elapsed = min(device.time_s(work) for _ in range(3))
-    return Cost(call.signature, target.fingerprint, elapsed, _output(call, trace), _workspace(call), 3, "measured")
+    elapsed = min(device.time_s(work) for _ in range(SAMPLES))
+    cost = _output(call, trace), _workspace(call), SAMPLES
+    return Cost(call.signature, target.fingerprint, elapsed, *cost, "measured")
 
 
 def estimate_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:

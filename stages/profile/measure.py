@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from stowage.stages.device import Device
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.updates import updated_parameter
 from stowage.stages.kernels import Outputs, outputs_of
 from stowage.stages.profile.arguments import kernel_of, kinds_for, make_arguments, tensors_in
 from stowage.stages.profile.returned import is_compared
@@ -43,7 +39,7 @@ class MadeUpError(Exception):
     """A call takes none of the made-up contents that were tried: an estimate must do."""
 
 
-def _measured(work: Callable[[], Any], device: Device) -> Alone:
+def measured(work: Callable[[], Any], device: Device) -> Alone:
     """Memory of `work`: the first execution may need other workspace than those after it."""
     first, steady = (_memory(work, device) for _ in range(2))
     return Alone(steady[0], max(first[1], steady[1], 0), work)
@@ -84,7 +80,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             result = operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
             outputs = outputs_of(result, tensors_in(args, kwargs)) if is_compared(call) else None
             del result
-            return replace(_measured(partial(operator, *args, **kwargs), device), outputs=outputs)
+            return replace(measured(partial(operator, *args, **kwargs), device), outputs=outputs)
         except NotImplementedError as problem:
             raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
         except Exception as problem:  # contents outside its domain: others may do
@@ -100,32 +96,3 @@ def _operator(call: Call) -> Callable[..., Any]:
             return kernel(*args, **kwargs)
 
     return with_gradients if call.target in OPAQUE else kernel
-
-
-def measure_update(call: Call, trace: TraceTables, device: Device, kind: str) -> Alone:
-    """Update one parameter of the call's shape with the optimizer's own class, states included.
-
-    Raises:
-        TableError: the class cannot be imported, or its settings were not plain numbers and strings.
-    """
-    value = trace.values[call.reads[1]]
-    dtype = getattr(torch, value.dtype)
-    parameter = nn.Parameter(torch.rand(value.shape, device=kind).to(dtype))
-    parameter.grad = torch.rand(value.shape, device=kind).to(dtype)
-    _, rule = updated_parameter(call.arguments)
-    module, _, name = rule.optimizer.partition(":")
-    try:
-        kind_of_optimizer = getattr(importlib.import_module(module), name)
-        optimizer = kind_of_optimizer([{"params": [parameter], **json.loads(rule.settings)}])
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise TableError(
-            f"The optimizer {rule.optimizer} cannot be made from the trace's settings: {error}."
-        ) from error
-    scale = torch.ones((), device=kind)
-
-    def update() -> None:
-        if len(call.reads) > 2 and parameter.grad is not None:  # clipped
-            torch._foreach_mul_([parameter.grad], scale)
-        optimizer.step()
-
-    return replace(_measured(update, device), output_bytes=0)

@@ -39,18 +39,3 @@ def estimate_call(call: Call, trace: TraceTables, description: DeviceDescription
         samples=0,
         source="roofline",
     )
-
-
-def estimate_update(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:
-    """An update reads parameter, gradient and states and writes parameter and states; two temporaries of workspace."""
-    size = _bytes(call.reads[1], trace)
-    traffic = 3 * size + 2 * sum(trace.storages[s].nbytes for s in call.mutates if trace.storages[s].role == "state")
-    return Cost(
-        signature=call.signature,
-        device=description.fingerprint,
-        time_s=traffic / description.update_bytes_per_s + description.dispatch_s,
-        output_bytes=0,
-        workspace_bytes=2 * size,
-        samples=0,
-        source="roofline",
-    )

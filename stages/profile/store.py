@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -35,11 +35,35 @@ class CostStore:
         path = self._path(device)
         return {c.signature: c for c in read_rows(path, Cost)} if path.exists() else {}
 
-    def add(self, device: str, costs: Iterable[Cost]) -> None:
-        """Add costs; a signature that is already there keeps its measurement, so that plans do not change by noise."""
+    def add(self, device: str, costs: Iterable[Cost], *, enough: int = 1, instead: Collection[str] = ()) -> None:
+        """Add costs. A measurement that is already there stays, so that plans do not change by noise.
+
+        Args:
+            device: fingerprint of it.
+            costs: new ones.
+            enough: samples; measurements of fewer are replaced.
+            instead: signatures whose measurements are replaced by these.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self._folder / f"{device}.lock"):
             known = self.read(device)
-            merged = {c.signature: c for c in costs} | {s: c for s, c in known.items() if c.source == "measured"}
-            rows = sorted((known | merged).values(), key=lambda c: c.signature)
+            stays = {s: c for s, c in known.items() if c.is_measured(enough) and s not in instead}
+            rows = sorted((known | {c.signature: c for c in costs} | stays).values(), key=lambda c: c.signature)
             write_rows(self._path(device), Cost, rows)
+
+
+class Keeper:
+    """Stores measurements as they come, and better ones of the same calls instead when they come."""
+
+    def __init__(self, store: CostStore, device: str, enough: int) -> None:
+        """`enough` samples make a measurement; see `CostStore.add`."""
+        self._store = store
+        self._device = device
+        self._enough = enough
+        self._mine: set[str] = set()
+
+    def keep(self, costs: Sequence[Cost]) -> None:
+        """Store them; those of an earlier call are replaced."""
+        if costs:
+            self._store.add(self._device, costs, enough=self._enough, instead=self._mine)
+            self._mine.update(c.signature for c in costs)

@@ -15,11 +15,12 @@ import torch
 from stowage.stages.device import Device, device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.updates import UPDATE
+from stowage.stages.ir.updates import UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
-from stowage.stages.profile.measure import Alone, MadeUpError, measure_call, measure_update
+from stowage.stages.profile.measure import Alone, MadeUpError, measure_call
 from stowage.stages.profile.samples import weigh
 from stowage.stages.profile.sequence import WindowRun, alive_bytes, bookkeeping_s, last_touched
+from stowage.stages.profile.updates import MakeUpdate, measure_update
 from stowage.stages.profile.windows import Window, choose_windows
 from stowage.stages.profile.written import Written
 
@@ -42,6 +43,10 @@ MOST_S = 30.0
 """Of all of them: patience ends, once there are as many samples as it asks for."""
 
 
+KEPT_EVERY_S = 2.0
+"""What was timed often enough is stored so often: whoever interrupts loses no more."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long.
@@ -61,6 +66,8 @@ def measure_together(
     patience: Patience,
     progress: Callable[[float], None],
     returned: Callable[[Mapping[str, Outputs]], None] = lambda found: None,
+    make_update: MakeUpdate | None = None,
+    keep: Callable[[list[Cost]], None] = lambda costs: None,
 ) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
     """One cost for each of some calls, which have distinct signatures; and those that took no contents that were made
     up for them.
@@ -71,12 +78,14 @@ def measure_together(
         patience: how long.
         progress: called with the part that is done, before every turn of a window or a call.
         returned: called with what calls return, by signature, before they are timed.
+        make_update: see `measure_update`.
+        keep: called now and then with the costs of calls that were timed often enough.
 
     Raises:
         TableError: an operator does not run on this device.
     """
     device, passes = device_of(target.type), min(PASSES, patience.min_samples)
-    sought = [(_Runs(trace, device, target.type, passes), calls) for trace, calls in work]
+    sought = [(_Runs(trace, device, target.type, passes, make_update), calls) for trace, calls in work]
     memory: dict[str, Alone] = {}
     unknown: list[tuple[TraceTables, Call]] = []
     for runs, calls in sought:
@@ -88,22 +97,34 @@ def measure_together(
     returned({signature: alone.outputs for signature, alone in memory.items() if alone.outputs is not None})
     if not memory:
         return [], unknown
+
+    def costs(samples: Mapping[str, Sequence[float]]) -> list[Cost]:
+        times = weigh(samples)
+        return [
+            Cost(
+                signature=signature,
+                device=target.fingerprint,
+                time_s=times[signature],
+                output_bytes=memory[signature].output_bytes,
+                workspace_bytes=memory[signature].workspace_bytes,
+                samples=len(found),
+                source="measured",
+            )
+            for signature, found in samples.items()
+        ]
+
+    kept_s = time.perf_counter()
+
+    def enough(samples: Mapping[str, Sequence[float]]) -> None:
+        nonlocal kept_s
+        if time.perf_counter() - kept_s > KEPT_EVERY_S:
+            keep(costs({name: s for name, s in samples.items() if len(s) >= max(patience.min_samples, 1)}))
+            kept_s = time.perf_counter()
+
     sought = [(runs, [call for call in calls if call.signature in memory]) for runs, calls in sought]
     with _collector_at_rest():
-        samples = _in_turns(sought, patience, progress)
-    times = weigh(samples)
-    return [
-        Cost(
-            signature=signature,
-            device=target.fingerprint,
-            time_s=times[signature],
-            output_bytes=alone.output_bytes,
-            workspace_bytes=alone.workspace_bytes,
-            samples=len(samples[signature]),
-            source="measured",
-        )
-        for signature, alone in memory.items()
-    ], unknown
+        samples = _in_turns(sought, patience, progress, enough)
+    return costs(samples), unknown
 
 
 def _nothing() -> None:
@@ -122,7 +143,10 @@ def _collector_at_rest() -> Iterator[None]:
 
 
 def _in_turns(
-    sought: Sequence[tuple[_Runs, Sequence[Call]]], patience: Patience, progress: Callable[[float], None]
+    sought: Sequence[tuple[_Runs, Sequence[Call]]],
+    patience: Patience,
+    progress: Callable[[float], None],
+    look: Callable[[Mapping[str, Sequence[float]]], None],
 ) -> dict[str, list[float]]:
     """Seconds of every execution, by signature."""
     found: dict[str, list[float]] = {call.signature: [] for _, calls in sought for call in calls}
@@ -149,6 +173,7 @@ def _in_turns(
             for signature, elapsed_s in samples or ():
                 if signature in found:
                     found[signature].append(elapsed_s)
+            look(found)
     return found
 
 
@@ -160,12 +185,16 @@ class _Runs:
         device: it times.
         kind: its type, for PyTorch.
         passes: timed executions in one turn.
+        make_update: see `measure_update`.
 
     Attributes:
         failing: signatures of calls that raised in a window, on what the calls before them made.
     """
 
-    def __init__(self, trace: TraceTables, device: Device, kind: str, passes: int) -> None:
+    def __init__(
+        self, trace: TraceTables, device: Device, kind: str, passes: int, make_update: MakeUpdate | None = None
+    ) -> None:
+        self._make_update = make_update
         self.trace = trace
         self._device, self._kind, self._passes = device, kind, passes
         self._last = last_touched(trace)
@@ -177,7 +206,7 @@ class _Runs:
     def of_call(self, call: Call) -> Samples:
         """Of one call by itself, the caches full of other parts of the step."""
         alone = self.alone(call)
-        with torch.set_grad_enabled(call.target == UPDATE):
+        with torch.set_grad_enabled(call.target in (UPDATE, UPDATE_ALL)):
             self._device.time_s(alone.work)
             samples: Samples = []
             for _ in range(self._passes):
@@ -227,7 +256,7 @@ class _Runs:
             TableError: the operator does not run on this device.
             MadeUpError: it takes none of the contents that were tried.
         """
-        if call.target == UPDATE:  # as in a training loop; the optimizer switches gradients off itself
-            return measure_update(call, self.trace, self._device, self._kind)
+        if call.target in (UPDATE, UPDATE_ALL):  # as in a training loop; the optimizer switches gradients off itself
+            return measure_update(call, self.trace, self._device, self._kind, self._make_update)
         with torch.no_grad():
             return measure_call(call, self.trace, self._device, self._kind)

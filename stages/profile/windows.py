@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.ir.updates import CLIP, UPDATE
+from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 
 LEAD = 8
 """Calls that run untimed before the first that counts, at least."""
@@ -51,7 +51,7 @@ def choose_windows(
 ) -> list[Window]:
     """Windows in which every call whose signature is `wanted` is timed, a few times if a step has it often; updates and
     clipping, which no operator does, are in none."""
-    calls = [call for call in trace.calls if call.target not in (UPDATE, CLIP)]
+    calls = [call for call in trace.calls if call.target not in (UPDATE, UPDATE_ALL, CLIP)]
     windows: list[Window] = []
     end = 0
     for first, last in _runs(_sought(calls, wanted, occurrences)):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.optimizers import bare_step, twin_of
+
 Tensors = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 """Weight, gradient and state in host memory; weight and state are changed in place."""
 
@@ -19,13 +21,14 @@ Keep = Callable[[torch.Tensor, Mapping[str, Any]], dict[str, Any]]
 class UpdatesBelow:
     """Runs the optimizer's own code for one parameter at a time, on tensors in host memory.
 
-    The parameter on the device is not touched: a twin of it, made of the slot's memory, is updated by an optimizer of
-    the same class with the same settings. States live below for good; the user's optimizer keeps their names. What
-    lives on a disk is in host memory for one update at a time.
+    The parameter on the device is not touched: a twin of it, made of the slot's memory, is updated by a copy of the
+    optimizer with the settings of now. States live below for good; the user's optimizer keeps their names. What lives
+    on a disk is in host memory for one update at a time.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self._copies: dict[int, torch.optim.Optimizer] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stowage-update")
 
     def start(self, parameter: nn.Parameter, tensors: Callable[[], Tensors], keep: Keep) -> Future[dict[str, Any]]:
@@ -40,17 +43,24 @@ class UpdatesBelow:
             What `keep` says.
         """
         group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
+        if id(group) not in self._copies:
+            stand_in = nn.Parameter(torch.empty(0, dtype=parameter.dtype))
+            self._copies[id(group)] = twin_of(self._optimizer, {id(parameter): stand_in})
         settings = {key: value for key, value in group.items() if key != "params"}
-        return self._worker.submit(self._update, settings, tensors, keep)
+        return self._worker.submit(self._update, self._copies[id(group)], settings, tensors, keep)
 
-    def _update(self, settings: dict[str, Any], tensors: Callable[[], Tensors], keep: Keep) -> dict[str, Any]:
+    def _update(
+        self, alone: torch.optim.Optimizer, settings: dict[str, Any], tensors: Callable[[], Tensors], keep: Keep
+    ) -> dict[str, Any]:
         weight, gradient, state = tensors()
         twin = nn.Parameter(weight)
         twin.grad = gradient
-        kind: Any = type(self._optimizer)
-        alone: torch.optim.Optimizer = kind([{"params": [twin], **settings}])
+        alone.param_groups[0].update(settings, params=[twin])
+        alone.state.clear()
         if state:  # what is not below, such as the number of steps, may have been loaded to the device
             alone.state[twin] = {k: v.to(weight.device) if torch.is_tensor(v) else v for k, v in state.items()}
         with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
-            kind.step(alone)
-        return keep(twin.detach(), alone.state[twin])
+            bare_step(alone)
+        found = dict(alone.state.pop(twin, {}))
+        alone.param_groups[0]["params"] = []
+        return keep(twin.detach(), found)

@@ -68,6 +68,7 @@ class Iteration:
         outside: Mapping[str, torch.Tensor] | None = None,
         random: RandomStates,
         update: Callable[[str, torch.Tensor], None],
+        update_all: Callable[[Mapping[str, torch.Tensor]], None],
         offloading: Offloading | None = None,
         recorder: Recorder | None = None,
         on_update: Callable[[str, torch.Tensor], None] | None = None,
@@ -84,6 +85,7 @@ class Iteration:
         self.outside = outside or {}
         self.random = random
         self._update = update
+        self._update_together = update_all
         self._offloading = offloading
         self._recorder = recorder
         self._on_update = on_update
@@ -127,6 +129,22 @@ class Iteration:
                 apply_scale(gradient, scale)
             self._update(name, gradient)
         if waited:
+            with noted_release(gradient):
+                pass
+
+    def update_all(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
+        """One step of the optimizer now, for all parameters; every gradient is complete. A scale clips them first."""
+        for name, gradient in gradients.items() if self._on_update is not None else ():
+            assert self._on_update is not None
+            self._on_update(name, gradient)
+        waited = [g for name, g in gradients.items() if self.parameter[name].grad is g]
+        self._keep_to_limit()
+        with self._span("update", "all parameters"):
+            for gradient in gradients.values() if scale is not None else ():
+                assert scale is not None
+                apply_scale(gradient, scale)
+            self._update_together(gradients)
+        for gradient in waited:
             with noted_release(gradient):
                 pass
 

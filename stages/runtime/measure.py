@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
+from stowage.stages.ir.amounts import size_text, time_text
+from stowage.stages.optimizers import held_by
 from stowage.stages.runtime.program import Program
 from stowage.stages.structure import tensors_of
 
@@ -33,6 +34,13 @@ class Measurement:
     elapsed_s: float
     events: list[AllocatorEvent]
 
+    def __repr__(self) -> str:
+        return (
+            f"<one measured iteration: loss {self.loss:.9g}, {time_text(self.elapsed_s)}\n"
+            f" peak {size_text(self.peak_bytes)}, of which {size_text(self.resident_bytes)} were in memory before; "
+            f"{len(self.events)} events of the allocator>"
+        )
+
 
 def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[torch.Tensor]:
     """Everything that is in memory between iterations."""
@@ -40,7 +48,7 @@ def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [p.grad for p in parameters if p.grad is not None]
     if optimizer is not None:
-        found += [t for state in optimizer.state.values() for t in pytree.tree_leaves(state) if torch.is_tensor(t)]
+        found += held_by(optimizer)
     return [*found, *tensors_of(batch)]
 
 

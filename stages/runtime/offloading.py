@@ -105,6 +105,11 @@ class Offloading:
         """Parameters outside of the model that a step reads may leave too."""
         self._parameters.update(parameters)  # type: ignore[arg-type]
 
+    def allow(self, more_bytes: int) -> None:
+        """The budget has grown."""
+        if self._resident is not None:
+            self._resident.limit_bytes += more_bytes
+
     def _tensor(self, name: str) -> torch.Tensor | None:
         """A parameter; a state, or a gradient that waits, if it exists."""
         parameter, double_colon, state = name.partition("::")

@@ -45,6 +45,11 @@ def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Itera
     return step
 
 
+def forget_source(filename: str) -> None:
+    """Let go of the text that tracebacks show of a generated step that runs no more."""
+    linecache.cache.pop(filename, None)
+
+
 def constant_tensors(
     constants: Sequence[Constant], values: Sequence[Value], device: torch.device
 ) -> dict[str, torch.Tensor]:
@@ -155,6 +160,14 @@ class Program:
         if self.offloading is not None:
             self.offloading.changed(name)
 
+    def _update_all(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        if self.updates is None:
+            raise PlanMismatchError("The plan updates all parameters, but no optimizer was given.")
+        self.updates.together(gradients)
+        if self.offloading is not None:
+            for name in gradients:
+                self.offloading.changed(name)
+
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
         loss: torch.Tensor = self._run(batch)
@@ -179,12 +192,15 @@ class Program:
             outside=ChainMap(rooms, self._outside),  # type: ignore[arg-type]
             random=self._random,
             update=self._update,
+            update_all=self._update_all,
             offloading=self.offloading,
             recorder=self.recorder,
             on_update=self.on_update,
             number=self.numbers,
         )
         self.enter()
+        if self.updates is not None:
+            self.updates.refresh()
         try:
             result = self._step(run)
             if self.recorder is not None:

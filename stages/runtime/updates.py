@@ -1,11 +1,14 @@
-"""One optimizer, used one parameter at a time: the same class, the same states, the same numbers as one `step()`."""
+"""One optimizer, used one parameter at a time or for all at once: the same numbers as one `step()`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import nn
+
+from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.optimizers import step_alone
 
 
 class PerParameterUpdates:
@@ -15,15 +18,16 @@ class PerParameterUpdates:
     While one parameter is updated the parameter groups are narrowed to it, so the optimizer's own code does the update.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
         self.optimizer = optimizer
-        self._parameters = parameters
+        self._parameters = dict(parameters)
         self._groups: dict[str, int] = {}
-        names = {id(p): n for n, p in parameters.items()}
-        for index, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                if id(parameter) in names:
-                    self._groups[names[id(parameter)]] = index
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look into the groups again: parameters may have moved between them."""
+        index = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        self._groups = {name: index[id(p)] for name, p in self._parameters.items() if id(p) in index}
 
     def names(self) -> set[str]:
         """Parameters that the optimizer holds."""
@@ -31,28 +35,28 @@ class PerParameterUpdates:
 
     def __call__(self, name: str, gradient: torch.Tensor) -> None:
         """Update parameter `name` with `gradient`, which is not kept."""
+        if name not in self._groups:
+            raise PlanMismatchError(f"The plan updates '{name}', which the optimizer does not hold any more.")
         parameter = self._parameters[name]
-        groups = self.optimizer.param_groups
-        whole: list[list[Any]] = [group["params"] for group in groups]
         parameter.grad = gradient
         run_gradient_hooks(parameter)
         if parameter.grad is None:
             return  # a hook has used it up, as one that updates by itself
+        step_alone(self.optimizer, self._groups[name], parameter, parameter.grad)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
+
+    def together(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """One `step()` of the user's object, hooks and all, with these gradients, which are not kept."""
         try:
-            for index, group in enumerate(groups):
-                group["params"] = [parameter] if index == self._groups[name] else []
-            with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
-                _unwrapped_step(self.optimizer)()
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
+            for name, gradient in gradients.items():
+                self._parameters[name].grad = gradient
+            for name in reversed(list(gradients)):
+                run_gradient_hooks(self._parameters[name])
+            with torch.enable_grad():
+                self.optimizer.step()
         finally:
-            for group, members in zip(groups, whole, strict=True):
-                group["params"] = members
-            parameter.grad = None
-
-
-def _unwrapped_step(optimizer: torch.optim.Optimizer) -> Any:
-    """The optimizer's own `step`, not the instance attribute that schedulers put over it to count calls."""
-    return type(optimizer).step.__get__(optimizer)
+            for name in gradients:
+                self._parameters[name].grad = None
 
 
 def run_gradient_hooks(parameter: torch.Tensor) -> None:

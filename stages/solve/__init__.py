@@ -1,5 +1,6 @@
 """Choose the plan of the whole iteration within the device budget."""
 
+from stowage.stages.solve.at_once import keep_everything_at_once, same_rows
 from stowage.stages.solve.batch import FractionalBatch, fractional_batch, growth_of
 from stowage.stages.solve.offload import Below
 from stowage.stages.solve.request import PlanRequest, check_method
@@ -17,6 +18,8 @@ __all__ = [
     "eager_peak_bytes",
     "fractional_batch",
     "growth_of",
+    "keep_everything_at_once",
+    "same_rows",
     "solve_plan",
     "solve_variants",
     "tier_below",

@@ -24,6 +24,7 @@ class Program:
         keep: temporary storages that must exist at its end.
         consumed: waiting gradients that must not.
         gradients: those of `keep` that stay in `.grad` as they are, with the names of their parameters.
+        pinned: parameters and states that stay on the device, because one update needs all of them there.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Program:
         keep: frozenset[int],
         consumed: frozenset[int] = frozenset(),
         gradients: Mapping[int, str] = MappingProxyType({}),
+        pinned: frozenset[int] = frozenset(),
     ) -> None:
         self.storages = storages
         self.nodes = nodes
         self.keep = keep
         self.consumed = consumed
         self.gradients = gradients
+        self.pinned = pinned
         self.kept = keep | {s.storage for s in storages if s.role == "gradient"} - consumed
         self.temporary = frozenset(s.storage for s in storages if s.role == "temporary")
         self.reads = [tuple(s for s in n.reads if s in self.temporary) for n in nodes]

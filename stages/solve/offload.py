@@ -12,7 +12,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import BehindHost, Home, Link, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.trace import TraceTables, base_values
-from stowage.stages.ir.updates import gradient_slot, left_behind
+from stowage.stages.ir.updates import can_move, gradient_slot, left_behind
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.homes import Moving, storages_on_disk
@@ -108,8 +108,10 @@ class Offloader:
         self.chain = chain
         self.below = below
         self.movable = frozenset(
-            s.storage for s in program.storages if s.role in ("parameter", "state") and s.nbytes >= below.smallest_bytes
-        )
+            s.storage
+            for s in program.storages
+            if s.role in ("parameter", "state") and s.nbytes >= below.smallest_bytes and can_move(s.name)
+        ).difference(program.pinned)
         waiting = {s.storage: s.name for s in program.storages if s.role == "gradient"} | dict(program.gradients)
         self.gradients = {
             s: gradient_slot(name)
@@ -220,8 +222,10 @@ class Offloader:
     def cpu_update_s(self, node: ComputeNode) -> float:
         """Seconds of an update node on the CPU: it reads gradient, weight and states, and writes the last two; a
         gradient that is clipped is read and written once more before."""
-        if not self.below.cpu_update_bytes_per_s:
+        if not self.below.cpu_update_bytes_per_s or not self.program.pinned.isdisjoint(node.mutates):
             return math.inf
+        if not all(can_move(self.program.storages[s].name) for s in node.mutates):
+            return math.inf  # it keeps something on the device
         sizes = self.program.nbytes
         written = sum(sizes[s] for s in node.mutates)
         read = sum(sizes[s] for s in node.reads if s not in node.mutates)

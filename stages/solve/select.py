@@ -11,7 +11,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.updates import ADD, CLIP, left_behind, taken_gradients
+from stowage.stages.ir.updates import ADD, CLIP, left_behind, pinned, taken_gradients
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Chain, Execution
@@ -60,6 +60,7 @@ def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
         keep=frozenset(storage_of[v] for v in left_behind(trace)),
         consumed=waiting.intersection(storage_of[v] for v in taken),
         gradients=_gradients_that_stay(trace),
+        pinned=pinned(trace),
     )
 
 
@@ -144,22 +145,8 @@ def solve_plan(
             method = request.method
     if outcome.peak_bytes > budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {method}")
-    summary = _summary(trace, nodes, options, outcome, method, everything, least.peak_bytes)
-    return Solved(
-        outcome.rows,
-        replace(
-            summary,
-            plan_hash=plan_hash(outcome.rows, trace.meta.configuration_hash, budget_bytes),
-            device_budget_bytes=budget_bytes,
-            device=request.device,
-            device_fingerprint=request.device_fingerprint,
-            time_limit_s=request.time_limit_s,
-            seed=request.seed,
-            fractional_time_s=fractional_s,
-            rates_bound_s=rates_bound_s,
-        ),
-        tiered,
-    )
+    summary = summary_of(trace, nodes, options, outcome, method, everything, least.peak_bytes, request)
+    return Solved(outcome.rows, replace(summary, fractional_time_s=fractional_s, rates_bound_s=rates_bound_s), tiered)
 
 
 def _others(race: Race, everything: Candidate, request: PlanRequest) -> Iterator[tuple[list[Candidate], Candidate]]:
@@ -197,7 +184,7 @@ def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
     return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]
 
 
-def _summary(
+def summary_of(
     trace: TraceTables,
     nodes: Sequence[ComputeNode],
     options: Sequence[Option],
@@ -205,16 +192,17 @@ def _summary(
     method: str,
     everything: Candidate,
     smallest_feasible_bytes: int,
+    request: PlanRequest,
 ) -> PlanSummary:
-    """What the plan states about itself, what the caller knows left blank."""
-    worst = max(options, key=lambda o: o.gap)
+    """What the plan states about itself; without options its rows come from elsewhere."""
+    worst = max(options, key=lambda o: o.gap, default=None)
     gap = 1 - outcome.once_time_s / outcome.time_s
     return PlanSummary(
-        plan_hash="",
+        plan_hash=plan_hash(outcome.rows, trace.meta.configuration_hash, request.device_budget_bytes),
         configuration_hash=trace.meta.configuration_hash,
         method=method,
-        device="",
-        device_budget_bytes=0,
+        device=request.device,
+        device_budget_bytes=request.device_budget_bytes,
         device_peak_bytes=outcome.peak_bytes,
         baseline_bytes=outcome.baseline_bytes,
         step_time_s=outcome.time_s,
@@ -224,11 +212,12 @@ def _summary(
         keep_all_peak_bytes=everything.peak_bytes,
         keep_all_time_s=everything.time_s,
         smallest_feasible_bytes=smallest_feasible_bytes,
-        solver=", ".join(sorted({o.formulation for o in options})),
-        status="optimal" if gap < 1e-9 else worst.status,
+        solver=", ".join(sorted({o.formulation for o in options})) or "none",
+        status="optimal" if gap < 1e-9 else worst.status if worst is not None else "heuristic",
         gap=max(gap, 0.0),
-        time_limit_s=0.0,
-        seed=0,
+        time_limit_s=request.time_limit_s,
+        seed=request.seed,
+        device_fingerprint=request.device_fingerprint,
         estimated_nodes=sum(n.estimated for n in nodes),
         below_bytes=outcome.below_bytes,
         offload_bytes=outcome.offload_bytes,

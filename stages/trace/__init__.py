@@ -11,6 +11,7 @@ from torch import nn
 
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
+from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.trace.capture import Captured, capture
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
 from stowage.stages.trace.left import Left, Seen
@@ -139,22 +140,23 @@ def with_updates(
     recorded: Recorded,
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None = None,
     micro_batch: MicroBatch | None = None,
     label: str = "",
 ) -> TraceTables:
     """The whole iteration: what was recorded, and what happens to its gradients. One record serves every micro-batch.
 
     Raises:
-        TraceError: the optimizer does not work per tensor.
+        TraceError: the optimizer cannot be stepped by a plan.
     """
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
     for value in recorded.left_values:  # what the step before has left is still there
         home = values[value].storage
         storages.append(Storage(len(storages), storages[home].nbytes, "outside", f"before: {storages[home].name}"))
     named = parameters_of(model, recorded.outside)
+    known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     optimizer_label = append_updates(
-        storages, values, calls, recorded.gradients, optimizer, named, micro_batch or MicroBatch()
+        storages, values, calls, recorded.gradients, known, named, micro_batch or MicroBatch()
     )
     parameters = list(named.values())
     device = next((p.device.type for p in parameters), "cpu")

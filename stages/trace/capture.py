@@ -26,6 +26,7 @@ from stowage.stages.trace.packing import packing_as_in_eager
 from stowage.stages.trace.preserve import Snapshot
 from stowage.stages.trace.readings import Readings
 from stowage.stages.trace.record import LEFT, Recorder
+from stowage.stages.trace.values import WithoutValues
 from stowage.stages.workload.autocast import without_autocast
 
 Compute = Callable[[nn.Module, Any], list[torch.Tensor]]
@@ -118,6 +119,7 @@ def capture(
             stack.enter_context(_autocast_cache())
             stack.enter_context(mode)
             stack.enter_context(recorder)
+            stack.enter_context(WithoutValues(recorder.stand_in))
             try:
                 with marker.watching():
                     results = compute(model, fake_batch)

@@ -15,8 +15,8 @@ from torch import nn
 def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iterator[None]:
     """Switch off the model's own gradient checkpointing and restore it afterwards.
 
-    Models of `transformers` have a flag. Whoever calls `torch.utils.checkpoint` finds plain calls in its place: backward
-    would record each recomputation otherwise, with random numbers of its own.
+    Models of `transformers` have a flag. Whoever calls `torch.utils.checkpoint` finds plain calls in its place:
+    backward would record each recomputation otherwise, with random numbers of its own.
     """
     switched = [m for m in model.modules() if m.__dict__.get("gradient_checkpointing") is True]
     called: list[Any] = []

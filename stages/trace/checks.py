@@ -32,18 +32,13 @@ def check_module(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `TraceError` for an optimizer that does not update each tensor on its own."""
+    """Raise `TraceError` for an optimizer that asks for gradients again."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
     if needs_closure or isinstance(optimizer, torch.optim.LBFGS):
         raise TraceError(
-            f"The optimizer {type(optimizer).__name__} needs a closure, so it cannot update one tensor at a time: "
-            "use an optimizer that works per tensor, such as AdamW or SGD."
-        )
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise TraceError(
-            f"The optimizer {type(optimizer).__name__} has step hooks, which would run once for each parameter instead "
-            "of once for each step: remove them, and do their work after the training step."
+            f"The optimizer {type(optimizer).__name__} needs a closure, which runs the model as often as it likes: use "
+            "an optimizer whose step takes the gradients that are there, such as AdamW or SGD."
         )
 
 

@@ -34,8 +34,8 @@ def reads_a_value(func: Any, marker: Marker) -> TraceError:
     """The step depends on a number that is read off a tensor, here."""
     frames = traceback.extract_stack(sys._getframe(1))
     return TraceError(
-        f"{_where(marker, frames)} reads a tensor's value during the step ({func}), so its control flow depends on data "
-        "and cannot be planned: compute the value before the step and pass it in the batch."
+        f"{_where(marker, frames)} reads a tensor's value during the step ({func}), so its control flow depends on "
+        "data and cannot be planned: compute the value before the step and pass it in the batch."
     )
 
 

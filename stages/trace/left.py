@@ -238,7 +238,7 @@ def _seen(change: Change, snapshot: Snapshot) -> Seen:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         if tensors_of(content):
             raise TraceError(
-                f"The step leaves a {type(content).__name__} at {place.name()} that cannot be made again for each batch "
+                f"The step leaves a {type(content).__name__} at {place.name()} that cannot be made again for each step "
                 f"({error}): leave tensors, or lists, dictionaries or dataclasses of them."
             ) from error
         form, tensors, numbers = OutputForm.kept_whole(content), [], []

@@ -36,7 +36,7 @@ class Marker:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While modules are called; by hooks on all modules, since hooks of a model's own change the kernels it takes."""
+        """While modules are called; by hooks on all modules: hooks of a model's own change the kernels it takes."""
         handles = [
             nn.modules.module.register_module_forward_pre_hook(self._enter),
             nn.modules.module.register_module_forward_hook(self._leave),

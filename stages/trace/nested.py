@@ -1,4 +1,4 @@
-"""`nn.TransformerEncoder` in evaluation, of padded sequences: it packs them into nested tensors, which tables cannot hold.
+"""`nn.TransformerEncoder` in evaluation, of padded sequences: it packs them into nested tensors, which no table holds.
 
 While a forward is traced, the functions by which it does so are replaced: a packed tensor is the padded one, known by
 its mask, and a fused layer on it becomes the operator `stowage::encoder_layer`.

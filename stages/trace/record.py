@@ -1,7 +1,7 @@
 """Record every ATen call of a program into an `fx.Graph`, on tensors without memory.
 
-The user's own objects run, as they are: whatever real tensor a call meets (a parameter, a buffer, a tensor of a loss, of
-a closure, of a list) is known by reference, and stands in the graph as a source of its own. Nothing is swapped, so
+The user's own objects run, as they are: whatever real tensor a call meets (a parameter, a buffer, a tensor of a loss,
+of a closure, of a list) is known by reference, and stands in the graph as a source of its own. Nothing is swapped, so
 backward functions, hooks and modules that are called twice find what they find in plain PyTorch.
 """
 
@@ -41,7 +41,7 @@ _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records while it is entered, inside of a `FakeTensorMode`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Recorder(TorchDispatchMode):
         answer: Callable[[OpOverload, torch.Tensor], Any],
         name_of: Callable[[torch.Tensor], str | None] = lambda tensor: None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.literals: dict[str, torch.Tensor] = {}
         self.outside: dict[str, torch.Tensor] = {}
@@ -97,8 +97,12 @@ class Recorder(TorchDispatchMode):
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stands for a tensor."""
-        found: torch.Tensor = self._fakes.get(tensor, tensor)
+        found: torch.Tensor = self._fakes.get(tensor, tensor)  # type: ignore[no-untyped-call]
         return found
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for any tensor; one that is met for the first time becomes a source."""
+        return self._given(tensor)
 
     def sources(self) -> list[torch.Tensor]:
         """Of every source that was met so far, the tensor that shares its memory."""
@@ -111,7 +115,7 @@ class Recorder(TorchDispatchMode):
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value, on the CPU, of a tensor that was made from numbers alone; None where it depends on an input."""
-        node = self._nodes.get(self.fake_of(tensor))
+        node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
         if node is None or tensor.numel() > KNOWN_ELEMENTS:
             return None
         with _disable_current_modes(), torch.no_grad():

@@ -85,8 +85,8 @@ def _lowered_alone(captured: Captured) -> Lowered:
 
 
 def _lowered(lowering: Lowering, returns: int, left: int) -> Lowered:
-    *tables, outputs = compact(lowering, lowering.outputs[: returns + left])
-    return Lowered(*tables, outputs[:returns], outputs[returns:])
+    storages, values, calls, gradients, constants, outputs = compact(lowering, lowering.outputs[: returns + left])
+    return Lowered(storages, values, calls, gradients, constants, outputs[:returns], outputs[returns:])
 
 
 def _content(lowered: Lowered) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ def grouped_mm(
     """
     del bias
     rows, columns = self.shape[-2], mat2.shape[-1]
-    groups = ()
+    groups: tuple[int, ...] = ()
     if self.dim() == 3 and mat2.dim() == 3:
         groups = (self.shape[0],)
     elif self.dim() == 2 and mat2.dim() == 2 and offs is not None:

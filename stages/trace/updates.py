@@ -1,8 +1,9 @@
 """What happens to gradients as calls: additions to those that wait, clipping, and one `stowage.update` for each
-parameter that has a gradient; its optimizer states as storages."""
+parameter that has a gradient, or one `stowage.update_all`; optimizer states as storages."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -10,16 +11,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
-from stowage.stages.ir.updates import ADD, CLIP, NORM, SCALE, UPDATE, UpdateRule, clip_arguments, update_arguments
+from stowage.stages.ir.updates import (
+    ADD,
+    CLIP,
+    NORM,
+    SCALE,
+    UPDATE,
+    UPDATE_ALL,
+    UpdateRule,
+    clip_arguments,
+    joint_arguments,
+    state_name,
+    update_arguments,
+)
+from stowage.stages.optimizers import Form, KnownOptimizer
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
 from stowage.stages.trace.lower import call_signature
-
-NOT_STRUCTURE = {"lr", "initial_lr", "params", "param_names"}
-"""Settings that change neither the states nor the cost of an update."""
 
 
 @dataclass(frozen=True)
@@ -38,40 +47,6 @@ class MicroBatch:
     waiting: frozenset[str] = field(default_factory=frozenset)
     update: bool = True
     max_grad_norm: float | None = None
-
-
-def update_rules(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, UpdateRule]:
-    """Parameter name -> how it is updated: the optimizer's class and the settings of the parameter's group."""
-    check_optimizer(optimizer)
-    kind = type(optimizer)
-    names = {id(p): name for name, p in parameters.items()}
-    rules: dict[str, UpdateRule] = {}
-    for group in optimizer.param_groups:
-        settings = {k: v for k, v in group.items() if k not in NOT_STRUCTURE}
-        rule = UpdateRule(f"{kind.__module__}:{kind.__qualname__}", json.dumps(settings, sort_keys=True, default=repr))
-        rules.update({names[id(p)]: rule for p in group["params"] if id(p) in names})
-    return rules
-
-
-def states_after_a_step(
-    optimizer: torch.optim.Optimizer, rule: UpdateRule, value: Value, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """State tensors of one parameter after its first update: fake, unless the optimizer reads values as it goes."""
-    settings = json.loads(rule.settings)
-
-    def one_step() -> dict[str, torch.Tensor]:
-        parameter = nn.Parameter(torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device))
-        kind: Any = type(optimizer)
-        single: torch.optim.Optimizer = kind([{"params": [parameter], **settings}])
-        parameter.grad = torch.zeros_like(parameter)
-        single.step()
-        return {k: v for k, v in single.state[parameter].items() if isinstance(v, torch.Tensor)}
-
-    try:
-        with FakeTensorMode():
-            return one_step()
-    except DataDependentOutputException:
-        return one_step()
 
 
 class _Ending:
@@ -160,24 +135,41 @@ class _Ending:
         self.call(CLIP, clip_arguments(norms, max_norm), tuple(norms), "", returns=(value,), signature=signature)
         return value
 
+    def update_all(
+        self, gradients: dict[str, int], parameters: list[Value], states: list[int], known: _Known, scale: int
+    ) -> None:
+        """One update of all."""
+        rules = [known.rules[name] for name in gradients]
+        forms = [f"{rule.settings}|{v.dtype}{list(v.shape)}{list(v.stride)}" for rule, v in zip(rules, parameters)]
+        digest = hashlib.sha256("|".join(forms).encode()).hexdigest()[:16]
+        clipped = "|clipped" * (scale >= 0)
+        settings = json.dumps(sorted({rule.settings for rule in rules}))
+        self.call(
+            UPDATE_ALL,
+            joint_arguments(gradients, rules[0].optimizer, settings, scale),
+            (*gradients.values(), *(v.value for v in parameters), *([scale] if scale >= 0 else [])),
+            "",
+            mutates=tuple(sorted({*(v.storage for v in parameters), *states})),
+            signature=f"{UPDATE_ALL}|{rules[0].optimizer}{known.code}|{len(parameters)} parameters|{digest}{clipped}",
+        )
+
     def scale(self, parameter: str, waiting: int, scale: int) -> None:
         """Clip a waiting gradient that no update takes."""
         home = self.values[waiting].storage
         self.call(SCALE, _arguments([waiting, scale]), (waiting, scale), parameter, mutates=(home,))
 
-    def update(
-        self, name: str, gradient: int, parameter: Value, states: list[int], rule: UpdateRule, scale: int
-    ) -> None:
+    def update(self, name: str, gradient: int, parameter: Value, states: list[int], known: _Known, scale: int) -> None:
         """One parameter's update."""
         shape = "x".join(map(str, parameter.shape))
-        clipped = scale >= 0
+        clipped, rule = scale >= 0, known.rules[name]
         self.call(
             UPDATE,
             update_arguments(name, gradient, rule, scale),
             (gradient, parameter.value, *([scale] if clipped else [])),
             name,
             mutates=tuple(sorted([parameter.storage, *states])),
-            signature=f"{UPDATE}|{rule.optimizer}|{rule.settings}|{parameter.dtype}[{shape}]{'|clipped' * clipped}",
+            signature=f"{UPDATE}|{rule.optimizer}{known.code}|{rule.settings}|{parameter.dtype}[{shape}]"
+            + "|clipped" * clipped,
         )
 
 
@@ -195,12 +187,59 @@ def _nbytes(value: Value) -> int:
     return span * _itemsize(value)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What the updates of an iteration need to know of the optimizer.
+
+    Attributes:
+        rules: of the parameters that it holds.
+        states: storages of each, and under "" of none.
+        joint: all are updated in one step.
+        code: see `KnownOptimizer.code`.
+    """
+
+    rules: dict[str, UpdateRule]
+    states: dict[str, list[int]]
+    joint: bool
+    code: str
+
+    def label(self) -> str:
+        """For people."""
+        kinds = sorted({f"{rule.optimizer.rpartition(':')[2]} {rule.settings}" for rule in self.rules.values()})
+        return "; ".join(kinds) + " in one step for all parameters" * self.joint
+
+
+def _known(
+    optimizer: KnownOptimizer | None,
+    parameters: Mapping[str, torch.Tensor],
+    values: Mapping[str, Value],
+    ending: _Ending,
+) -> _Known:
+    """Learn what the optimizer keeps for parameters that have gradients, and give each of its states a storage."""
+    if optimizer is None:
+        return _Known({}, {}, False, "")
+    check_optimizer(optimizer.optimizer)
+    rules = optimizer.rules(parameters)
+    held = {name: parameters[name] for name in values if name in rules}
+    if not held:
+        return _Known(rules, {}, False, "")
+    forms = {n: Form(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in held}
+    device = next(iter(parameters.values())).device
+    kept = optimizer.kept(held, forms, device)
+    states = {
+        name: [ending.storage(s.nbytes, "state", state_name(name, s.key, s.path)) for s in kept.of[name]]
+        for name in held
+    }
+    states[""] = [ending.storage(s.nbytes, "state", state_name("", s.key, s.path)) for s in kept.shared]
+    return _Known(rules, states, bool(optimizer.habits.joint), optimizer.code())
+
+
 def append_updates(
     storages: list[Storage],
     values: list[Value],
     calls: list[Call],
     gradients: list[Gradient],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: KnownOptimizer | None,
     parameters: Mapping[str, torch.Tensor],
     micro_batch: MicroBatch,
 ) -> str:
@@ -209,12 +248,10 @@ def append_updates(
     A parameter with a gradient that the optimizer does not hold keeps its gradient, as with `optimizer=None`.
 
     Raises:
-        TraceError: the optimizer does not work per tensor.
+        TraceError: the optimizer cannot be stepped by a plan.
     """
     alone = not micro_batch.waiting and micro_batch.max_grad_norm is None and (micro_batch.update or optimizer is None)
     check_gradient_hooks(parameters, alone=alone)
-    rules = update_rules(optimizer, parameters) if optimizer is not None else {}
-    device = next((p.device for p in parameters.values()), torch.device("cpu"))
     ending = _Ending(storages, values, calls)
     by_source = {v.source.removeprefix("parameter:"): v for v in values if v.source.startswith("parameter:")}
     fresh = {g.parameter: g.gradient_value for g in gradients if g.gradient_value >= 0}
@@ -222,20 +259,7 @@ def append_updates(
 
     # In the order of the model's parameters: the norm of all norms is a sum, whose rounding depends on it.
     names = [name for name in by_source if name in fresh or name in micro_batch.waiting]
-    known: dict[tuple[Any, ...], dict[str, torch.Tensor]] = {}
-    states: dict[str, list[int]] = {}
-    for name in names:
-        rule, parameter = rules.get(name), by_source[name]
-        if optimizer is None or rule is None:
-            continue
-        key = (parameter.shape, parameter.dtype, rule)
-        if key not in known:
-            known[key] = states_after_a_step(optimizer, rule, parameter, device)
-        states[name] = [
-            ending.storage(int(tensor.untyped_storage().nbytes()), "state", f"{name}::{state}")
-            for state, tensor in known[key].items()
-        ]
-
+    known = _known(optimizer, parameters, {name: by_source[name] for name in names}, ending)
     waiting = {name: ending.waiting(name, by_source[name]) for name in names if name in micro_batch.waiting}
     for name, gradient in fresh.items():
         if name in waiting:
@@ -246,11 +270,13 @@ def append_updates(
         norms = [ending.norm(name, gradient) for name, gradient in final.items()]
         factor = ending.clip(norms, micro_batch.max_grad_norm)
         scale = factor if math.isfinite(micro_batch.max_grad_norm) else -1
-    for name, gradient in final.items() if updating else ():
-        rule = rules.get(name)
-        if rule is not None:
-            ending.update(name, gradient, by_source[name], states[name], rule, scale)
-        elif scale >= 0 and name in waiting:
+    updated = {name: gradient for name, gradient in final.items() if updating and name in known.rules}
+    for name, gradient in final.items():
+        if name in updated and not known.joint:
+            ending.update(name, gradient, by_source[name], known.states[name], known, scale)
+        elif updating and name not in updated and scale >= 0 and name in waiting:
             ending.scale(name, gradient, scale)
-    kinds = sorted({f"{rule.optimizer.rpartition(':')[2]} {rule.settings}" for rule in rules.values()})
-    return "; ".join(kinds)
+    if updated and known.joint:
+        states = [s for kept in known.states.values() for s in kept]
+        ending.update_all(updated, [by_source[name] for name in updated], states, known, scale)
+    return known.label()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.errors import ParameterError, PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.tensor_file import TensorFile, write_tensors
@@ -41,15 +41,26 @@ class _State:
 
 
 def _pack(item: Any, prefix: str, tensors: Tensors) -> Any:
-    """Replace tensors in nested containers by references, so that the rest is JSON."""
+    """Replace tensors in nested containers by references, so that the rest is JSON.
+
+    Raises:
+        ParameterError: it holds an object that is neither.
+    """
     if isinstance(item, torch.Tensor):
         tensors[prefix] = item
         return {"tensor": prefix}
     if isinstance(item, dict):
         return {"dict": [[k, _pack(v, f"{prefix}/{k}", tensors)] for k, v in item.items()]}
-    if isinstance(item, (list, tuple)):
-        return {type(item).__name__: [_pack(v, f"{prefix}/{i}", tensors) for i, v in enumerate(item)]}
-    return item
+    for kind in (list, tuple):  # and what derives from them
+        if isinstance(item, kind):
+            return {kind.__name__: [_pack(v, f"{prefix}/{i}", tensors) for i, v in enumerate(item)]}
+    if item is None or isinstance(item, (bool, int, float, str)):
+        return item
+    raise ParameterError(
+        f"A checkpoint holds tensors, numbers, strings, lists and dictionaries, but {prefix.replace('/', ' → ')} is a "
+        f"{type(item).__name__}: save the model alone (`save_model`), or keep that state in an optimizer that gives "
+        "plain values in its `state_dict()`."
+    )
 
 
 def _unpack(item: Any, read: Callable[[str], torch.Tensor]) -> Any:
@@ -59,7 +70,7 @@ def _unpack(item: Any, read: Callable[[str], torch.Tensor]) -> Any:
     if kind == "tensor":
         return read(content)
     if kind == "dict":
-        return {k: _unpack(v, read) for k, v in content}
+        return {tuple(k) if isinstance(k, list) else k: _unpack(v, read) for k, v in content}
     return {"list": list, "tuple": tuple}[kind](_unpack(v, read) for v in content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import UserList
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.errors import ParameterError, TraceError
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """From the model's outputs and the batch to the scalar to differentiate."""
@@ -18,13 +19,50 @@ Objective = Callable[[nn.Module, Any], torch.Tensor]
 """From the model and the batch to the scalar to differentiate, for those who call the model themselves."""
 
 
+WAY_IN = "forward=lambda model, batch: criterion(model(batch[0]), batch[1])"
+"""What to pass for the most common loop."""
+
+
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call as users do: a mapping gives keywords, a tuple or list positions, anything else one argument."""
+    """Call as users do: a mapping gives keywords, a tuple or list positions, anything else one argument.
+
+    Raises:
+        ParameterError: the model does not take these arguments.
+    """
+    positions, keywords = _arguments(batch)
+    try:
+        return model(*positions, **keywords)
+    except TypeError:
+        if _takes(model, positions, keywords):
+            raise  # it comes from within
+    given = f"keywords {', '.join(map(repr, keywords))}" if keywords else f"{len(positions)} positions"
+    raise ParameterError(
+        f"{type(model).__name__}.forward{_parameters(model)} does not take this batch, which is passed as {given}: "
+        f"where the batch has more than the model takes, such as targets, pass {WAY_IN}."
+    )
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
-        return model(**batch)
+        return (), dict(batch)
     if isinstance(batch, (tuple, list, UserList)):
-        return model(*batch)
-    return model(batch)
+        return tuple(batch), {}
+    return (batch,), {}
+
+
+def _takes(model: nn.Module, positions: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*positions, **keywords)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
+
+
+def _parameters(model: nn.Module) -> str:
+    names = inspect.signature(model.forward).parameters
+    return f"({', '.join(names)})"
 
 
 def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
@@ -42,7 +80,7 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
     else:
         raise TraceError(
             f"The model returns {type(outputs).__name__} without a scalar `loss`: pass loss=callable(outputs, batch), "
-            "or put labels into the batch."
+            f"put labels into the batch, or pass {WAY_IN}."
         )
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__

@@ -86,7 +86,7 @@ def test_gradients_wait_below_for_the_next_micro_batch(
 ) -> None:
     given = batches(model(), 15)
     step = fitted(given, fit_home, tmp_path, max_grad_norm=max_grad_norm, accumulate=3)
-    plans = [planned for _, _, planned, _ in step.programs.known]
+    plans = [known.planned for known in step.programs.known]
     assert len(plans) == 3
     assert any(is_gradient_slot(s.name) for planned in plans for s in planned.slots)
     updates = [i % 3 == 2 for i in range(14)]  # ends in the middle of an update: gradients wait

@@ -145,7 +145,7 @@ def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
     trainer = from_disk(trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "32MiB")
     trainer.train()
     assert trainer.args.max_grad_norm == 1.0
-    plans = [planned.summary for _, _, planned, _ in step_of(trainer).programs.known]
+    plans = [known.planned.summary for known in step_of(trainer).programs.known]
     assert any(plan.offload_bytes > 0 for plan in plans)
     with trainer.on_device():
         assert_same_run(trainer, plain)

@@ -55,7 +55,7 @@ def fitted(
 
 def gradients_taken(step: TrainingStep) -> list[str]:
     """Roles of the gradients that updates by the CPU take in the plan that updates."""
-    planned = next(planned for _, kind, planned, _ in step.programs.known if kind.update)
+    planned = next(k.planned for k in step.programs.known if k.micro_batch.update)
     nodes = [planned.nodes[r.node] for r in planned.rows if r.action == "update"]
     found = [max(set(n.reads) - set(n.mutates), key=lambda s: planned.trace.storages[s].nbytes) for n in nodes]
     return [planned.trace.storages[s].role for s in found]

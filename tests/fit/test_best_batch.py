@@ -57,7 +57,7 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
             optimizer=make(model.parameters()),
             device_budget=budget,
             method=method,
-            home=home / "quick",
+            home=home,
             costs="roofline",
             effort=QUICK,
             target=target,

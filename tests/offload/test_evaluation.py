@@ -186,7 +186,7 @@ def test_from_nothing_to_everything(name: str, fit_home: Path) -> None:
     expected = plain(model, batch)
     model.eval()
     recorded = record_forward(model, batch, call_model)
-    make = partial(plan_forward, model, recorded, home=fit_home / "quick", effort=QUICK, below=BELOW)
+    make = partial(plan_forward, model, recorded, home=fit_home, effort=QUICK, below=BELOW)
     with pytest.raises(Infeasible) as caught:
         make(Resting(1, frozenset(), (), False))
     smallest = caught.value.smallest_feasible_bytes

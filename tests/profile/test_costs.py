@@ -116,9 +116,12 @@ def test_measured_costs_are_those_of_every_distinct_call(tmp_path: Path) -> None
     by_target = {c.target: next(k for k in costs if k.signature == c.signature) for c in trace.calls}
     assert by_target["aten.addmm.default"].output_bytes == 4 * 8 * 4
     assert by_target["stowage.update"].output_bytes == 0
-    again = profile_trace(trace, HERE, store, progress=lambda done, total: seen.append((done, total)))
+    again = profile_trace(trace, HERE, store, min_samples=2, progress=lambda done, total: seen.append((done, total)))
     assert again == costs, "nothing is measured twice"
     assert seen[-1] == (0, 0)
+    more = profile_trace(trace, HERE, store, seconds_per_call=0.0, min_samples=2 * max(c.samples for c in costs))
+    assert all(after.samples > before.samples for before, after in zip(costs, more)), "few samples are no measurement"
+    assert profile_trace(trace, HERE, store, min_samples=2) == more, "and the better ones stay"
 
 
 def test_each_run_finds_cold_caches_and_calls_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

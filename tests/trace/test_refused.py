@@ -213,15 +213,6 @@ def test_optimizers_that_are_not_per_tensor() -> None:
     assert "NeedsClosure needs a closure" in refused(model, optimizer=NeedsClosure(model.parameters(), lr=0.1))
 
 
-def test_step_hooks() -> None:
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = optimizer.register_step_post_hook(lambda *_: None)
-    assert "has step hooks" in refused(model, optimizer=optimizer)
-    handle.remove()
-    trace_step(model, (X,), loss=mean, optimizer=optimizer)
-
-
 def test_half_fake() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

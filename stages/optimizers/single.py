@@ -1,0 +1,62 @@
+"""One `step()` of an optimizer for one of its parameters alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Step = Callable[[torch.optim.Optimizer], Any]
+
+
+def bare_step(optimizer: torch.optim.Optimizer) -> None:
+    """The step of the optimizer's class: without hooks, and not the instance attribute that schedules put over it."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    step(optimizer)
+
+
+def class_step(optimizer: torch.optim.Optimizer) -> None:
+    """The step of the optimizer's class with its hooks, not the attribute that schedules put over it to count calls."""
+    step: Any = type(optimizer).step
+    step(optimizer)
+
+
+def own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether someone has put another `step` over that of the class; schedules that count calls do not count."""
+    step: Any = vars(optimizer).get("step")
+    if step is None:
+        return False
+    counts = getattr(step, "_wrapped_by_lr_sched", False)
+    return not (counts and getattr(step, "__wrapped__", None) is type(optimizer).step)
+
+
+def step_alone(
+    optimizer: torch.optim.Optimizer,
+    group_of: int,
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    step: Step = class_step,
+) -> None:
+    """Step while the groups are narrowed to one parameter, so that the optimizer's own code does its update.
+
+    Args:
+        optimizer: any.
+        group_of: the position of the group that holds it.
+        parameter, gradient: the latter is not kept.
+        step: what is called.
+    """
+    groups = optimizer.param_groups
+    whole: list[list[Any]] = [group["params"] for group in groups]
+    parameter.grad = gradient
+    try:
+        for index, group in enumerate(groups):
+            group["params"] = [parameter] if index == group_of else []
+        with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
+            step(optimizer)
+    finally:
+        for group, members in zip(groups, whole, strict=True):
+            group["params"] = members
+        parameter.grad = None
