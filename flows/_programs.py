@@ -330,7 +330,6 @@ class Programs:
         return self.live.recorded(key, batch)
 
     def _record_anew(self, batch: Any) -> Recorded:
-        decisions, self._decisions = self._decisions, ()
         began = time.perf_counter()
         watch = self._planner.watch
         with (
@@ -346,7 +345,7 @@ class Programs:
                 loss=self._steps.loss,
                 objective=self._steps.objective,
                 layouts=self.layouts(),
-                decisions=decisions,
+                decisions=self._decisions,
             )
         for notice in recorded.notices:
             self._say(notice)

@@ -53,6 +53,8 @@ class Recorded:
     left_values: tuple[int, ...] = ()
     left: Left = field(default_factory=Left)
     """What the step leaves in the user's objects, with the values that it takes."""
+    counted: frozenset[int] = frozenset()
+    """Positions in `left_values` of what takes the place of something that is a source of the trace itself."""
 
     def stands(self) -> bool:
         """Whether what is outside of model and batch is as it was traced, in kind."""
@@ -98,6 +100,7 @@ def record_step(
         captured.outside,
         tables.left,
         left,
+        tables.counted,
     )
 
 
@@ -150,7 +153,8 @@ def with_updates(
         TraceError: the optimizer cannot be stepped by a plan.
     """
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
-    for value in recorded.left_values:  # what the step before has left is still there
+    uncounted = [value for i, value in enumerate(recorded.left_values) if i not in recorded.counted]
+    for value in uncounted:  # what the step before has left is still there
         home = values[value].storage
         storages.append(Storage(len(storages), storages[home].nbytes, "outside", f"before: {storages[home].name}"))
     named = parameters_of(model, recorded.outside)

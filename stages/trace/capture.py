@@ -49,6 +49,7 @@ class Captured:
         seen: what the step has changed in the user's objects.
         left: tensors that `seen` has, then those of `readings`; outputs behind what the program returns.
         returns: how many outputs the program returns.
+        counted: of `left`, positions of tensors that take the place of a source of the trace.
     """
 
     graph: fx.Graph
@@ -61,6 +62,7 @@ class Captured:
     seen: Sequence[Seen] = ()
     left: Sequence[torch.Tensor] = ()
     returns: int = 1
+    counted: frozenset[int] = frozenset()
 
 
 def capture(
@@ -155,6 +157,16 @@ def capture(
         seen=seen,
         left=left,
         returns=count,
+        counted=_counted(recorder, seen),
+    )
+
+
+def _counted(recorder: Recorder, seen: Sequence[Seen]) -> frozenset[int]:
+    tensors = [change for change in seen for _ in change.tensors]
+    return frozenset(
+        i
+        for i, change in enumerate(tensors)
+        if isinstance(change.replaced, torch.Tensor) and recorder.knows(change.replaced)
     )
 
 

@@ -12,7 +12,7 @@ import collections
 import pickle
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -85,6 +85,7 @@ class Seen:
         form, tensors, numbers: what is new; None, and nothing, where the place is gone.
         before: the number that was there, or None.
         was: the kind of thing that was there.
+        replaced: what was there.
     """
 
     place: Place
@@ -94,6 +95,7 @@ class Seen:
     numbers: tuple[Number, ...]
     before: Number | None
     was: str = ""
+    replaced: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ def _seen(change: Change, snapshot: Snapshot) -> Seen:
                 f"({error}): leave tensors, or lists, dictionaries or dataclasses of them."
             ) from error
         form, tensors, numbers = OutputForm.kept_whole(content), [], []
-    return Seen(place, kind, form, tuple(tensors), tuple(numbers), before, was)
+    return Seen(place, kind, form, tuple(tensors), tuple(numbers), before, was, change.old)
 
 
 def _sequence(change: Change) -> tuple[Literal["append", "members"], Any]:

@@ -133,6 +133,7 @@ class Snapshot:
                 self._seen.add(id(item))
                 if item.is_leaf:
                     self._gradients.append((item, item.grad))
+                    queue.extend((item._backward_hooks or {}).values())
                 if not isinstance(item, FakeTensor):
                     self._contents.append((item, item.detach()))
                     if item.is_leaf:

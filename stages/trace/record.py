@@ -100,6 +100,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: torch.Tensor = self._fakes.get(tensor, tensor)  # type: ignore[no-untyped-call]
         return found
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a source."""
+        return tensor in self._fakes
+
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stands for any tensor; one that is met for the first time becomes a source."""
         return self._given(tensor)

@@ -23,6 +23,7 @@ class Lowered:
 
     Attributes:
         outputs: values that it returns; `left` are those that it leaves behind.
+        counted: of `left`, positions of those that take the place of something that is a source itself.
     """
 
     storages: list[Storage]
@@ -32,6 +33,7 @@ class Lowered:
     constants: list[Constant]
     outputs: tuple[int, ...]
     left: tuple[int, ...] = ()
+    counted: frozenset[int] = frozenset()
 
 
 def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captured, Lowered, Left]:
@@ -112,7 +114,9 @@ def _needed(lowering: Lowering, captured: Captured, left: Left) -> tuple[Lowered
     )
     new = {old: i for i, old in enumerate(used)}
     lowering.outputs[captured.returns :] = [lowering.outputs[captured.returns + i] for i in used]
-    return _lowered(lowering, captured.returns, len(used)), left.renumbered(new)
+    lowered = _lowered(lowering, captured.returns, len(used))
+    counted = frozenset(new[i] for i in captured.counted if i in new)
+    return replace(lowered, counted=counted), left.renumbered(new)
 
 
 def _moved(change: Seen, before: Sequence[Seen], round_: int) -> Seen:

@@ -23,8 +23,12 @@ def scaled() -> Script:
 def clipped_when_complete() -> Script:
     """A hook on the complete gradient that changes it in place, before the optimizer sees it."""
     model = mlp()
+
+    def hook(parameter: Any) -> None:
+        parameter.grad.clamp_(-1e-3, 1e-3)
+
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1e-3, 1e-3))
+        parameter.register_post_accumulate_grad_hook(hook)
     return Script(model, adamw(model), square, rows())
 
 
