@@ -115,6 +115,7 @@ def of_a_gradient_hook() -> Script:
     return Script(model, adamw(model), square, rows(), seen=lambda: norms)
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("make", [of_a_module, of_a_loss, of_an_object, that_the_next_step_reads, of_a_gradient_hook])
 def test_real_values_after_every_step(make: Any) -> None:
     trains_equally(make, "90%")

@@ -55,6 +55,7 @@ class Siamese(nn.Module):
         return F.cosine_similarity(one, other) + (one @ self.tied.weight).mean(1)
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize("model", [TwoNames, SharedLayers, Siamese])
 def test_trains(model: Any) -> None:
     def make() -> Script:

@@ -71,6 +71,7 @@ class Reversible(nn.Module):
         return x
 
 
+@pytest.mark.exactness
 @pytest.mark.parametrize(
     ("model", "budget"),
     [
