@@ -21,6 +21,7 @@ from stowage.flows._training_step import TrainingStep
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.trace.checks import check_module, check_parameters
 from stowage.stages.workload.calls import Loss, Objective
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -74,6 +75,8 @@ def make_step(
         raise ParameterError(f"new_shapes is one of {', '.join(get_args(NewShapes))}, not {new_shapes!r}.")
     if isinstance(programs, bool) or not isinstance(programs, int) or programs < 1:
         raise ParameterError(f"programs is {programs!r}: give how many may be in memory, 1 or more.")
+    check_module(model)
+    check_parameters(model)
     home = home_folder(cache_dir)
     device = next((p.device.type for p in model.parameters()), "cpu")
     lower = lower_tier(

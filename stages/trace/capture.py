@@ -16,8 +16,8 @@ from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checkpointing import without_gradient_checkpointing
-from stowage.stages.trace.checks import check_generators, check_gradients, check_module
-from stowage.stages.trace.explain import explain
+from stowage.stages.trace.checks import check_generators, check_gradients, check_module, check_parameters
+from stowage.stages.trace.explain import cause_of, explain, here
 from stowage.stages.trace.left import Seen, move_numbers, see
 from stowage.stages.trace.marking import Marker
 from stowage.stages.trace.nested import nested_as_padded
@@ -93,6 +93,7 @@ def capture(
         TraceError: the step cannot be traced; the text names the module and the line.
     """
     check_module(model)
+    check_parameters(model)
     parameters = dict(model.named_parameters())
     notices: list[str] = []
     marker = Marker(model)
@@ -100,7 +101,9 @@ def capture(
     given = {**parameters, **dict(model.named_buffers())}
     inputs = leaves(batch)
     mode = _fake_mode([*given.values(), *(tensor for _, tensor in inputs)])
-    recorder = Recorder(mode, marker.where, lambda func, node: readings.answer(func, node, marker))
+    recorder = Recorder(
+        mode, marker.where, lambda func, tensor: readings.answer(func, tensor, marker), place=lambda: here(marker)
+    )
     for name, parameter in parameters.items():
         recorder.know(parameter, "parameter", name, (layouts or {}).get(name))
     for name, buffer in model.named_buffers():
@@ -138,7 +141,7 @@ def capture(
             except TraceError:
                 raise
             except Exception as error:
-                raise explain(error, marker) from error
+                raise explain(error, marker) from cause_of(error)
         check_generators(snapshot)
     finally:
         snapshot.restore()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.lines import source_line
@@ -29,6 +30,21 @@ def check_module(model: nn.Module) -> None:
                 raise TraceError(
                     f"Module '{path or type(module).__name__}' ({source_line(module)}) {_WRAPPERS[base.__name__]}."
                 )
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise `TraceError` for parameters without a shape, and for gradients without a fixed size."""
+    for path, module in model.named_modules():
+        place = f"Module '{path or type(module).__name__}' ({source_line(module)})"
+        if any(isinstance(p, UninitializedTensorMixin) for p in module._parameters.values()):
+            raise TraceError(
+                f"{place} has parameters that get their shape from the first batch: run one batch through the model "
+                "before fit."
+            )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise TraceError(
+                f"{place} has sparse=True, and the size of its gradient depends on data: make it with sparse=False."
+            )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, autograd_would_have_decomposed
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.fake import TrueKernels
 from stowage.stages.trace.operators import is_random
 
@@ -49,6 +50,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         literals: tensors made from numbers in the user's code, by name.
         outside: real tensors that calls met and `know` was not told of, by name.
         where: tells phase and module path of the call that is recorded.
+        place: tells who is at work, for sentences.
         answer: gives the number that stands for one read off a tensor (a copy of it) that is not known, or raises.
     """
 
@@ -57,6 +59,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_mode: FakeTensorMode,
         where: Callable[[], tuple[str, str]],
         answer: Callable[[OpOverload, torch.Tensor], Any],
+        *,
+        place: Callable[[], str] = lambda: "The step",
         name_of: Callable[[torch.Tensor], str | None] = lambda tensor: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,6 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outside: dict[str, torch.Tensor] = {}
         self.where = where
         self.answer = answer
+        self._place = place
         self._name_of = name_of
         self._fake_mode = fake_mode
         self._kernels = TrueKernels()
@@ -200,6 +205,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         if func is aten.lift_fresh.default:
             return self._literal(args[0])
+        if any(isinstance(item, torch.Generator) for item in flat):
+            raise TraceError(
+                f"{self._place()} draws from a torch.Generator of its own, whose state a plan does not keep: draw from "
+                "the global generator, which torch.manual_seed seeds, or before the step, and pass the numbers in the "
+                "batch."
+            )
         given = [self._given(item) if isinstance(item, torch.Tensor) else item for item in flat]
         fake_args, fake_kwargs = pytree.tree_unflatten(given, structure)
         if torch.Tag.data_dependent_output in func.tags:

@@ -9,6 +9,7 @@ from typing import Any
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, Value
 from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.explain import cause_of
 from stowage.stages.trace.left import MOVED, Left, Seen, effects_of
 from stowage.stages.trace.lower import Lowering, compact
 from stowage.stages.trace.readings import ROUNDS, Readings
@@ -62,7 +63,7 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
             except Exception as error:
                 if readings.refusal is None:
                     raise
-                raise readings.refusal from error
+                raise readings.refusal from cause_of(error)
             if not same:
                 raise readings.refusal or _steers(first.seen)
             if round_ < ROUNDS - 1 or not readings.truths:
