@@ -21,10 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import form_text
-from stowage.stages.kernels import KINDS, Around, Form, Output, Outputs, known_outputs, made_up, outputs_of
+from stowage.stages.kernels import KINDS, SUBSTITUTES, Around, Form, Output, Outputs, known_outputs, made_up, outputs_of
 from stowage.stages.trace.encoding import encode
 from stowage.stages.trace.smaller import larger, smaller
-from stowage.stages.trace.substitutes import SUBSTITUTES
 from stowage.stages.workload.autocast import without_autocast
 
 aten: Any = torch.ops.aten
