@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from stowage.stages.kernels.forms import Form, Output, outputs_of, parse_all, texts
 from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
-from stowage.stages.kernels.made_up import KINDS, Around, Kind, made_up
+from stowage.stages.kernels.made_up import USUAL, Around, Kind, kinds_of, made_up
 from stowage.stages.kernels.store import ReturnedStore
 from stowage.stages.kernels.substitutes import SUBSTITUTES
 
 __all__ = [
-    "KINDS",
     "SUBSTITUTES",
+    "USUAL",
     "Around",
     "FakeKernelError",
     "Form",
@@ -27,6 +27,7 @@ __all__ = [
     "Output",
     "Outputs",
     "ReturnedStore",
+    "kinds_of",
     "known_outputs",
     "made_up",
     "outputs_of",
