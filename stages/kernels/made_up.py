@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ class Around:
     """What the other arguments of a call are like.
 
     Attributes:
-        index: an index must be below it, wherever it points: the smallest dimension.
+        index: an index must be below it, wherever it points: the smallest dimension, or number among the arguments.
         rows: of the first tensor.
     """
 
@@ -26,12 +27,21 @@ class Around:
     rows: int = 1
 
     @staticmethod
-    def of(forms: Iterable[Form]) -> Around:
-        """From the forms of all tensors among the arguments."""
+    def of(forms: Iterable[Form], arguments: Iterable[Any] = ()) -> Around:
+        """From the forms of all tensors among the arguments, and the arguments themselves."""
         forms = list(forms)
         into = [f for f in forms if f.dtype.is_floating_point or f.dtype.is_complex] or forms
-        smallest = min((n for f in into for n in f.shape if n > 0), default=1)
-        return Around(smallest, next((f.shape[0] for f in into if f.shape), 1))
+        sizes = [*(n for f in into for n in f.shape), *_whole_numbers(arguments)]
+        return Around(min((n for n in sizes if n > 0), default=1), next((f.shape[0] for f in into if f.shape), 1))
+
+
+def _whole_numbers(arguments: Iterable[Any]) -> Iterator[int]:
+    """A number of rows may stand among them (`embedding_dense_backward`)."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            yield from _whole_numbers(argument)
+        elif isinstance(argument, int) and not isinstance(argument, bool):
+            yield argument
 
 
 Fill = Callable[[torch.Tensor, Around], None]
@@ -51,11 +61,6 @@ class Kind:
     floats: Fill
     integers: Fill
     booleans: Fill
-
-    @property
-    def stays_inside(self) -> bool:
-        """No integer is an index outside of a dimension."""
-        return self.integers in (_few, _zeros)
 
 
 def _probabilities(tensor: torch.Tensor, around: Around) -> None:
@@ -95,16 +100,11 @@ def _ones(tensor: torch.Tensor, around: Around) -> None:
     tensor.fill_(1)
 
 
-def _ascending(tensor: torch.Tensor, around: Around) -> None:
-    """0, 1, 2, … along the last dimension, such as offsets and permutations."""
-    del around
-    tensor.copy_(torch.arange(tensor.shape[-1] if tensor.dim() else 1, device=tensor.device).expand_as(tensor))
-
-
 def _pivots(tensor: torch.Tensor, around: Around) -> None:
-    """1, 2, 3, … along the last dimension, such as pivots of LAPACK."""
-    _ascending(tensor, around)
-    tensor.add_(1)
+    """1, 2, 3, … along the last dimension, as LAPACK has them."""
+    del around
+    count = tensor.shape[-1] if tensor.dim() else 1
+    tensor.copy_(torch.arange(1, count + 1, device=tensor.device).expand_as(tensor))
 
 
 def _lengths(tensor: torch.Tensor, around: Around) -> None:
@@ -114,29 +114,56 @@ def _lengths(tensor: torch.Tensor, around: Around) -> None:
         tensor.select(-1, 0).fill_(around.rows) if tensor.dim() else tensor.fill_(around.rows)
 
 
+def _ends(tensor: torch.Tensor, around: Around) -> None:
+    """Where groups of rows end that share them evenly."""
+    count = tensor.shape[-1] if tensor.dim() else 1
+    ends = torch.arange(1, count + 1, device=tensor.device).mul_(around.rows).div_(count, rounding_mode="floor")
+    tensor.copy_(ends.expand_as(tensor))
+
+
+def _starts(tensor: torch.Tensor, around: Around) -> None:
+    """Where such groups start; the last number is that of all rows."""
+    count = tensor.shape[-1] if tensor.dim() else 1
+    starts = torch.arange(count, device=tensor.device).mul_(around.rows)
+    tensor.copy_(starts.div_(max(count - 1, 1), rounding_mode="floor").expand_as(tensor))
+
+
 _FLOATS: tuple[Fill, ...] = (_probabilities, _definite, _large, _zeros)
-_INTEGERS: tuple[Fill, ...] = (_few, _zeros, _ones, _pivots, _ascending, _lengths)
+_INDICES: tuple[Fill, ...] = (_few, _zeros)
 _BOOLEANS: tuple[Fill, ...] = (_ones, _zeros)
+_OTHERS: dict[str, tuple[Fill, ...]] = {
+    "aten.linalg_lu_solve": (_pivots,),
+    "aten.linalg_ldl_solve": (_pivots,),
+    "aten.lu_unpack": (_pivots,),
+    "aten.segment_reduce": (_lengths, _starts),
+    "aten._segment_reduce_backward": (_lengths, _starts),
+    "aten._grouped_mm": (_ends,),
+    "transformers.grouped_mm_fallback": (_ends,),
+    "transformers.grouped_mm_fallback_backward": (_ends,),
+}
+"""Integers that are no indices. Tried elsewhere they could point outside of a tensor, which not every kernel notices."""
 
 
-def _kinds() -> tuple[Kind, ...]:
-    """All combinations, those first that differ least from the first."""
+@functools.cache
+def kinds_of(target: str) -> tuple[Kind, ...]:
+    """Contents for the arguments of an operator (`aten.addmm.default`) in the order in which they are tried: all
+    combinations, those first that differ least from the first."""
+    integers = (*_OTHERS.get(target.rpartition(".")[0], ()), *_INDICES)
     ranked = sorted(
-        itertools.product(enumerate(_FLOATS), enumerate(_INTEGERS), enumerate(_BOOLEANS)),
+        itertools.product(enumerate(_FLOATS), enumerate(integers), enumerate(_BOOLEANS)),
         key=lambda three: (sum(rank > 0 for rank, _ in three), [rank for rank, _ in three][::-1]),
     )
     return tuple(Kind(" ".join(f.__name__[1:] for _, f in three), *(f for _, f in three)) for three in ranked)
 
 
-KINDS = _kinds()
-"""In the order in which they are tried. Small indices come first: one outside ends a process on a GPU."""
-
+USUAL = Kind("usual", _probabilities, _few, _ones)
+"""What most operators take."""
 
 ANYWHERE = Around()
 """Of a tensor that is made for no call."""
 
 
-def made_up(form: Form, device: torch.device, kind: Kind = KINDS[0], around: Around = ANYWHERE) -> torch.Tensor:
+def made_up(form: Form, device: torch.device, kind: Kind = USUAL, around: Around = ANYWHERE) -> torch.Tensor:
     """A tensor of a form with contents of a kind, as an argument of a call."""
     base = torch.empty(form.span, dtype=form.dtype, device=device)
     tensor = base.as_strided(form.shape, form.stride, form.offset if form.span else 0)

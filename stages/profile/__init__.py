@@ -9,7 +9,7 @@ import torch
 
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
-from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
@@ -64,7 +64,9 @@ def profile_variants(
     """
     traces = list(traces)
     known = store.read(target.fingerprint)
-    usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(min_samples)}
+    here = device_of(target.type).fingerprint() == target.fingerprint
+    enough = min_samples if here else 1  # of another device, what there is must do
+    usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(enough)}
     distinct: dict[str, tuple[TraceTables, Call]] = {}
     missing: list[tuple[TraceTables, list[Call]]] = []
     for trace in traces:
@@ -72,7 +74,6 @@ def profile_variants(
         distinct.update((signature, (trace, call)) for signature, call in fresh.items())
         missing.append((trace, [call for signature, call in fresh.items() if signature not in usable]))
     count = sum(len(calls) for _, calls in missing)
-    here = device_of(target.type).fingerprint() == target.fingerprint
     if costs == "measured" and count and not here:
         raise PlanMismatchError(
             f"{count} operations have no measured cost for {target.name}, and this machine is another device: "
@@ -86,7 +87,7 @@ def profile_variants(
         with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
             keeper = Keeper(store, target.fingerprint, min_samples)
             patience = Patience(seconds_per_call, min_samples)
-            found, unknown = _measure(
+            found = _measure(
                 missing,
                 target,
                 patience,
@@ -96,13 +97,15 @@ def profile_variants(
                 keeper.keep,
             )
             keeper.keep(found)
-            store.add(target.fingerprint, [_estimate(call, trace, target) for trace, call in unknown])
-            if unknown:
-                names = sorted({call.target for _, call in unknown})
-                notice(
-                    f"The times of {len(unknown)} operations are estimated, since made-up numbers are outside of what "
-                    f"they take: {', '.join(names)}."
-                )
+        measured = {c.signature for c in found}
+        others = [(trace, c) for trace, calls in missing for c in calls if c.signature not in measured]
+        store.add(target.fingerprint, [_estimate_unmeasured(call, trace, target) for trace, call in others])
+        if others:
+            names = ", ".join(sorted({call.target for _, call in others}))
+            notice(
+                f"The times of {len(others)} operations are estimated, since the made-up numbers they were tried with "
+                f"are outside of their domain: {names}."
+            )
     progress(count, count)
     costed = store.read(target.fingerprint)
     return [costed[signature] for signature in sorted(distinct)]
@@ -114,6 +117,18 @@ def _estimate(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost
     return (estimate_update if call.target in (UPDATE, UPDATE_ALL) else estimate_call)(call, trace, target)
 
 
+def _estimate_unmeasured(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
+    """Of a call that raises at whatever is made up for it.
+
+    Raises:
+        TableError: it is the call that is wrong, not what was made up.
+    """
+    try:
+        return _estimate(call, trace, target)
+    except Exception as error:  # whatever a fake kernel raises
+        raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.") from None
+
+
 def _measure(
     missing: Iterable[tuple[TraceTables, list[Call]]],
     target: DeviceDescription,
@@ -122,9 +137,8 @@ def _measure(
     returned: Callable[[Mapping[str, Outputs]], None],
     make_update: MakeUpdate | None,
     keep: Callable[[list[Cost]], None],
-) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
+) -> list[Cost]:
     clips = [measure_clip(call, trace, target) for trace, calls in missing for call in calls if call.target == CLIP]
     others = [(trace, [call for call in calls if call.target != CLIP]) for trace, calls in missing]
     keep(clips)
-    found, unknown = measure_together(others, target, patience, progress, returned, make_update, keep)
-    return [*clips, *found], unknown
+    return [*clips, *measure_together(others, target, patience, progress, returned, make_update, keep)]

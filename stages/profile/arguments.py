@@ -9,7 +9,7 @@ import torch
 from stowage.stages.ir.arguments import map_arguments, split_receiver
 from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables, Value
-from stowage.stages.kernels import KINDS, Around, Form, Kind, made_up
+from stowage.stages.kernels import USUAL, Around, Form, Kind, made_up
 
 
 def operator_of(target: str) -> Any:
@@ -32,16 +32,12 @@ def form_of(value: Value) -> Form:
 
 def around_of(call: Call, trace: TraceTables) -> Around:
     """What the arguments of a call are like."""
-    return Around.of(form_of(trace.values[read]) for read in call.reads)
-
-
-def kinds_for(device: torch.device) -> tuple[Kind, ...]:
-    """Contents that may be tried: on a GPU an index outside ends the process."""
-    return KINDS if device.type == "cpu" else tuple(kind for kind in KINDS if kind.stays_inside)
+    args, kwargs = map_arguments(call.arguments, lambda key, content: None)
+    return Around.of((form_of(trace.values[read]) for read in call.reads), [*args, *kwargs.values()])
 
 
 def make_arguments(
-    call: Call, trace: TraceTables, device: torch.device, kind: Kind = KINDS[0]
+    call: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments for `call`; one tensor for each distinct value."""
     tensors: dict[int, torch.Tensor] = {}

@@ -1,58 +1,54 @@
-"""Operators that take indices: on a GPU, one outside of a dimension ends the process."""
+"""Indices that calls of a window make of made-up numbers may point outside of a tensor. On a GPU such a call ends the
+process, and on a CPU not every kernel looks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from stowage.stages.kernels import Around, Form
-from stowage.stages.profile.arguments import tensors_in
+_ALONG = frozenset(
+    f"{name}{ending}"
+    for name in ("index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce")
+    for ending in ("", "_")
+) | {"gather", "index_select"}
+"""Take a tensor, a dimension and indices into it."""
 
-INDEXING = frozenset(
-    f"aten.{name}"
-    for name in (
-        "embedding.default",
-        "embedding_dense_backward.default",
-        "_embedding_bag.default",
-        "gather.default",
-        "gather_backward.default",
-        "index.Tensor",
-        "index_add.default",
-        "index_add_.default",
-        "index_copy.default",
-        "index_copy_.default",
-        "index_put.default",
-        "index_put_.default",
-        "_unsafe_index.Tensor",
-        "_unsafe_index_put.default",
-        "index_select.default",
-        "index_select_backward.default",
-        "nll_loss_forward.default",
-        "nll_loss_backward.default",
-        "nll_loss2d_forward.default",
-        "nll_loss2d_backward.default",
-        "scatter.src",
-        "scatter.value",
-        "scatter_.src",
-        "scatter_.value",
-        "scatter_add.default",
-        "scatter_add_.default",
-        "scatter_reduce.two",
-        "take.default",
-        "put.default",
-    )
-)
+_EACH = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"])
+"""Take a tensor, and a list with indices into some of its dimensions."""
 
 
-def moved_inside(args: list[Any], kwargs: dict[str, Any]) -> bool:
-    """Keep integers below every dimension of the tensors beside them, wherever they point; whether any was not."""
-    tensors = tensors_in(args, kwargs)
-    indices = [t for t in tensors if not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)]
-    around = Around.of(Form.of(t) for t in tensors if all(t is not i for i in indices))
-    if len(indices) == len(tensors):  # of integers: what is looked up comes first
-        around, indices = Around.of([Form.of(tensors[0])]), indices[1:]
-    outside = [t for t in indices if t.numel() and not (int(t.min()) >= 0 and int(t.max()) < around.index)]
-    for tensor in outside:
-        tensor.clamp_(0, around.index - 1)
-    return bool(outside)
+def _pointing(name: str, args: list[Any]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Indices among the arguments, and what they must be below."""
+    if name in _ALONG:
+        yield args[2], args[0].shape[args[1]] if args[0].dim() else 1
+    elif name in _EACH:
+        yield from ((index, args[0].shape[d]) for d, index in enumerate(args[1]) if index is not None)
+    elif name in ("take", "put", "put_"):
+        yield args[1], args[0].numel()
+    elif name == "embedding":
+        yield args[1], args[0].shape[0]
+    elif name == "embedding_dense_backward":
+        yield args[1], args[2]
+    elif name == "_embedding_bag":
+        yield args[1], args[0].shape[0]
+        yield args[2], args[1].numel() + 1
+    elif name in ("nll_loss_forward", "nll_loss2d_forward"):
+        yield args[1], args[0].shape[min(1, args[0].dim() - 1)]
+    elif name in ("nll_loss_backward", "nll_loss2d_backward"):
+        yield args[2], args[1].shape[min(1, args[1].dim() - 1)]
+
+
+def moved_inside(target: str, args: list[Any]) -> bool:
+    """Make indices of a call that point outside of a tensor 0; whether there are any."""
+    namespace, name, _ = target.split(".") if target.count(".") == 2 else ("", "", "")
+    moved = False
+    for index, bound in _pointing(name, args) if namespace == "aten" else ():
+        if not isinstance(index, torch.Tensor) or index.dtype == torch.bool or not index.numel():
+            continue
+        lowest, highest = (int(n) for n in index.aminmax())
+        if highest >= bound or (lowest < 0 and lowest not in (-100, -1)):
+            index.masked_fill_((index >= bound) | (index < 0), 0)
+            moved = True
+    return moved

@@ -13,8 +13,8 @@ from stowage.stages.device import Device
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.kernels import Outputs, outputs_of
-from stowage.stages.profile.arguments import kernel_of, kinds_for, make_arguments, tensors_in
+from stowage.stages.kernels import Outputs, kinds_of, outputs_of
+from stowage.stages.profile.arguments import kernel_of, make_arguments, tensors_in
 from stowage.stages.profile.returned import is_compared
 
 
@@ -56,7 +56,7 @@ def returned(call: Call, trace: TraceTables, kind: str) -> Outputs | None:
     if not is_compared(call):
         return None
     operator, target = _operator(call), torch.device(kind)
-    for contents in kinds_for(target):
+    for contents in kinds_of(call.target):
         try:
             args, kwargs = make_arguments(call, trace, target, contents)
             return outputs_of(operator(*args, **kwargs), tensors_in(args, kwargs))
@@ -74,7 +74,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
     """
     operator, target = _operator(call), torch.device(kind)
     error: Exception | None = None
-    for contents in kinds_for(target):
+    for contents in kinds_of(call.target):
         try:
             args, kwargs = make_arguments(call, trace, target, contents)
             result = operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them

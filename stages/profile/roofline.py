@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.kernels import SUBSTITUTES
 from stowage.stages.profile.arguments import make_arguments, operator_of
 
 
@@ -27,7 +28,8 @@ def estimate_call(call: Call, trace: TraceTables, description: DeviceDescription
     created = {trace.values[v].storage for v in call.returns if v >= 0} - {trace.values[v].storage for v in call.reads}
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         args, kwargs = make_arguments(call, trace, torch.device("cpu"))
-        operator_of(call.target)(*args, **kwargs)
+        operator = operator_of(call.target)
+        SUBSTITUTES.get(operator, operator)(*args, **kwargs)
     flops = 0 if call.is_view else counter.get_total_flops()
     seconds = max(flops / description.flops_per_s, traffic / description.memory_copy_bytes_per_s)
     return Cost(

@@ -15,9 +15,9 @@ from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
-from stowage.stages.kernels import Around, Form, made_up
-from stowage.stages.profile.arguments import around_of, constant_of, form_of, kernel_of, make_arguments, operator_of
-from stowage.stages.profile.indices import INDEXING, moved_inside
+from stowage.stages.kernels import Form, made_up
+from stowage.stages.profile.arguments import constant_of, form_of, kernel_of, make_arguments, operator_of
+from stowage.stages.profile.indices import moved_inside
 from stowage.stages.profile.line import Line, Read, resolve
 from stowage.stages.profile.windows import Window
 from stowage.stages.profile.written import Written, write
@@ -83,8 +83,7 @@ class WindowRun:
 
     def _timed(self, line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> float:
         try:
-            if line.target in INDEXING and self._target.type != "cpu":
-                self._bent |= moved_inside(args, kwargs)
+            self._bent |= moved_inside(line.target, args)
             return self._device.time_s(partial(_execute, line, args, kwargs, values))
         except Exception:  # whatever an operator raises
             self.failing.add(line.signature)
@@ -118,11 +117,11 @@ class WindowRun:
         for call in window.calls:
             for read in call.reads:
                 if read not in made and read not in found:
-                    found.update(self._given_values(self._trace.values[read], around_of(call, self._trace), bases))
+                    found.update(self._given_values(self._trace.values[read], bases))
             made.update(call.returns)
         return found
 
-    def _given_values(self, value: Value, around: Around, bases: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _given_values(self, value: Value, bases: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         maker = self._trace.calls[value.call] if value.call >= 0 else None
         if maker is not None and maker.target in OPAQUE:
             args, kwargs = make_arguments(maker, self._trace, self._target)
@@ -132,7 +131,7 @@ class WindowRun:
         dtype = getattr(torch, value.dtype)
         if value.storage not in bases:
             elements = max(1, self._trace.storages[value.storage].nbytes // dtype.itemsize)
-            few = made_up(Form(dtype, (min(elements, PATTERN),), (1,)), self._target, around=around)
+            few = made_up(Form(dtype, (min(elements, PATTERN),), (1,)), self._target)
             if self._trace.storages[value.storage].role == "parameter" and len(value.shape) > 1:
                 few = _as_initialized(few, math.prod(value.shape[1:]))
             bases[value.storage] = few.repeat(-(-elements // PATTERN))[:elements]

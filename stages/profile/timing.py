@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,9 +68,9 @@ def measure_together(
     returned: Callable[[Mapping[str, Outputs]], None] = lambda found: None,
     make_update: MakeUpdate | None = None,
     keep: Callable[[list[Cost]], None] = lambda costs: None,
-) -> tuple[list[Cost], list[tuple[TraceTables, Call]]]:
-    """One cost for each of some calls, which have distinct signatures; and those that took no contents that were made
-    up for them.
+) -> list[Cost]:
+    """One cost for each of some calls, which have distinct signatures; none for calls that take no contents that were
+    made up for them.
 
     Args:
         work: traces with the calls that are of interest; none is clipping.
@@ -87,16 +87,13 @@ def measure_together(
     device, passes = device_of(target.type), min(PASSES, patience.min_samples)
     sought = [(_Runs(trace, device, target.type, passes, make_update), calls) for trace, calls in work]
     memory: dict[str, Alone] = {}
-    unknown: list[tuple[TraceTables, Call]] = []
     for runs, calls in sought:
         for call in calls:
-            try:
+            with suppress(MadeUpError):
                 memory[call.signature] = replace(runs.alone(call), work=_nothing)
-            except MadeUpError:
-                unknown.append((runs.trace, call))
     returned({signature: alone.outputs for signature, alone in memory.items() if alone.outputs is not None})
     if not memory:
-        return [], unknown
+        return []
 
     def costs(samples: Mapping[str, Sequence[float]]) -> list[Cost]:
         times = weigh(samples)
@@ -124,7 +121,7 @@ def measure_together(
     sought = [(runs, [call for call in calls if call.signature in memory]) for runs, calls in sought]
     with _collector_at_rest():
         samples = _in_turns(sought, patience, progress, enough)
-    return costs(samples), unknown
+    return costs(samples)
 
 
 def _nothing() -> None:

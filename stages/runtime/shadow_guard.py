@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stowage.stages.kernels import SUBSTITUTES
+
 CUDA_BLOCK_BYTES = 512
 """The caching allocator gives multiples of it."""
 
@@ -108,7 +110,7 @@ class Operators:
             fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
             given = {t.untyped_storage()._cdata for t in _leaves((fake_args, fake_kwargs)) if _is_strided(t)}
             with self._fake:
-                result = func(*fake_args, **fake_kwargs)
+                result = SUBSTITUTES.get(func, func)(*fake_args, **fake_kwargs)
             made = {t.untyped_storage()._cdata: t.untyped_storage() for t in _leaves(result) if _is_strided(t)}
         except Exception:  # without a fake kernel it is counted once it has run
             return 0

@@ -21,10 +21,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import form_text
-from stowage.stages.kernels import KINDS, Around, Form, Output, Outputs, known_outputs, made_up, outputs_of
+from stowage.stages.kernels import (
+    SUBSTITUTES,
+    Around,
+    Form,
+    Output,
+    Outputs,
+    kinds_of,
+    known_outputs,
+    made_up,
+    outputs_of,
+)
 from stowage.stages.trace.encoding import encode
 from stowage.stages.trace.smaller import larger, smaller
-from stowage.stages.trace.substitutes import SUBSTITUTES
 from stowage.stages.workload.autocast import without_autocast
 
 aten: Any = torch.ops.aten
@@ -268,11 +277,10 @@ def _run(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Sequence[Form], device: torch.device
 ) -> Outputs | None:
     """What the real kernel returns on tensors of these forms; None where it takes none of the contents tried."""
-    around = Around.of(forms)
+    around = Around.of(forms, [*args, *kwargs.values()])
     devices = [device.index or 0] if device.type == "cuda" else []
-    kinds = [kind for kind in KINDS if kind.stays_inside or device.type == "cpu"][:MOST_KINDS]
     with _really(), torch.random.fork_rng(devices=devices):
-        for kind in kinds:
+        for kind in kinds_of(str(func))[:MOST_KINDS]:
             try:
                 tensors = [made_up(form, device, kind, around) for form in forms]
                 a, k = _filled(args, kwargs, tensors)

@@ -14,10 +14,19 @@ KEPT = 8
 def smaller(forms: Sequence[Form]) -> tuple[list[Form], dict[int, int]]:
     """The forms with smaller sizes, and which size became which.
 
-    Sizes keep what is left when they are divided by 8: many kernels take an even number, or a multiple of 4.
+    Sizes keep what is left when they are divided by 8, and being two to four times another: many kernels take an even
+    number or a multiple of 4, halve a dimension, or make three of one.
     """
-    sizes = sorted({n for form in forms for n in form.shape if n > KEPT})
-    number = {n: min(n, KEPT * (i + 1) + n % KEPT) for i, n in enumerate(sizes)}
+    number: dict[int, int] = {}
+    for n in sorted({n for form in forms for n in form.shape if n > 1}):
+        last = max(number.values(), default=0)
+        times = [m * (n // other) for other, m in number.items() if n % other == 0 and n // other <= 4]
+        found = next((m for m in times if m > last), None)
+        if n <= KEPT:
+            found = n
+        elif found is None:
+            found = KEPT * (last // KEPT + 1) + n % KEPT
+        number[n] = min(n, found)
     return [_smaller(form, number) for form in forms], number
 
 

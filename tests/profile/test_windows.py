@@ -150,7 +150,7 @@ def test_a_window_computes_what_its_calls_say(monkeypatch: pytest.MonkeyPatch) -
     assert [c.call for c in window.calls] == [c.call for c in trace.calls]
     given_now = dict(model.state_dict(keep_vars=True))
 
-    def real(run: WindowRun, value: Value, bases: object, integers: int) -> dict[int, torch.Tensor]:
+    def real(run: WindowRun, value: Value, bases: object) -> dict[int, torch.Tensor]:
         name = value.source.partition(":")[2]
         tensor = given_now[name].detach().clone() if name in given_now else x
         return {value.value: tensor}
@@ -158,7 +158,7 @@ def test_a_window_computes_what_its_calls_say(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(WindowRun, "_given_values", real)
     wanted = {trace.meta.loss_value, *(g.gradient_value for g in trace.gradients)}
     last = last_touched(trace) | {trace.values[v].storage: -1 for v in wanted}  # they stay
-    run = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2)
+    run = WindowRun(window, trace, last, device_of("cpu"), "cpu")
     kept: list[dict[int, torch.Tensor]] = []
     monkeypatch.setattr(CpuDevice, "time_s", lambda device, work: (kept.append(work.args[-1]), work(), 0.0)[2])
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_a_window_computes_what_its_calls_say(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(values[trace.meta.loss_value], loss)
     for gradient in trace.gradients:
         assert torch.equal(values[gradient.gradient_value], model.get_parameter(gradient.parameter).grad)
-    written = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2).written()
+    written = WindowRun(window, trace, last, device_of("cpu"), "cpu").written()
     assert written is not None
     with torch.no_grad():
         outlive = written.function(*(run._given[value] for value in written.reads))
@@ -205,8 +205,8 @@ def test_what_weights_make_stays_of_their_size() -> None:
     (window,) = choose_windows(trace, {c.signature for c in trace.calls}, occurrences=1000)
     made = [v for c in window.calls for v in c.returns]
     last = dict.fromkeys(last_touched(trace), -1)  # all stay
-    written = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2).written()
-    run = WindowRun(window, trace, last, device_of("cpu"), "cpu", integers=2)
+    written = WindowRun(window, trace, last, device_of("cpu"), "cpu").written()
+    run = WindowRun(window, trace, last, device_of("cpu"), "cpu")
     assert written is not None
     with torch.no_grad():
         values = written.function(*(run._given[value] for value in written.reads))
@@ -226,11 +226,11 @@ def test_sums_take_the_memory_that_they_take_in_a_step() -> None:
 
     trace = trace_step(Sums(), (torch.randn(4, 4),), loss=lambda outputs, _: outputs.sum())
     (window,) = choose_windows(trace, {c.signature for c in trace.calls}, occurrences=1000)
-    run = WindowRun(window, trace, last_touched(trace), device_of("cpu"), "cpu", integers=2)
+    run = WindowRun(window, trace, last_touched(trace), device_of("cpu"), "cpu")
     sums = [line.kernel for line in run._lines if line.kernel in (torch.Tensor.add, torch.Tensor.add_)]
     assert sums == [torch.Tensor.add_, torch.Tensor.add_]
     kept = dict.fromkeys(last_touched(trace), -1)
-    run = WindowRun(window, trace, kept, device_of("cpu"), "cpu", integers=2)
+    run = WindowRun(window, trace, kept, device_of("cpu"), "cpu")
     assert [line.kernel for line in run._lines].count(torch.Tensor.add) == 2, "what is needed later stays"
 
 

@@ -5,7 +5,7 @@ They tell type and shape; how results lie in memory is learned from the real ker
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +36,24 @@ def grouped_mm(
     return self.new_empty((*groups, rows, columns), dtype=out_dtype or self.dtype)
 
 
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses, and what backward needs; the fake kernel knows no lengths, though they are numbers here."""
+    del blank, zero_infinity
+    longest = targets.shape[1] if targets.dim() == 2 else max(target_lengths, default=0)
+    steps, samples = log_probs.shape[0], log_probs.shape[1]
+    return log_probs.new_empty(samples), log_probs.new_empty((samples, steps, 2 * longest + 1))
+
+
 SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {
     operator.default: substitute
-    for name, substitute in (("_grouped_mm", grouped_mm),)
+    for name, substitute in (("_grouped_mm", grouped_mm), ("_ctc_loss", ctc_loss))
     if (operator := getattr(aten, name, None)) is not None
 }
 """Operator -> what it returns, under the active fake mode. Older releases lack some of them."""
