@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.lines import source_line
@@ -36,7 +36,7 @@ def check_parameters(model: nn.Module) -> None:
     """Raise `TraceError` for parameters without a shape, and for gradients without a fixed size."""
     for path, module in model.named_modules():
         place = f"Module '{path or type(module).__name__}' ({source_line(module)})"
-        if any(isinstance(p, UninitializedTensorMixin) for p in module._parameters.values()):
+        if any(isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in module._parameters.values()):
             raise TraceError(
                 f"{place} has parameters that get their shape from the first batch: run one batch through the model "
                 "before fit."
