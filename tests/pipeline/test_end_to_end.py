@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tiny: Path) -> None:
     environment = stage_environment(tiny)
     process = subprocess.Popen(["dvc", "repro", "train"], cwd=tiny, env=environment, start_new_session=True)
     checkpoints = tiny / ".stowage" / "checkpoints"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not list(checkpoints.rglob("*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
