@@ -54,7 +54,7 @@ def test_a_budget_runs_only_what_follows_from_it_and_comes_back_from_the_cache(t
 
 
 def test_how_often_a_call_is_timed_invalidates_nothing(tiny: Path) -> None:
-    set_parameters(tiny, {"profile": {"min_samples": 2}, "options": {"workers": 1}})
+    set_parameters(tiny, {"profile": {"min_samples": 2}, "options": {"workers": 2}})
     assert ran(run(["dvc", "repro"], tiny)) == []
     run(["git", "checkout", "--quiet", "params.yaml"], tiny)
 
