@@ -24,7 +24,6 @@ ROOM_BYTES = 8 << 30
 """A release of torch with its libraries takes up to 6 GB."""
 OWN_PINS = re.compile(r"(?:torch|torchvision|triton|nvidia-[\w-]+|cuda-[\w-]+)\s*==")
 """Lines of constraints.txt that hang on the release of torch."""
-EXTRAS = ("pytest", "pytest-xdist", "hypothesis", "accelerate", "peft", "psutil")
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ def install(python: Path, version: str, torch: str) -> tuple[Path | None, str]:
     pinned = ["--constraint", constraints()]
     for command in (
         [python, "-m", "venv", environment],
-        [*pip, *pinned, f"torch=={torch}", *EXTRAS],
-        [*pip, *pinned, f"torch=={torch}", "--editable", ROOT],
+        [*pip, *pinned, f"torch=={torch}", "--editable", f"{ROOT}[dev]"],
     ):
         ended = subprocess.run([str(part) for part in command], capture_output=True, text=True)
         if ended.returncode:
