@@ -2,7 +2,7 @@
 #              the result; a second run has nothing to do but print it again
 # make test    everything that must hold before a commit, set up from scratch if needed
 # make check   the same without setup
-# make test-long      that and everything exhaustive: before a release
+# make test-long      make test and everything that is exhaustive: before a release
 # make test-versions  a short exactness suite on every Python and torch that is at hand
 # make format  rewrite the code as `make check` wants it
 
@@ -62,7 +62,7 @@ test-long: setup lint types contracts
 	pytest --hypothesis-profile thorough $(SPREAD)
 
 test-versions:
-	tests/versions/run
+	$(PYTHON) tests/versions/run.py
 
 format:
 	ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ def fit_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "fit_home"
     shared.mkdir(exist_ok=True)
     return shared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _solves_in_this_process() -> Iterator[None]:
+    """A solver process takes longer to start than a test's blocks take to solve. Those that test such processes ask for
+    them by number; in a thorough run `fit` starts them too."""
+    with pytest.MonkeyPatch.context() as patch:
+        if settings().max_examples < THOROUGH:
+            patch.setattr(os, "cpu_count", lambda: 1)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

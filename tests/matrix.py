@@ -14,17 +14,20 @@ FEWEST = 5
 """Examples that no profile goes below, where a test asks for as many."""
 
 
-def some(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
+def some(values: Iterable[Any], keep: Collection[Any] | None = None, exactness: Collection[Any] = ()) -> list[Any]:
     """Arguments of `pytest.mark.parametrize`: all values, those that are not in `keep` marked `long`.
 
-    A tuple is several arguments.
+    A tuple is several arguments. Those in `exactness` are tried on all versions too.
     """
     found = list(values)
-    missing = [value for value in keep if value not in found]
+    missing = [value for value in (*(keep or ()), *exactness) if value not in found]
     assert not missing, f"there is no {missing}"
-    return [
-        pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=() if v in keep else pytest.mark.long) for v in found
-    ]
+
+    def marks(value: Any) -> list[pytest.MarkDecorator]:
+        long = [pytest.mark.long] if keep is not None and value not in keep else []
+        return [*long, *([pytest.mark.exactness] if value in exactness else [])]
+
+    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=marks(v)) for v in found]
 
 
 def examples(most: int) -> int:

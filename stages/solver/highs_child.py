@@ -1,21 +1,41 @@
-"""Solve one MILP with HiGHS in a process of its own: `python -m stowage.stages.solver.highs_child FOLDER`.
+"""Solve MILPs with HiGHS in a process of its own: `python -m stowage.stages.solver.highs_child`.
 
 Why a process: the wheels of highspy and of OR-Tools each bring a `libhighs.so.1`, and whichever is loaded second finds
 the other's, which lacks its symbols. One process can therefore hold one of them; ours holds OR-Tools.
 
-Reads `model.mps` and `request.json`, writes `answer.json`.
+Each line of its input is a folder: reads `model.mps` and `request.json` there, writes `answer.json`, and says `solved`,
+or what went wrong. Ends with its input, and after a while without a request.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import sys
 from pathlib import Path
 
 from stowage.stages.ir.command import Parser
 
+IDLE_S = 5.0
 
-def main(folder: Path) -> None:
+
+def main() -> None:
+    """Solve what is asked for."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the library prints is no answer
+    while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
+        try:
+            solve(Path(line.rstrip("\n")))
+            said = "solved"
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+        answers.write(f"{said}\n")
+        answers.flush()
+
+
+def solve(folder: Path) -> None:
     """Solve the model in `folder`."""
     import highspy
 
@@ -47,6 +67,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(__doc__)
-    parser.add_argument("folder", type=Path, help="of the model and what is asked")
-    main(parser.parse_args().folder)
+    Parser(__doc__).parse_args()
+    main()

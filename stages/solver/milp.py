@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from importlib import import_module
@@ -21,6 +19,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from stowage.stages.solver.cp import load_cp_model
+from stowage.stages.solver.highs_process import solve_folder
 from stowage.stages.solver.lazy import LazyModule
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
@@ -94,15 +93,8 @@ def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tu
         folder = Path(name)
         problem.writeMPS(str(folder / "model.mps"))
         (folder / "request.json").write_text(json.dumps(request))
-        command = [sys.executable, "-m", "stowage.stages.solver.highs_child", name]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=settings.time_limit_s + _GRACE_S, check=False
-            )
-        except subprocess.TimeoutExpired:
+        if not solve_folder(folder, settings.time_limit_s + _GRACE_S):
             return "unknown", math.inf, -math.inf
-        if done.returncode:
-            raise RuntimeError(f"HiGHS failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
         answer = json.loads((folder / "answer.json").read_text())
     bound = -math.inf if answer["bound"] is None else float(answer["bound"])
     if answer["infeasible"]:

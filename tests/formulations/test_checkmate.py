@@ -16,7 +16,7 @@ from tests.formulations.budgets import blocks_and_budgets, checked, total_s
 from tests.matrix import examples
 from tests.strategies import BlockBuilder
 
-LIMITS = SolverSettings(time_limit_s=60.0)
+LIMITS = SolverSettings(time_limit_s=600.0)
 
 
 def as_one(graph: BlockGraph) -> BlockGraph:

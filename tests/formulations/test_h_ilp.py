@@ -20,7 +20,7 @@ from tests.formulations.h_brute import fastest_h
 from tests.formulations.h_graphs import HBuilder, checked_h, h_graphs_and_budgets, small_h_graphs
 from tests.matrix import examples, some
 
-LIMITS = SolverSettings(time_limit_s=60.0)
+LIMITS = SolverSettings(time_limit_s=600.0)
 
 
 def two_contributors() -> HGraph:

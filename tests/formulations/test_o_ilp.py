@@ -28,8 +28,8 @@ from tests.formulations.doors import Door
 from tests.formulations.offload_problems import GIB, compute_s, llama, problems, rtx3060
 from tests.matrix import examples
 
-EXACT = SolverSettings(time_limit_s=60.0)
-ROUGH = SolverSettings(time_limit_s=120.0, gap=0.01)
+EXACT = SolverSettings(time_limit_s=600.0)
+ROUGH = SolverSettings(time_limit_s=600.0, gap=0.01)
 SLACK = 1 + 3 * TRANSFER_COST
 """The objective prefers less traffic by as much."""
 

@@ -21,8 +21,8 @@ from tests.formulations.offload_problems import GB, GIB, llama, problems, rtx306
 from tests.formulations.offload_replay import Replay
 from tests.matrix import examples
 
-EXACT = SolverSettings(time_limit_s=60.0)
-ROUGH = SolverSettings(time_limit_s=60.0, gap=0.01)
+EXACT = SolverSettings(time_limit_s=600.0)
+ROUGH = SolverSettings(time_limit_s=600.0, gap=0.01)
 NEAR = OIlpLimits(reach=8)
 
 

@@ -17,7 +17,7 @@ from tests.formulations.budgets import blocks_and_budgets, checked, peak_of, tot
 from tests.matrix import examples
 from tests.strategies import BlockBuilder, small_blocks
 
-LIMITS = SolverSettings(time_limit_s=60.0)
+LIMITS = SolverSettings(time_limit_s=600.0)
 
 
 def phantom_block() -> BlockGraph:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stowage.stages.solver import milp
 from stowage.stages.solver.cp import cp_model, cp_version, solve_cp
+from stowage.stages.solver.highs_process import HighsProcess
 from stowage.stages.solver.milp import MilpSolver, milp_version, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -48,6 +54,45 @@ def test_milp_infeasible(solver: MilpSolver) -> None:
     outcome = solve_milp(problem, SolverSettings(), solver=solver)
     assert outcome.status == "infeasible"
     assert not outcome.found
+
+
+def test_one_process_solves_one_model_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Counted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            started.append(self.pid)
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    process = HighsProcess()
+    monkeypatch.setattr(milp, "solve_folder", process.solve)
+    problem, _ = knapsack()
+    for _ in range(3):
+        assert solve_milp(problem, SolverSettings()).objective == 13
+    assert len(started) == 1
+    os.kill(started[0], signal.SIGKILL)
+    assert solve_milp(problem, SolverSettings()).objective == 13, "one that is gone is started again"
+    assert len(started) == 2
+    process.stop()
+
+
+def test_what_highs_cannot_read_is_said(tmp_path: Path) -> None:
+    process = HighsProcess()
+    with pytest.raises(RuntimeError, match="HiGHS failed: FileNotFoundError"):
+        process.solve(tmp_path, 60.0)
+    (tmp_path / "request.json").write_text("{")
+    with pytest.raises(RuntimeError, match="HiGHS failed: JSONDecodeError"):
+        process.solve(tmp_path, 60.0)
+    process.stop()
+
+
+def test_a_process_without_work_ends() -> None:
+    """It waits for nobody: not for its input to end, and not for longer than a few seconds."""
+    command = [sys.executable, "-m", "stowage.stages.solver.highs_child"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
+        assert waiting.wait(600) == 0
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, check=True).returncode == 0
 
 
 def test_cp() -> None:

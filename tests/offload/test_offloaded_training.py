@@ -72,7 +72,11 @@ def test_equal_to_eager_from_disk(name: str, optimizer: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "name",
-    some(["gpt2", "t5", "resnet", "tied", "lstm", "gpt2_frozen", "in_place"], keep=["gpt2_frozen", "tied", "in_place"]),
+    some(
+        ["gpt2", "t5", "resnet", "tied", "lstm", "gpt2_frozen", "in_place"],
+        keep=["gpt2_frozen", "tied", "in_place"],
+        exactness=["tied"],
+    ),
 )
 def test_the_order_of_verbs(name: str) -> None:
     """NullTier fills what is under way with NaN and checks every verb."""

@@ -162,7 +162,7 @@ def test_a_worker_stops_in_the_middle_of_a_solve_when_nobody_waits_for_it() -> N
         with pytest.raises(subprocess.TimeoutExpired):
             worker.wait(timeout=3)
         worker.stdin.close()
-        assert worker.wait(timeout=60) == 0
+        assert worker.wait(timeout=600) == 0
         assert worker.stdout.read() == ""
 
 
@@ -174,7 +174,7 @@ def test_encoding_is_reversible() -> None:
 
 @pytest.mark.parametrize("formulation", ["rk_checkmate", "checkmate"])
 def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: Exact) -> None:
-    graph, patient = deep_chain(1), SolverSettings(time_limit_s=60.0)
+    graph, patient = deep_chain(1), SolverSettings(time_limit_s=600.0)
     size = GridSize(3, 3, computations=4)
     budgets = tasks.grid(graph, size, patient)
     peak = budgets.peaks[1]
@@ -199,7 +199,7 @@ def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: E
 
 
 def test_checkmate_wins_where_a_node_must_run_more_often() -> None:
-    graph, patient = deep_chain(1), SolverSettings(time_limit_s=60.0)
+    graph, patient = deep_chain(1), SolverSettings(time_limit_s=600.0)
     budgets = tasks.grid(graph, GridSize(), patient)
     pair = budgets.peaks[1], budgets.saves[-1]
     few = solve_exactly("retention", graph, pair, patient, computations=1, within=None, near=None)

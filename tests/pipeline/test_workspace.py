@@ -144,7 +144,7 @@ def test_one_run_at_a_time_in_the_project_itself(toy: Path) -> None:
     with open_workspace(toy, {}, print):
         thread = threading.Thread(target=second)
         thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 600
         while not said and time.monotonic() < deadline:
             time.sleep(0.01)
         order.append("first")
@@ -155,18 +155,18 @@ def test_one_run_at_a_time_in_the_project_itself(toy: Path) -> None:
 
 def test_stopping_a_flow_stops_the_stage(toy: Path) -> None:
     """DVC killed by itself would leave the stage running."""
-    (toy / "toy.py").write_text("import time, os; open('pid', 'w').write(str(os.getpid())); time.sleep(100)")
+    (toy / "toy.py").write_text("import time, os; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)")
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pathlib import Path; "
         f"from stowage.flows._dvc import reproduce; reproduce(Path({str(toy)!r}), 'trace', print)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], env=stage_environment(find_root(Path(__file__))))
     pid = toy / "pid"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    process.wait(30)
+    process.wait(600)
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(int(pid.read_text())).status() == psutil.STATUS_ZOMBIE
 
