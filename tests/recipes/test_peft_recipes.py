@@ -10,7 +10,7 @@ import torch
 
 from tests.fit.beside_plain import Make, Script, trains_equally
 from tests.matrix import some
-from tests.recipes.tiny import EXPERTS, LANGUAGE, its_loss, language_model, texts, trainable
+from tests.recipes.tiny import LANGUAGE, its_loss, language_model, texts, trainable
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 LINEAR = {"lora_dropout": 0.05, "target_modules": "all-linear"}
