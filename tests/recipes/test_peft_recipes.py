@@ -22,6 +22,8 @@ WAYS: dict[str, Any] = {
     "prefix tuning": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
     "IA3": lambda: peft.IA3Config(task_type="CAUSAL_LM"),
 }
+DEEPER = ("LoRA", "DoRA")
+"""Ways whose gradients skip blocks."""
 
 
 def script(kind: str, way: str) -> Make:
@@ -33,7 +35,9 @@ def script(kind: str, way: str) -> Make:
             settings.target_modules = {"q_proj", "v_proj"}
             if way == "IA3":
                 settings.feedforward_modules = set()
-        model = peft.get_peft_model(language_model(kind, attention_dropout=0.1), settings)
+        model = peft.get_peft_model(
+            language_model(kind, attention_dropout=0.1, num_hidden_layers=1 + (way in DEEPER)), settings
+        )
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # zero in the beginning: A would not move
                 torch.nn.init.normal_(parameter, std=0.02)
