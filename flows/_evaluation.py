@@ -208,6 +208,7 @@ class Evaluations:
             except StaleStep:
                 self._known.remove(known)
                 raise
+            known.recorded.left.check(outputs[known.recorded.returns :])
             known.recorded.left.apply(outputs[known.recorded.returns :])
             return known.recorded.form.fill(tensors)
 

@@ -209,8 +209,9 @@ class Programs:
         known = next((k for k in self.known if k.program is program), None)
         tensors = program.take_left()
         recorded = self.live.of(known.key).recorded if known is not None else None
-        if recorded is None or not recorded.left.effects:
+        if recorded is None or not (recorded.left.effects or recorded.left.checks):
             return
+        recorded.left.check(tensors)
         decided = recorded.left.decided(tensors)
         if decided is None:
             recorded.left.apply(tensors)
