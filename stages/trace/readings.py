@@ -22,7 +22,7 @@ MOST = 10_000
 _FLOATS = (0.3712890625, 1e30, -1e30)
 _INTEGERS = (7, 1_000_003, -1_000_003)
 ROUNDS = len(_FLOATS)
-"""Traces of a step in which numbers are read; in the last one truth is the other way round, if nothing is raised then."""
+"""Traces of a step in which numbers are read; in the last one truth is the other way round, where nothing is raised."""
 
 
 @dataclass
