@@ -24,8 +24,11 @@ def looked_at(path: str, tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided or isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return ""
     with torch.no_grad():
-        if "position_ids" in path.rpartition("[")[2]:
+        key = path.rpartition("[")[2].rpartition(".")[2].strip("]'\"")
+        if "position_ids" in key:
             return ONE_SEQUENCE if bool((tensor.diff(dim=-1) == 1).all()) else SEVERAL
+        if "mask" not in key and not key.isdecimal():
+            return ""
         if tensor.dtype is not torch.bool:
             least, most = (int(value) for value in tensor.aminmax())
             if least < 0 or most > 1:
