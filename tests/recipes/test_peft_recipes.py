@@ -10,7 +10,7 @@ import torch
 
 from tests.fit.beside_plain import Make, Script, trains_equally
 from tests.matrix import some
-from tests.recipes.tiny import LANGUAGE, its_loss, language_model, texts, trainable
+from tests.recipes.tiny import EXPERTS, LANGUAGE, its_loss, language_model, texts, trainable
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 LINEAR = {"lora_dropout": 0.05, "target_modules": "all-linear"}
@@ -31,7 +31,7 @@ def script(kind: str, way: str) -> Make:
 
     def make() -> Script:
         settings = WAYS[way]()
-        if kind == "Qwen3Moe" and way in ("LoRA of attention", "IA3"):  # peft has no defaults for it
+        if kind in EXPERTS and way in ("LoRA of attention", "IA3"):  # peft has no defaults for them
             settings.target_modules = {"q_proj", "v_proj"}
             if way == "IA3":
                 settings.feedforward_modules = set()
