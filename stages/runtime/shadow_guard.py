@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stowage.stages.ir.quiet import quiet_torch
+
 CUDA_BLOCK_BYTES = 512
 """The caching allocator gives multiples of it."""
 

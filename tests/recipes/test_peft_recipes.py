@@ -31,6 +31,8 @@ def script(kind: str, way: str) -> Make:
 
     def make() -> Script:
         settings = WAYS[way]()
+        if kind in EXPERTS and way in DEEPER:  # peft adapts experts without dropout alone
+            settings.lora_dropout = 0.0
         if kind in EXPERTS and way in ("LoRA of attention", "IA3"):  # peft has no defaults for them
             settings.target_modules = {"q_proj", "v_proj"}
             if way == "IA3":
