@@ -168,9 +168,10 @@ class Evaluations:
         *,
         most: int,
         say: Callable[[str], None],
+        touches: tuple[Any, ...] = (),
     ) -> None:
         """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan, `tracing`
-        lets modules be called whose weights are below; `most` programs are kept."""
+        lets modules be called whose weights are below; `most` programs are kept; `touches`: see `record_forward`."""
         self._model = model
         self._planner = planner
         self._layouts = layouts
@@ -179,6 +180,7 @@ class Evaluations:
         self._net = net
         self._most = most
         self._say = say
+        self._touches = touches
         self._known: list[_Known] = []
         self._seen: dict[BatchSignature, None] = {}
 
@@ -206,6 +208,7 @@ class Evaluations:
             except StaleStep:
                 self._known.remove(known)
                 raise
+            known.recorded.left.check(outputs[known.recorded.returns :])
             known.recorded.left.apply(outputs[known.recorded.returns :])
             return known.recorded.form.fill(tensors)
 
@@ -237,7 +240,7 @@ class Evaluations:
         def plan() -> tuple[RecordedForward, Planned]:
             watch("trace")
             with self._tracing():
-                recorded = record_forward(self._model, batch, forward, self._layouts())
+                recorded = record_forward(self._model, batch, forward, self._layouts(), self._touches)
             for notice in recorded.notices:
                 self._say(notice)
             with without_autocast():

@@ -58,7 +58,7 @@ def make_step(
 
     Args:
         objective: `objective(model, batch)`, instead of `loss`.
-        touches: objects that it may change; what it leaves there when it is only compared is undone.
+        touches: objects that it may change besides those that hang on the model and the objective.
 
     Raises:
         ParameterError: an argument is wrong.
@@ -98,7 +98,14 @@ def make_step(
         structures=programs,
     )
     steps = Steps(
-        loss, objective, accumulate, max_grad_norm, known_optimizer=known, most=programs, new_shapes=new_shapes
+        loss,
+        objective,
+        accumulate,
+        max_grad_norm,
+        touches=touches,
+        known_optimizer=known,
+        most=programs,
+        new_shapes=new_shapes,
     )
     return TrainingStep(
         model,
@@ -108,7 +115,6 @@ def make_step(
         late=late,
         lower=lower,
         check=check_of(check),
-        touches=touches,
         say=say,
     )
 

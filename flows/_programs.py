@@ -49,6 +49,7 @@ class Steps:
         accumulate: micro-batches of an update.
         max_grad_norm: of clipping, or None.
         roots: what else the step may read, by name.
+        touches: objects that the step may change besides those that hang on the model and on what computes the loss.
         known_optimizer: what has been learnt of the optimizer.
         most: programs that are kept in memory.
         new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
@@ -59,6 +60,7 @@ class Steps:
     accumulate: int = 1
     max_grad_norm: float | None = None
     roots: Mapping[str, Any] = field(default_factory=dict)
+    touches: tuple[Any, ...] = ()
     known_optimizer: KnownOptimizer | None = None
     most: int = MOST
     new_shapes: NewShapes = "plan"
@@ -207,8 +209,9 @@ class Programs:
         known = next((k for k in self.known if k.program is program), None)
         tensors = program.take_left()
         recorded = self.live.of(known.key).recorded if known is not None else None
-        if recorded is None or not recorded.left.effects:
+        if recorded is None or not (recorded.left.effects or recorded.left.checks):
             return
+        recorded.left.check(tensors)
         decided = recorded.left.decided(tensors)
         if decided is None:
             recorded.left.apply(tensors)
@@ -346,6 +349,7 @@ class Programs:
                 objective=self._steps.objective,
                 layouts=self.layouts(),
                 decisions=self._decisions,
+                touches=self._steps.touches,
             )
         for notice in recorded.notices:
             self._say(notice)

@@ -63,7 +63,6 @@ class TrainingStep:
         late: LateWeights | None = None,
         lower: LowerTier | None = None,
         check: Check = "powers",
-        touches: tuple[Any, ...] = (),
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
@@ -71,7 +70,7 @@ class TrainingStep:
         self.programs = programs = Programs(model, optimizer, planner, steps, late=late, lower=lower, say=say)
         self._budget = planner.budget
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
-        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *touches), check, say)
+        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say)
         self._evaluations = Evaluations(
             model,
             planner,
@@ -81,6 +80,7 @@ class TrainingStep:
             self._net,
             most=steps.most,
             say=say,
+            touches=steps.touches,
         )
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.kernels import SUBSTITUTES
 
 CUDA_BLOCK_BYTES = 512
@@ -109,7 +110,7 @@ class Operators:
         try:
             fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
             given = {t.untyped_storage()._cdata for t in _leaves((fake_args, fake_kwargs)) if _is_strided(t)}
-            with self._fake:
+            with quiet_torch(), self._fake:
                 result = SUBSTITUTES.get(func, func)(*fake_args, **fake_kwargs)
             made = {t.untyped_storage()._cdata: t.untyped_storage() for t in _leaves(result) if _is_strided(t)}
         except Exception:  # without a fake kernel it is counted once it has run

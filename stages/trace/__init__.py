@@ -75,15 +75,23 @@ def record_step(
     objective: Objective | None = None,
     layouts: Mapping[str, torch.Tensor] | None = None,
     decisions: tuple[bool, ...] = (),
+    touches: Sequence[Any] = (),
 ) -> Recorded:
-    """Trace forward, loss and backward; see `trace_step`, and for `decisions` `trace_rounds`."""
+    """Trace forward, loss and backward.
+
+    Args:
+        model, batch, loss, objective, layouts: see `trace_step`.
+        decisions: see `trace_rounds`.
+        touches: objects that the step may change besides those that hang on the others.
+    """
 
     def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
         if objective is not None:
             return [loss_of(objective(model, batch), batch, lambda value, _: value)]
         return [loss_of(call_model(model, batch), batch, loss)]
 
-    roots = {name: item for name, item in (("loss", loss), ("objective", objective)) if item is not None}
+    named = (("loss", loss), ("objective", objective), *((f"touched {i}", item) for i, item in enumerate(touches)))
+    roots = {name: item for name, item in named if item is not None}
 
     def trace(readings: Readings, moved: Sequence[Seen]) -> Captured:
         return capture(model, batch, compute, layouts, roots=roots, readings=readings, moved=moved)

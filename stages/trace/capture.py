@@ -28,6 +28,7 @@ from stowage.stages.trace.readings import Readings
 from stowage.stages.trace.record import LEFT, Recorder
 from stowage.stages.trace.values import WithoutValues
 from stowage.stages.workload.autocast import without_autocast
+from stowage.stages.workload.values_looked_at import NO_PADDING, ONE_SEQUENCE, looked_at
 
 Compute = Callable[[nn.Module, Any], list[torch.Tensor]]
 """From the model and the batch to what the program returns: the loss alone, in a training step."""
@@ -109,6 +110,9 @@ def capture(
     for name, buffer in model.named_buffers():
         recorder.know(buffer, "buffer", name)
     fake_batch = with_tensors(batch, [recorder.know(tensor, "input", label) for label, tensor in inputs])
+    for label, tensor in inputs:
+        if looked_at(label, tensor) in (NO_PADDING, ONE_SEQUENCE):
+            recorder.assume(tensor, tensor)
     snapshot = Snapshot({"model": model, "batch": batch, **(roots or {})})
     try:
         move_numbers(moved, readings.round)

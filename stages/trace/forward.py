@@ -44,12 +44,17 @@ class RecordedForward:
 
 
 def record_forward(
-    model: nn.Module, batch: Any, forward: Forward, layouts: Mapping[str, torch.Tensor] | None = None
+    model: nn.Module,
+    batch: Any,
+    forward: Forward,
+    layouts: Mapping[str, torch.Tensor] | None = None,
+    touches: Sequence[Any] = (),
 ) -> RecordedForward:
     """Trace `forward(model, batch)` as it runs under `torch.no_grad()`, in the mode in which the model is.
 
     Args:
         layouts: of parameters that are not in memory, see `trace_step`.
+        touches: objects that it may change besides those that hang on the others.
 
     Raises:
         TraceError: it cannot be traced, or returns no tensor, or what cannot be made again for another batch.
@@ -68,7 +73,7 @@ def record_forward(
             compute,
             layouts,
             gradients=False,
-            roots={"forward": forward},
+            roots={"forward": forward, **{f"touched {i}": item for i, item in enumerate(touches)}},
             readings=readings,
             moved=moved,
         )

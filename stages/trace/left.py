@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.errors import StaleStep, TraceError
 from stowage.stages.structure import tensors_of
 from stowage.stages.trace.lines import source_line
 from stowage.stages.trace.preserve import Change, Snapshot, Way
@@ -127,10 +127,12 @@ class Left:
     Attributes:
         decisions: truth values that were read off tensors, by position among what the program returns behind its loss,
             and how they were taken to be: what is left may be another thing where they are not so.
+        checks: those of them that the user's code insists on, with what it says where they are not so.
     """
 
     effects: tuple[Effect, ...] = ()
     decisions: tuple[tuple[int, bool], ...] = ()
+    checks: tuple[tuple[int, bool, str], ...] = ()
 
     def stands(self) -> bool:
         """Whether before this step the same kinds of things are in all places as when it was traced."""
@@ -146,7 +148,18 @@ class Left:
             )
             for effect in self.effects
         )
-        return Left(effects, tuple((new[i], truth) for i, truth in self.decisions))
+        decisions = tuple((new[i], truth) for i, truth in self.decisions)
+        return Left(effects, decisions, tuple((new[i], truth, text) for i, truth, text in self.checks))
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise `StaleStep` where something is not so that the user's code insists on."""
+        for i, truth, text in self.checks:
+            if bool(tensors[i].item()) != truth:
+                raise StaleStep(
+                    f"A value that the code looks at is another one in this batch than when the step was traced, and "
+                    f"there it raises {text}: this step, which has been done, is not one of plain PyTorch; look at the "
+                    "batch, and go on from a checkpoint."
+                )
 
     def decided(self, tensors: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
         """How the truth values are, where not as they were taken to be."""

@@ -22,7 +22,7 @@ MOST = 10_000
 _FLOATS = (0.3712890625, 1e30, -1e30)
 _INTEGERS = (7, 1_000_003, -1_000_003)
 ROUNDS = len(_FLOATS)
-"""Traces of a step in which numbers are read; in the last one truth is the other way round."""
+"""Traces of a step in which numbers are read; in the last one truth is the other way round, where nothing is raised."""
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Readings:
     Attributes:
         round: which of the values far apart stand for the numbers.
         decisions: truth values that are read, in order, where they are not all true.
+        held: positions of those that are never the other way round: then the user's code raises.
         numbers: tensors whose value was read, copied where that was done, with the answer that was given.
         truths: likewise, of truth values.
         refusal: what to say where the step depends on one of them; None while nothing was read.
@@ -39,6 +40,7 @@ class Readings:
 
     round: int = 0
     decisions: tuple[bool, ...] = ()
+    held: frozenset[int] = frozenset()
     numbers: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
     truths: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
     refusal: TraceError | None = None
@@ -54,7 +56,7 @@ class Readings:
             return self.round < ROUNDS - 1
         if tensor.dtype == torch.bool:
             usual = self.decisions[len(self.truths)] if len(self.truths) < len(self.decisions) else True
-            truth = usual if self.round < ROUNDS - 1 else not usual
+            truth = usual if self.round < ROUNDS - 1 or len(self.truths) in self.held else not usual
             self.truths.append((tensor, truth))
             return truth
         # Told apart by a part that every float of this size keeps, so that a number is known again where it ends.

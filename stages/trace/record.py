@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fakes = WeakTensorKeyDictionary()
         self._nodes = WeakTensorKeyDictionary()
         self._written: set[int] = set()
+        self._assumed: dict[fx.Node, torch.Tensor] = {}
         self._names: set[str] = set()
         self._kept: list[torch.Tensor] = []  # storages are told apart by identity: none may go and come again
 
@@ -129,6 +130,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         with _disable_current_modes(), torch.no_grad():
             value: torch.Tensor | None = self._evaluate(node, {})
+        return value
+
+    def assume(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """The value that a source has in all steps that are like this one."""
+        self._assumed[self.node_of(tensor)] = value.detach().cpu()
+
+    def assumed_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As `known_value`, of what was made from assumed values too."""
+        node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
+        if node is None:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            value: torch.Tensor | None = self._evaluate(node, dict(self._assumed))
         return value
 
     def _evaluate(self, node: fx.Node, done: dict[fx.Node, Any]) -> Any:

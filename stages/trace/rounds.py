@@ -14,6 +14,9 @@ from stowage.stages.trace.left import MOVED, Left, Seen, effects_of
 from stowage.stages.trace.lower import Lowering, compact
 from stowage.stages.trace.readings import ROUNDS, Readings
 
+MOST_CHECKS = 32
+"""Truth values that the user's code may insist on."""
+
 Trace = Callable[[Readings, Sequence[Seen]], Captured]
 """Traces once, with these answers, and with numbers moved where an earlier trace changed them."""
 
@@ -47,18 +50,19 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
     Raises:
         TraceError: the step depends on numbers that are read off tensors, or leaves what cannot be followed.
     """
-    readings = Readings(decisions=decisions)
-    first = trace(readings, ())
+    first, readings = _first(trace, Readings(decisions=decisions))
+    decisions = readings.decisions
     lowering = Lowering(first)
     lowering.run()
     rounds: list[Sequence[Seen]] = [first.seen]
     answers = [_answers(readings)]
+    insists: dict[int, str] = {}
     if readings.refusal is not None or any(change.numbers for change in first.seen):
         bare = _content(_lowered(lowering, first.returns, 0))
         for round_ in range(1, ROUNDS):
             again = Readings(round_, decisions)
             try:
-                other = trace(again, first.seen)
+                other, again = _allowed(trace, again, first.seen, insists)
                 same = _content(_lowered_alone(other)) == bare
             except Exception as error:
                 if readings.refusal is None:
@@ -73,8 +77,47 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
     positions = {id(t): i for i, t in reversed(list(enumerate(t for c in first.seen for t in c.tensors)))}
     left = effects_of(rounds, answers, lambda t: positions[id(t)], lambda which: count + which)
     truths = count + len(readings.numbers)
-    left = replace(left, decisions=tuple((truths + i, truth) for i, (_, truth) in enumerate(readings.truths)))
+    decided = [(truths + i, truth) for i, (_, truth) in enumerate(readings.truths)]
+    checks = tuple((*decided[i], text) for i, text in sorted(insists.items()))
+    left = replace(left, decisions=tuple(decided) if left.effects else (), checks=checks)
     return first, *_needed(lowering, first, left)
+
+
+def _first(trace: Trace, readings: Readings) -> tuple[Captured, Readings]:
+    """A trace in which no check of the user's code (`if not torch.isfinite(x).all(): raise`) fails."""
+    original: TraceError | None = None
+    for _ in range(MOST_CHECKS):
+        try:
+            return trace(readings, ()), readings
+        except TraceError as error:
+            original = original or error
+            truths = tuple(truth for _, truth in readings.truths)
+            if _raised(error) == "" or not truths or not truths[-1]:
+                raise original from original.__cause__
+            readings = Readings(decisions=(*truths[:-1], False))
+    raise original or AssertionError
+
+
+def _raised(error: TraceError) -> str:
+    """What the user's code raised, and where; nothing where it cannot be traced for another reason."""
+    where, raised, _ = str(error).partition(" cannot be traced: ")
+    return f"{type(error.__cause__).__name__} in {where}" if raised and error.__cause__ is not None else ""
+
+
+def _allowed(
+    trace: Trace, readings: Readings, seen: Sequence[Seen], insists: dict[int, str]
+) -> tuple[Captured, Readings]:
+    """A trace with other answers. Truths without which the code raises are as before, and noted in `insists`."""
+    while True:
+        try:
+            return trace(readings, seen), readings
+        except TraceError as error:
+            free = [i for i in range(len(readings.truths)) if i not in readings.held]
+            raised = _raised(error)
+            if readings.round < ROUNDS - 1 or not free or len(insists) >= MOST_CHECKS or not raised:
+                raise
+            insists[free[-1]] = raised
+            readings = Readings(readings.round, readings.decisions, frozenset(insists))
 
 
 def _answers(readings: Readings) -> list[Any]:
@@ -106,12 +149,13 @@ def _content(lowered: Lowered) -> tuple[Any, ...]:
 
 def _needed(lowering: Lowering, captured: Captured, left: Left) -> tuple[Lowered, Left]:
     """Only what effects take is an output."""
-    if not left.effects:
+    if not left.effects and not left.checks:
         return _lowered(lowering, captured.returns, 0), Left()
     used = sorted(
         {i for e in left.effects for i in e.tensors}
         | {which for e in left.effects for kind, which in e.numbers if kind == "tensor"}
         | {position for position, _ in left.decisions}
+        | {position for position, _, _ in left.checks}
     )
     new = {old: i for i, old in enumerate(used)}
     lowering.outputs[captured.returns :] = [lowering.outputs[captured.returns + i] for i in used]

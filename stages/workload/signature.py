@@ -17,6 +17,7 @@ from torch.nn.modules import module as module_globals
 
 from stowage.stages.structure import Part, parts
 from stowage.stages.structure.values import value_text
+from stowage.stages.workload.values_looked_at import looked_at
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PLAIN = frozenset((bool, int, float, str))
@@ -126,7 +127,14 @@ def batch_signature(batch: Any) -> BatchSignature:
     Raises:
         ParameterError: it reaches more than a batch would.
     """
-    return BatchSignature(tuple(_leaf(part) for part in parts(batch)))
+    leaves: list[Leaf] = []
+    for part in parts(batch):
+        leaves.append(_leaf(part))
+        path, _, kind, item, _ = part
+        found = looked_at(path, item) if kind == "tensor" else ""
+        if found:
+            leaves.append(Leaf(f"{path} (values)", "values", found, ""))
+    return BatchSignature(tuple(leaves))
 
 
 def model_signature(model: nn.Module) -> ModelSignature:

@@ -66,9 +66,22 @@ def test_usual_models_have_no_mask(architecture: str) -> None:
     assert masks_of(model, {"input_ids": ids, "labels": ids.clone()}) == ({False}, {False})
 
 
-def test_positions_of_the_batch_are_data() -> None:
-    """They may be packed the next time."""
+@pytest.mark.parametrize(("sequences", "masked"), [(1, False), (2, True)])
+def test_positions_of_the_batch_are_looked_at(sequences: int, masked: bool) -> None:
+    """Whether they are packed belongs to the signature of the batch."""
     model = build_model("llama", LLAMA, seed=0)
-    ids, positions = torch.randint(64, (2, LENGTH)), torch.arange(LENGTH).expand(2, -1).contiguous()
-    _, traced = masks_of(model, {"input_ids": ids, "labels": ids.clone(), "position_ids": positions})
-    assert traced == {True}
+    ids = torch.randint(64, (2, LENGTH))
+    positions = (torch.arange(LENGTH) % (LENGTH // sequences)).expand(2, -1).contiguous()
+    batch = {"input_ids": ids, "labels": ids.clone(), "position_ids": positions}
+    assert masks_of(model, batch) == ({masked}, {masked})
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_masks_of_the_batch_are_looked_at(padding: int) -> None:
+    """Likewise whether they mask anything."""
+    model = build_model("llama", LLAMA, seed=0)
+    ids = torch.randint(64, (2, LENGTH))
+    mask = torch.ones_like(ids)
+    mask[0, LENGTH - padding :] = 0
+    masked = {bool(padding)}
+    assert masks_of(model, {"input_ids": ids, "labels": ids.clone(), "attention_mask": mask}) == (masked, masked)
