@@ -113,7 +113,8 @@ def cost_step(
     said = notices if notices is not None else []
 
     def cost() -> Costed:
-        progress("trace")
+        if recorded is None:
+            progress("trace")
         made = recorded or record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
         if recorded is None:
             said.extend(n for n in made.notices if n not in said)

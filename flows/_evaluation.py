@@ -22,7 +22,7 @@ from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.ir.errors import Infeasible, StaleStep
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
-from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace
+from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
@@ -84,8 +84,8 @@ def plan_forward(
     Args:
         model, recorded, resting: what runs, and what is in memory besides.
         home, effort, below: see `plan_step`.
-        similar: knows calls in other sizes; where nothing may be below, times matter to no decision, and those of calls
-            that were never measured are estimated.
+        similar: knows calls in other sizes. Where nothing may be below, times matter to no decision: those of calls
+            that were never measured are then estimated too.
         profiled: see `profile_trace`.
 
     Raises:
@@ -94,7 +94,7 @@ def plan_forward(
     trace = forward_tables(recorded, model, resting.beside)
     target = target_device(trace.meta.device, home)
     store = CostStore(home / "costs")
-    if similar is not None and below is None:
+    if similar is not None and (below is None or times_are_known(trace, target, store, similar)):
         costs = estimated_costs([trace], target, store, similar)
     else:
         measured = profile_trace(
@@ -106,6 +106,8 @@ def plan_forward(
             progress=profiled,
         )
         costs = {c.signature: c for c in measured}
+        if similar is not None:
+            similar.learn(trace, costs)
     nodes = forward_nodes(trace, costs)
     solved = solve_forward(
         trace,

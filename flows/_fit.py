@@ -14,8 +14,8 @@ from torch import nn
 from stowage.flows._budget import RunBudget
 from stowage.flows._effort import QUICK, Effort, home_folder, target_device
 from stowage.flows._planner import Planner
-from stowage.flows._programs import MOST, NewShapes, Say, Steps
 from stowage.flows._shadow import check_of
+from stowage.flows._steps import MOST, NewShapes, Say, Steps
 from stowage.flows._tiers import lower_tier
 from stowage.flows._training_step import TrainingStep
 from stowage.flows._weights import LateWeights

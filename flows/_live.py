@@ -58,6 +58,7 @@ class Traced:
 
     Attributes:
         key: what it was recorded for; programs are known by it.
+        forms: of the tensors in its batch.
         recorded: its tables; None until it is recorded.
         constants: contents of constants now, where they are not those recorded.
         version: raised when other numbers than before are read at each call.
@@ -65,6 +66,7 @@ class Traced:
 
     def __init__(self, key: Key) -> None:
         self.key = key
+        self.forms = _forms(key[0])
         self.recorded: Recorded | None = None
         self.constants: list[Constant] | None = None
         self.version = 0
@@ -193,11 +195,15 @@ class Live:
         traced: recorded steps, the one found last first.
     """
 
-    def __init__(self, model: nn.Module, roots: Mapping[str, Any], record: Record, say: Say) -> None:
+    def __init__(
+        self, model: nn.Module, roots: Mapping[str, Any], record: Record, say: Say, *, most: int = MOST
+    ) -> None:
+        """`most` recorded steps are remembered."""
         self._model = model
         self._roots = {"model": model, **roots}
         self._record = record
         self._say = say
+        self._most = most
         self.traced: list[Traced] = []
 
     def find(self, batch: Any) -> Traced:
@@ -208,8 +214,9 @@ class Live:
         """
         batch_now, model_now = batch_signature(batch), model_signature(self._model)
         alike: list[tuple[Traced, State, Changed]] = []
+        forms = _forms(batch_now)
         for position, traced in enumerate(self.traced):
-            if not traced.stands():
+            if traced.forms != forms or not traced.stands():
                 continue
             state = traced.now(batch_now, model_now)
             if traced.accepts(state):
@@ -259,7 +266,7 @@ class Live:
         return next(traced for traced in self.traced if traced.key is key)
 
     def _new(self, key: Key) -> Traced:
-        self.traced = [traced for traced in self.traced if traced.recorded is not None][: MOST - 1]
+        self.traced = [traced for traced in self.traced if traced.recorded is not None][: self._most - 1]
         self.traced.insert(0, Traced(key))
         return self.traced[0]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from stowage.flows._binding import Binding
 from stowage.flows._effort import QUICK
 from stowage.flows._interrupt import ends_in_one_line
 from stowage.flows._live import Key, Live
@@ -19,65 +18,18 @@ from stowage.flows._live_programs import set_numbers, with_live_numbers
 from stowage.flows._planned import Planned
 from stowage.flows._planner import Planner
 from stowage.flows._reasons import form_of, planned_text, why
+from stowage.flows._steps import SPARE, Known, Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError
 from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.runtime.resident import resident_limit
 from stowage.stages.trace import MicroBatch, Outside, Recorded, parameters_of, record_step
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss, Objective
-
-Say = Callable[[str], None]
-NewShapes = Literal["plan", "quick", "error"]
-MOST = 16
-"""Programs that are kept in memory."""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What every program of a model shares.
-
-    Attributes:
-        loss, objective: see `record_step`.
-        accumulate: micro-batches of an update.
-        max_grad_norm: of clipping, or None.
-        roots: what else the step may read, by name.
-        touches: objects that the step may change besides those that hang on the model and on what computes the loss.
-        known_optimizer: what has been learnt of the optimizer.
-        most: programs that are kept in memory.
-        new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
-    """
-
-    loss: Loss | None = None
-    objective: Objective | None = None
-    accumulate: int = 1
-    max_grad_norm: float | None = None
-    roots: Mapping[str, Any] = field(default_factory=dict)
-    touches: tuple[Any, ...] = ()
-    known_optimizer: KnownOptimizer | None = None
-    most: int = MOST
-    new_shapes: NewShapes = "plan"
-
-
-class Known(NamedTuple):
-    """A program, what it is for, the tensors that it reads outside of model and batch, by name, and what it leaves."""
-
-    optimizer: OptimizerSignature | None
-    """Its groups, when it was planned."""
-
-    key: Key
-    micro_batch: MicroBatch
-    planned: Planned
-    program: Program
-    version: int = 0
-    """Of the numbers that its code reads at each call; see `Traced`."""
 
 
 class Programs:
@@ -85,7 +37,7 @@ class Programs:
 
     Attributes:
         known: programs, the one found last first.
-        offloading: the tier below the device, once a plan has used it.
+        binding: makes programs of plans, and has the tier below the device.
         live: the recorded steps that they are of.
     """
 
@@ -105,18 +57,19 @@ class Programs:
         self._known_optimizer = steps.known_optimizer or (KnownOptimizer(optimizer) if optimizer is not None else None)
         self._planner = planner
         self._steps = steps
-        self._late = late
-        self._lower = lower
         self._say = say
         self.known: list[Known] = []
         self._decisions: tuple[bool, ...] = ()
-        self.live = Live(
-            model, {"loss": steps.loss, "objective": steps.objective, **steps.roots}, self._record_anew, say
-        )
+        roots = {"loss": steps.loss, "objective": steps.objective, **steps.roots}
+        self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
         self._traced_s = self._untold_s = 0.0
-        self._room_bytes = 0
-        self.offloading: Offloading | None = None
+        self.binding = Binding(model, optimizer, late, lower)
+
+    @property
+    def offloading(self) -> Offloading | None:
+        """The tier below the device, once a plan has used it."""
+        return self.binding.offloading
 
     @property
     def latest(self) -> Known | None:
@@ -187,15 +140,18 @@ class Programs:
         before = self._planner.budget.nbytes
         if not self._planner.budget.grows:
             return False
-        key = self.key(batch)
         try:
-            recorded = self._record(key, batch)
-            with torch.random.fork_rng(), without_autocast():
-                waiting = self._everything(recorded) if self._steps.accumulate > 1 else frozenset[str]()
-                self._planner.count(recorded, self._micro_batch(waiting, True))
+            key = self.key(batch)
+            with_true_kernels(lambda: self._count(key, batch), lambda: self.live.again(key))
         except (StowageError, TypeError, ValueError, KeyError, AttributeError, RuntimeError):
             return False  # it is no batch to train on
         return self._planner.budget.nbytes > before
+
+    def _count(self, key: Key, batch: Any) -> None:
+        recorded = self._record(key, batch)
+        with torch.random.fork_rng(), without_autocast():
+            waiting = self._everything(recorded) if self._steps.accumulate > 1 else frozenset[str]()
+            self._planner.count(recorded, self._micro_batch(waiting, True))
 
     def forget(self, program: Program | None = None) -> None:
         """Forget a program, by default all: its signature is traced anew."""
@@ -254,7 +210,7 @@ class Programs:
         traced = self.live.of(known.key)
         if known.version != traced.version:
             planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
-            program = self._bind(planned, self._outside(known.key))
+            program = self.binding.bind(planned, self._outside(known.key))
             known = known._replace(planned=planned, program=program, version=traced.version)
         set_numbers(known.program, traced)
         return known
@@ -276,7 +232,7 @@ class Programs:
                 planned = self._plan(recorded, key, micro_batch, reason, ahead=ahead)
             except Infeasible as error:
                 raise error.about("training", form_of(key[0])) from None
-        program = self._bind(planned, recorded.outside)
+        program = self.binding.bind(planned, recorded.outside)
         took_s = time.perf_counter() - began + self._untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._traced_s))
         self._untold_s = 0.0
@@ -312,22 +268,6 @@ class Programs:
         assert recorded is not None
         return recorded.outside
 
-    def _bind(self, planned: Planned, outside: Outside) -> Program:
-        offloading = self.offloading_for(planned)
-        if self._late is not None:
-            self._late.load(offloading, planned.slots)
-        return bind(
-            planned.source,
-            planned.manifest.source_hash,
-            str(planned.folder / "step.py"),
-            planned.trace,
-            self._model,
-            self._optimizer,
-            planned.slots,
-            offloading,
-            outside,
-        )
-
     def _record(self, key: Key, batch: Any) -> Recorded:
         """Forward and backward, which the micro-batches of a signature share."""
         return self.live.recorded(key, batch)
@@ -337,7 +277,7 @@ class Programs:
         watch = self._planner.watch
         with (
             torch.random.fork_rng(),
-            self.tracing(),
+            self.binding.tracing(),
             ends_in_one_line(watch, self._say),
             watch.shown(),
         ):
@@ -347,7 +287,7 @@ class Programs:
                 batch,
                 loss=self._steps.loss,
                 objective=self._steps.objective,
-                layouts=self.layouts(),
+                layouts=self.binding.layouts(),
                 decisions=self._decisions,
                 touches=self._steps.touches,
             )
@@ -356,15 +296,6 @@ class Programs:
         self._traced_s = self._untold_s = time.perf_counter() - began
         return recorded
 
-    def tracing(self) -> AbstractContextManager[None]:
-        """Modules are called whose weights may be below: a trace reads none."""
-        return self.offloading.lending() if self.offloading is not None else nullcontext()
-
-    def layouts(self) -> dict[str, torch.Tensor]:
-        """How parameters lie that are not in memory."""
-        late = self._late.layouts if self._late is not None else {}
-        return late | (self.offloading.layouts() if self.offloading is not None else {})
-
     def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""
         for known in self.known if not micro_batch.update else ():
@@ -372,19 +303,6 @@ class Programs:
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
         return frozenset()
-
-    def offloading_for(self, planned: Planned) -> Offloading | None:
-        """One tier for all programs of the model, opened when the first plan needs it."""
-        room_bytes = planned.summary.device_budget_bytes
-        if self.offloading is None and planned.slots and self._lower is not None:
-            tier = self._lower.open()
-            limit = resident_limit(self._model, self._optimizer, room_bytes)
-            self.offloading = Offloading(tier, self._model, self._optimizer, limit)
-            self._room_bytes = room_bytes
-        elif self.offloading is not None and room_bytes > self._room_bytes > 0:
-            self.offloading.allow(room_bytes - self._room_bytes)
-            self._room_bytes = room_bytes
-        return self.offloading
 
 
 def _bytes_of(batch: Any) -> int:

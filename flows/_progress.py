@@ -69,7 +69,8 @@ class Watch:
         self.stage, self._reason = "", f"{reason}: " if reason else ""
         console = Console(stderr=True)
         if not (console.is_terminal and sys.stderr.isatty()):
-            LOG.info("planning begins%s", f", {reason}" if reason else "")
+            if reason:
+                LOG.info("planning: %s", reason)
             yield
             self._leave()
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from stowage.flows._steps import Known
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.trace import MicroBatch
@@ -94,3 +95,22 @@ def _new(batch: BatchSignature, seen: Collection[BatchSignature]) -> str:
             if differences:
                 return "new batch, " + differences[0].removesuffix(".")
     return f"new shape {form_of(batch)}"
+
+
+def step_text(model: str, optimizer: str, known: Sequence[Known]) -> str:
+    """A training step in a few lines.
+
+    Args:
+        model, optimizer: names of their classes.
+        known: its programs, the latest first.
+    """
+    if not known:
+        return f"<TrainingStep of {model}, nothing planned yet>"
+    plan = known[0].planned.summary
+    forms = "; ".join(dict.fromkeys(form_of(k.key[0]) for k in known))
+    return (
+        f"<TrainingStep of {model}: {plan.method}, {time_text(plan.step_time_s)} a step predicted\n"
+        f" peak {size_text(plan.device_peak_bytes)} of {size_text(plan.device_budget_bytes)}, optimizer "
+        f"{optimizer if optimizer != 'NoneType' else 'none'}\n"
+        f" {len(known)} program{'s' * (len(known) != 1)} in memory, for batches of {forms}>"
+    )

@@ -29,7 +29,7 @@ from stowage.stages.runtime.shadow_guard import NoRoom, Operators, ReadsAway, Ro
 from stowage.stages.workload.autocast import without_autocast
 
 if TYPE_CHECKING:
-    from stowage.flows._programs import Known
+    from stowage.flows._steps import Known
 
 Check = Literal["powers", "always", "never", "gradients"]
 Result = TypeVar("Result")

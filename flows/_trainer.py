@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from stowage.flows._fit import make_step, print_notice
-from stowage.flows._programs import MOST, NewShapes, Say
 from stowage.flows._shadow import check_of
+from stowage.flows._steps import MOST, NewShapes, Say
 from stowage.flows._trainer_batches import first_evaluations
 from stowage.flows._trainer_files import TrainerFiles, replaced
 from stowage.flows._training_step import TrainingStep

@@ -15,13 +15,13 @@ from stowage.flows import _saving
 from stowage.flows._evaluation import Evaluations, Resting
 from stowage.flows._planned import Planned
 from stowage.flows._planner import Planner
-from stowage.flows._programs import Programs, Say, Steps
-from stowage.flows._reasons import form_of
+from stowage.flows._programs import Programs
+from stowage.flows._reasons import step_text
 from stowage.flows._shadow import Check, Net
 from stowage.flows._step_loss import StepLoss
+from stowage.flows._steps import Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
-from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan
@@ -74,9 +74,9 @@ class TrainingStep:
         self._evaluations = Evaluations(
             model,
             planner,
-            programs.layouts,
-            programs.offloading_for,
-            programs.tracing,
+            programs.binding.layouts,
+            programs.binding.offloading_for,
+            programs.binding.tracing,
             self._net,
             most=steps.most,
             say=say,
@@ -84,18 +84,7 @@ class TrainingStep:
         )
 
     def __repr__(self) -> str:
-        latest = self.programs.latest
-        name = f"TrainingStep of {type(self.model).__name__}"
-        if latest is None:
-            return f"<{name}, nothing planned yet>"
-        plan, known = latest.planned.summary, self.programs.known
-        forms = "; ".join(dict.fromkeys(form_of(k.key[0]) for k in known))
-        return (
-            f"<{name}: {plan.method}, {time_text(plan.step_time_s)} a step predicted\n"
-            f" peak {size_text(plan.device_peak_bytes)} of {size_text(plan.device_budget_bytes)}, optimizer "
-            f"{type(self.optimizer).__name__ if self.optimizer is not None else 'none'}\n"
-            f" {len(known)} program{'s' * (len(known) != 1)} in memory, for batches of {forms}>"
-        )
+        return step_text(type(self.model).__name__, type(self.optimizer).__name__, self.programs.known)
 
     @property
     def planned(self) -> Planned:
@@ -211,7 +200,7 @@ class TrainingStep:
 
     def take_over(self, other: TrainingStep) -> None:
         """Go on with what another step of the same model has below the device, before anything is planned."""
-        self.programs.offloading = other.programs.offloading
+        self.programs.binding.offloading = other.programs.offloading
         if self.programs.offloading is not None and self.optimizer is not other.optimizer:
             self.programs.offloading.serve(self.optimizer)
 

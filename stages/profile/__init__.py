@@ -16,14 +16,14 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
 from stowage.stages.profile.clip import estimate_clip, measure_clip
 from stowage.stages.profile.comparison import Comparison
-from stowage.stages.profile.estimates import estimated_costs
+from stowage.stages.profile.estimates import estimated_costs, times_are_known
 from stowage.stages.profile.roofline import estimate_call
 from stowage.stages.profile.similar import Similar
 from stowage.stages.profile.store import CostStore, Keeper
 from stowage.stages.profile.timing import Patience, measure_together
 from stowage.stages.profile.updates import MakeUpdate, estimate_update
 
-__all__ = ["CostStore", "Similar", "estimated_costs", "profile_trace", "profile_variants"]
+__all__ = ["CostStore", "Similar", "estimated_costs", "profile_trace", "profile_variants", "times_are_known"]
 
 
 def profile_trace(trace: TraceTables, target: DeviceDescription, store: CostStore, **how: Any) -> list[Cost]:

@@ -9,11 +9,13 @@ import torch
 
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
-from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
+from stowage.stages.kernels import Outputs
 from stowage.stages.profile.clip import estimate_clip
-from stowage.stages.profile.measure import MadeUpError, measure_call
+from stowage.stages.profile.comparison import Comparison
+from stowage.stages.profile.measure import Alone, MadeUpError, measure_call
 from stowage.stages.profile.roofline import estimate_call
 from stowage.stages.profile.similar import Similar, made_bytes
 from stowage.stages.profile.store import CostStore
@@ -30,7 +32,7 @@ def estimated_costs(
     make_update: MakeUpdate | None = None,
 ) -> dict[str, Cost]:
     """One cost for each distinct call, by signature. Workspace is never less than the call needs: where no call of its
-    kind that was measured is as large, it runs twice on made-up tensors.
+    kind that was measured is as large, it runs on made-up tensors, and what it returns is compared with the trace.
 
     Args:
         traces: of steps or forwards.
@@ -41,42 +43,66 @@ def estimated_costs(
 
     Raises:
         TableError: an operator does not run on this device.
+        FakeKernelError: calls return something else than the traces say: they must be traced again.
     """
+    traces = list(traces)
+    distinct = {call.signature: (trace, call) for trace in traces for call in reversed(trace.calls)}
+    comparison = Comparison(distinct, store, target)
+    comparison.check(run=False, later=())
     found = {s: c for s, c in store.read(target.fingerprint).items() if c.source == "measured"}
+    returned: dict[str, Outputs] = {}
+    for signature, (trace, call) in distinct.items():
+        if signature in found:
+            continue
+        workspace_bytes = 0 if call.is_view else similar.workspace_bytes(call, trace)
+        if call.target == CLIP:
+            found[signature] = replace(estimate_clip(call, trace, target), source="similar")
+        elif workspace_bytes is not None:
+            found[signature] = _estimated(call, trace, target, similar, (made_bytes(call, trace), workspace_bytes))
+        else:
+            alone = _alone(call, trace, target, make_update)
+            if alone is None:  # as where it is measured in full
+                found[signature] = replace(estimate_call(call, trace, target), source="similar")
+                continue
+            if alone.outputs is not None:
+                returned[signature] = alone.outputs
+            memory = alone.output_bytes, alone.workspace_bytes
+            found[signature] = _estimated(call, trace, target, similar, memory)
+    comparison.add(returned)
     for trace in traces:
-        for call in trace.calls:
-            if call.signature not in found:
-                found[call.signature] = _estimated(call, trace, target, similar, make_update)
         similar.learn(trace, found)
     return found
 
 
+def times_are_known(trace: TraceTables, target: DeviceDescription, store: CostStore, similar: Similar) -> bool:
+    """Whether every call of the trace, or one of its kind, was timed."""
+    measured = store.read(target.fingerprint)
+    return all(
+        call.is_view
+        or (call.signature in measured and measured[call.signature].is_measured())
+        or similar.time_s(call, trace) is not None
+        for call in trace.calls
+    )
+
+
 def _estimated(
-    call: Call, trace: TraceTables, target: DeviceDescription, similar: Similar, make_update: MakeUpdate | None
+    call: Call, trace: TraceTables, target: DeviceDescription, similar: Similar, memory: tuple[int, int]
 ) -> Cost:
-    if call.target == CLIP:
-        return replace(estimate_clip(call, trace, target), source="similar")
-    made, workspace_bytes = made_bytes(call, trace), 0 if call.is_view else similar.workspace_bytes(call, trace)
-    if workspace_bytes is None:
-        made, workspace_bytes = _memory(call, trace, target, make_update)
+    """`memory`: bytes of results, and of workspace."""
     time_s = target.dispatch_s if call.is_view else similar.time_s(call, trace)
     if time_s is None:
         time_s = (estimate_update if call.target in _UPDATES else estimate_call)(call, trace, target).time_s
-    return Cost(call.signature, target.fingerprint, time_s, made, workspace_bytes, 0, "similar")
+    return Cost(call.signature, target.fingerprint, time_s, *memory, 0, "similar")
 
 
-def _memory(
-    call: Call, trace: TraceTables, target: DeviceDescription, make_update: MakeUpdate | None
-) -> tuple[int, int]:
-    """Bytes of results and workspace, measured."""
+def _alone(call: Call, trace: TraceTables, target: DeviceDescription, make_update: MakeUpdate | None) -> Alone | None:
+    """What the call takes in memory, and what it returns; None where it takes none of the made-up contents."""
     device = device_of(target.type)
-    with torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+    with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
         if call.target in _UPDATES:
-            alone = measure_update(call, trace, device, target.type, make_update)
-        else:
-            try:
-                with torch.no_grad():
-                    alone = measure_call(call, trace, device, target.type)
-            except MadeUpError as error:
-                raise TableError(f"What {call.target} takes in memory is not known: {error}.") from error
-    return alone.output_bytes, alone.workspace_bytes
+            return measure_update(call, trace, device, target.type, make_update)
+        try:
+            with torch.no_grad():
+                return measure_call(call, trace, device, target.type)
+        except MadeUpError:
+            return None

@@ -17,6 +17,7 @@ from typing import Any
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
+from stowage.stages.kernels import known_outputs
 
 SMALLEST_SIZE = 8
 """A smaller number among the arguments may be a dimension, a stride of a window or a flag: it belongs to the kind."""
@@ -31,7 +32,7 @@ class _Point:
     Attributes:
         sizes: see above.
         touched_bytes: of what it reads and returns.
-        as_traced: it made no more than its trace says.
+        as_traced: PyTorch's fake kernel says what it returns.
         cost: of it.
     """
 
@@ -61,12 +62,12 @@ class Similar:
             kind, sizes = _described(call, trace)
             known = self._points.setdefault(kind, {})
             if sizes not in known or cost.source == "measured":
-                as_traced = trace.meta.device != "cpu" or cost.output_bytes <= made_bytes(call, trace)
+                as_traced = call.signature not in known_outputs().measured
                 known[sizes] = _Point(sizes, _touched_bytes(call, trace), as_traced, cost)
 
     def workspace_bytes(self, call: Call, trace: TraceTables) -> int | None:
-        """What the call needs at most; None where no known one of its kind is as large, or where a known one makes more
-        than its trace says."""
+        """What the call needs at most; None where no known one of its kind is as large, or where PyTorch's fake kernels
+        have been wrong about a known one: then it must run to be known."""
         kind, sizes = _described(call, trace)
         known = self._points.get(kind, {}).values()
         larger = (p for p in known if all(a <= b for a, b in zip(sizes, p.sizes, strict=True)))

@@ -29,7 +29,7 @@ def test_it_grows_with_the_batches_and_never_shrinks(fit_home: Path) -> None:
 
 
 def test_an_evaluation_of_longer_batches_counts(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 4, device_budget="100%")
+    beside = Beside(Tagger, fit_home, 4, device_budget="120%")
     before = beside.step.plan.device_budget_bytes
     beside.other.eval()
     for length in (120, 100):

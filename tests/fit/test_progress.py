@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import stowage.flows._planning as planning
 import stowage.stages.profile.timing as timing
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.table import read_rows
@@ -52,7 +51,7 @@ def test_what_was_measured_is_kept_when_planning_is_interrupted(
 
     def interrupted(self: Any, call: Any) -> Any:
         looked.append(1)
-        if len(looked) > 30:
+        if len(looked) > 3:
             raise KeyboardInterrupt
         return original(self, call)
 
@@ -82,7 +81,6 @@ def test_quick_warms_the_full_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return original(work, *arguments)
 
     monkeypatch.setattr("stowage.stages.profile.measure_together", counted)
-    monkeypatch.setattr(planning, "solve_variants", _first_fixed(planning.solve_variants))
     Beside(Tagger, tmp_path, 10, device_budget="200%")
     (store,) = (tmp_path / "costs").glob("*.parquet")
     few = sum(c.samples < 6 for c in read_rows(store, Cost))
@@ -92,10 +90,6 @@ def test_quick_warms_the_full_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert few < everything
     Beside(Tagger, tmp_path, 10, device_budget="200%")
     assert len(measured) == 1 + bool(few)
-
-
-def _first_fixed(solve: Any) -> Any:
-    return solve
 
 
 SCRIPT = """
