@@ -141,7 +141,7 @@ _OTHERS: dict[str, tuple[Fill, ...]] = {
     "transformers.grouped_mm_fallback": (_ends,),
     "transformers.grouped_mm_fallback_backward": (_ends,),
 }
-"""Integers that are no indices. Tried elsewhere they could point outside of a tensor, which not every kernel notices."""
+"""Integers that are no indices. Elsewhere they could point outside of a tensor, which not every kernel notices."""
 
 
 @functools.cache
