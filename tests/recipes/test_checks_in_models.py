@@ -77,7 +77,7 @@ def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_h
         say=lambda text: None,
     )
     step(given[0])
-    with pytest.raises(StaleStep, match=r"raises (ValueError|AssertionError) in Module") as caught:
+    with pytest.raises(StaleStep, match=r"raises (ValueError|AssertionError) in the model") as caught:
         step(torch.full_like(given[1], float("nan")))
     assert "\n" not in str(caught.value)
 
