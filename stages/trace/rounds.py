@@ -100,8 +100,8 @@ def _first(trace: Trace, readings: Readings) -> tuple[Captured, Readings]:
 
 def _raised(error: TraceError) -> str:
     """What the user's code raised, and where; nothing where it cannot be traced for another reason."""
-    where, raised, _ = str(error).partition(" cannot be traced: ")
-    return f"{type(error.__cause__).__name__} in {where}" if raised and error.__cause__ is not None else ""
+    place, _, raised = str(error).partition(" cannot be traced: ")
+    return f"{raised.partition(':')[0]} in {place[:1].lower()}{place[1:]}" if raised else ""
 
 
 def _allowed(

@@ -13,6 +13,7 @@ from torch import nn
 from stowage.flows import fit
 from stowage.stages.ir.errors import StaleStep, TraceError
 from tests.fit.beside_plain import Script, adamw, mlp, rows, square, trains_equally
+from tests.matrix import some
 
 
 class Checked(nn.Module):
@@ -51,7 +52,7 @@ def both(x: torch.Tensor) -> None:
 CHECKS = [finite, no_nan, both]
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", some(CHECKS, [both]))
 def test_plain_numbers(check: Callable[[torch.Tensor], None], fit_home: Path) -> None:
     def make() -> Script:
         model = Checked(check)
@@ -60,7 +61,7 @@ def test_plain_numbers(check: Callable[[torch.Tensor], None], fit_home: Path) ->
     trains_equally(make, "100%", cache_dir=fit_home)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", some(CHECKS, [no_nan]))
 def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_home: Path) -> None:
     model = Checked(check)
     given = rows(2)
@@ -76,7 +77,7 @@ def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_h
         say=lambda text: None,
     )
     step(given[0])
-    with pytest.raises(StaleStep, match=r"raises (ValueError|AssertionError) in Module") as caught:
+    with pytest.raises(StaleStep, match=r"raises (ValueError|AssertionError) in the model") as caught:
         step(torch.full_like(given[1], float("nan")))
     assert "\n" not in str(caught.value)
 

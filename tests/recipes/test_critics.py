@@ -44,7 +44,8 @@ def penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) -> torch.
     return ((gradient.view(len(real), -1).norm(2, dim=1) - 1) ** 2).mean()
 
 
-@pytest.mark.parametrize("kind", ["layers", pytest.param("convolutions", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["layers", "convolutions"])
 def test_the_critic(kind: str, fit_home: Path) -> None:
     def make() -> Script:
         critic, generator = _critic(kind), _generator()
