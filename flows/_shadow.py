@@ -67,12 +67,14 @@ class _Observer:
 
     Attributes:
         wrong: parameters whose gradient differs from `whole`'s, in order.
+        late: updates ran and there was no room for the state before them, so what they drew is in it too.
     """
 
     def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
         """`has_room`: for the state of a generator, where the plan takes most."""
         self._has_room = has_room
         self.wrong: list[str] = []
+        self.late = False
         self._program = program
         self._whole = whole
         self._before_updates: GeneratorStates | None = None
@@ -81,6 +83,7 @@ class _Observer:
         """See `Program`."""
         if self._before_updates is None and self._has_room:
             self._before_updates = GeneratorStates.now(self._program.device)
+        self.late = self._before_updates is None
         if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
             self.wrong.append(name)
 
@@ -144,7 +147,7 @@ class Net:
         finally:
             program.on_update = None
         if seen is not None:
-            self._compare(watched, seen, Number.of(loss_of(result)), observer.generators, program.device)
+            self._compare(watched, seen, Number.of(loss_of(result)), observer, program.device)
         if whole is not None:
             self._compare_all(watched, known, whole, observer)
         if seen is not None:
@@ -253,12 +256,13 @@ class Net:
             self._say(f"The comparison with plain PyTorch waits: {reason}.")
 
     def _compare(
-        self, watched: _Watched, seen: Seen, loss: Number, generators: GeneratorStates, device: torch.device
+        self, watched: _Watched, seen: Seen, loss: Number, observer: _Observer, device: torch.device
     ) -> None:
         if not same_loss(loss, seen.result, device):
             raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
-        name = seen.generators.difference(generators)
-        if name is not None and not (watched.draws_later and name.startswith("PyTorch")):
+        name = seen.generators.difference(observer.generators)
+        drawn = watched.draws_later or observer.late
+        if name is not None and not (drawn and name.startswith("PyTorch")):
             why = (
                 "not so many random numbers are drawn as when it was traced"
                 if name.startswith("PyTorch")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from stowage.stages.device import device_of
+from stowage.stages.device import is_here
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.quiet import quiet_torch
@@ -64,7 +64,7 @@ def profile_variants(
     """
     traces = list(traces)
     known = store.read(target.fingerprint)
-    here = device_of(target.type).fingerprint() == target.fingerprint
+    here = costs == "measured" and is_here(target)
     enough = min_samples if here else 1  # of another device, what there is must do
     usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(enough)}
     distinct: dict[str, tuple[TraceTables, Call]] = {}
@@ -80,7 +80,7 @@ def profile_variants(
             "run the profile stage there, or make this machine the target (`python -m stowage.stages.device`)."
         )
     comparison = Comparison(distinct, store, target)
-    comparison.check(run=costs == "measured" and here, later=[c.signature for _, calls in missing for c in calls])
+    comparison.check(run=here, later=[c.signature for _, calls in missing for c in calls])
     if count and costs == "roofline":
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
