@@ -72,8 +72,9 @@ def planned(trainer: Any, home: Path, **options: Any) -> Any:
 
 
 def logs(trainer: Any) -> list[dict[str, Any]]:
-    """Everything logged, without times."""
-    return [{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in trainer.state.log_history]
+    """Everything logged, without times and what is said of the plan."""
+    left_out = (*TIMES, "stowage_")
+    return [{k: v for k, v in row.items() if not any(t in k for t in left_out)} for row in trainer.state.log_history]
 
 
 def assert_same_run(trainer: Any, plain: Any, *, resumed: bool = False) -> None:

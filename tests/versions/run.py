@@ -99,10 +99,11 @@ def run(version: str, torch: str) -> Result:
         [own, "-m", "pytest", "-m", "exactness", "-p", "no:cacheprovider", "tests"],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    lines = ended.stdout.strip().splitlines() or [f"pytest ended with {ended.returncode}"]
+    counted = [line for line in ended.stdout.splitlines() if re.search(r"\d+ (?:passed|failed|error)", line)]
     if ended.returncode:
         print(ended.stdout)
-    return Result(version, torch, lines[-1].strip("= "), ran=True, failed=ended.returncode != 0)
+    said = counted[-1].strip("= ") if counted else f"pytest ended with {ended.returncode}"
+    return Result(version, torch, said, ran=True, failed=ended.returncode != 0)
 
 
 def main() -> int:
