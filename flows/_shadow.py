@@ -255,9 +255,7 @@ class Net:
             self._said.add(reason)
             self._say(f"The comparison with plain PyTorch waits: {reason}.")
 
-    def _compare(
-        self, watched: _Watched, seen: Seen, loss: Number, observer: _Observer, device: torch.device
-    ) -> None:
+    def _compare(self, watched: _Watched, seen: Seen, loss: Number, observer: _Observer, device: torch.device) -> None:
         if not same_loss(loss, seen.result, device):
             raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
         name = seen.generators.difference(observer.generators)

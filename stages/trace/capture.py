@@ -247,7 +247,7 @@ def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[
 
 def _owned(recorder: Recorder, result: torch.Tensor) -> torch.Tensor:
     """What a forward returns, in memory of its own: a weight that is returned may leave the device."""
-    held = {tensor.untyped_storage()._cdata for tensor in recorder.sources()}
+    held = {tensor.untyped_storage()._cdata for tensor in recorder.lasting()}
     return result.clone() if recorder.fake_of(result).untyped_storage()._cdata in held else result
 
 

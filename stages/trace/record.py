@@ -116,7 +116,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def sources(self) -> list[torch.Tensor]:
         """Of every source that was met so far, the tensor that shares its memory."""
-        return [node.meta["val"] for node in self.graph.nodes if SOURCE in node.meta]
+        return self._sources(lambda role: True)
+
+    def lasting(self) -> list[torch.Tensor]:
+        """Likewise, of sources that are there after the call: those of the batch are the caller's."""
+        return self._sources(lambda role: role != "input")
+
+    def _sources(self, wanted: Callable[[str], bool]) -> list[torch.Tensor]:
+        return [n.meta["val"] for n in self.graph.nodes if SOURCE in n.meta and wanted(n.meta[SOURCE][0])]
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         """What made a tensor, or the source that it is."""
