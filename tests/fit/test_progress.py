@@ -60,7 +60,7 @@ def test_what_was_measured_is_kept_when_planning_is_interrupted(
     with pytest.raises(KeyboardInterrupt, match="measuring operations"):
         Beside(Tagger, tmp_path, 10)
     assert torch.equal(torch.get_rng_state(), state)
-    (store,) = (tmp_path / "costs").glob("*.parquet")
+    store = min((tmp_path / "costs").glob("*.parquet"), key=lambda path: len(path.name))
     kept = {c.signature: c for c in read_rows(store, Cost)}
     assert kept
     assert all(c.source == "measured" and c.samples >= 2 for c in kept.values())
@@ -82,7 +82,7 @@ def test_quick_warms_the_full_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("stowage.stages.profile.measure_together", counted)
     Beside(Tagger, tmp_path, 10, device_budget="200%")
-    (store,) = (tmp_path / "costs").glob("*.parquet")
+    store = min((tmp_path / "costs").glob("*.parquet"), key=lambda path: len(path.name))
     few = sum(c.samples < 6 for c in read_rows(store, Cost))
     everything = len(read_rows(store, Cost))
     Beside(Tagger, tmp_path, 10, device_budget="200%", quick=False)
@@ -99,12 +99,12 @@ from torch import nn
 import stowage.stages.profile.timing as timing
 from stowage.flows import fit
 
-original = timing._Runs.memory
-def memory(self, call):
+original = timing._Runs.alone
+def alone(self, call):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.01)
     return original(self, call)
-timing._Runs.memory = memory
+timing._Runs.alone = alone
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
 fit(model, (torch.randn(3, 4),), device_budget="100%", loss=lambda o, b: o.sum(), cache_dir=sys.argv[1], quick=True)
 """
@@ -123,7 +123,7 @@ def test_a_live_line_on_a_terminal(fit_home: Path) -> None:
     pty = pytest.importorskip("pty")
     import os
 
-    code = SCRIPT.replace("timing._Runs.memory = memory\n", "")
+    code = SCRIPT.replace("timing._Runs.alone = alone\n", "")
     master, slave = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", code, str(fit_home)], stderr=slave, stdout=slave)
     os.close(slave)

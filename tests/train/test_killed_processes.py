@@ -43,7 +43,8 @@ PARAMETERS = {
 }
 PLANNING = ("trace", "profile", "partition", "options", "solve", "codegen")
 RUN = (
-    "import runpy, sys\nfor name in sys.argv[1:]:\n    runpy.run_module(f'stowage.stages.{name}', run_name='__main__')"
+    "import runpy, sys\nnames = sys.argv[1:]\nsys.argv = sys.argv[:1]\n"
+    "for name in names:\n    runpy.run_module(f'stowage.stages.{name}', run_name='__main__')"
 )
 KILL = """
 import os, runpy, signal, sys
@@ -55,7 +56,9 @@ def counted(*paths):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(*paths)
 os.replace = counted
-runpy.run_module(f"stowage.stages.{sys.argv[1]}", run_name="__main__")
+name = sys.argv[1]
+sys.argv = sys.argv[:1]
+runpy.run_module(f"stowage.stages.{name}", run_name="__main__")
 """
 
 
