@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from stowage.flows import _fit, fit
-from stowage.flows._planning import plan_step
+from stowage.flows import _fit, _planner, fit
+from stowage.flows._costed import cost_step
 from stowage.flows._tiers import LowerTier
 from stowage.flows._training_step import TrainingStep
 from stowage.stages.device.tiers import StagedTier
@@ -73,8 +73,8 @@ def staged_step(
     )
     lower = LowerTier(below, lambda: staged(folder, chunk_bytes=1 << 16))
 
-    estimated = partial(plan_step, costs="roofline", target=DEVICE)
-    with mock.patch.object(_fit, "lower_tier", return_value=lower), mock.patch.object(_fit, "plan_step", estimated):
+    estimated = partial(cost_step, costs="roofline", target=DEVICE)
+    with mock.patch.object(_fit, "lower_tier", return_value=lower), mock.patch.object(_planner, "cost_step", estimated):
         return fit(
             network() if model is None else model,
             BATCH,
