@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -302,12 +303,13 @@ class _Stowed:
             return
         original = optimizer.step
 
-        def step(closure: Any = None) -> Any:
+        @functools.wraps(original)
+        def step(_optimizer: Any, closure: Any = None) -> Any:
             done, self._updated = self._updated, False
             return None if done else original(closure)
 
         step.of = self  # type: ignore[attr-defined]
-        optimizer.step = step
+        optimizer.step = types.MethodType(step, optimizer)  # a method, as schedules expect
 
 
 def _turn(optimizer: Any, mode: str) -> None:

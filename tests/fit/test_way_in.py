@@ -39,7 +39,7 @@ def test_criterion_of_model_and_target(accumulate: int, fit_home: Path) -> None:
     optimizer = sgd(other.parameters())
     batches = pairs(4)
     step = fit(
-        model, batches[0], sgd, device_budget="110%", cache_dir=fit_home, quick=True, accumulate=accumulate,
+        model, batches[0], sgd, device_budget="150%", cache_dir=fit_home, quick=True, accumulate=accumulate,
         forward=lambda model, batch: criterion(model(batch[0]), batch[1]), say=lambda _: None,
     )  # fmt: skip
     torch.manual_seed(3)
@@ -68,7 +68,7 @@ def test_two_parts_of_a_loss_and_two_calls_of_the_model(fit_home: Path) -> None:
     optimizer = sgd(other.parameters())
     batches = [{"x": x, "y": y} for x, y in pairs(3)]
     step = fit(
-        model, batches[0], sgd, device_budget="100%", cache_dir=fit_home, quick=True, forward=twice, say=lambda _: None
+        model, batches[0], sgd, device_budget="150%", cache_dir=fit_home, quick=True, forward=twice, say=lambda _: None
     )
     torch.manual_seed(3)
     found = [float(step(b)) for b in batches]
@@ -83,7 +83,7 @@ def test_two_parts_of_a_loss_and_two_calls_of_the_model(fit_home: Path) -> None:
 
 
 def test_the_sentence_of_a_call_that_fails_says_so(fit_home: Path) -> None:
-    how: dict[str, Any] = {"device_budget": "100%", "cache_dir": fit_home, "quick": True, "say": lambda _: None}
+    how: dict[str, Any] = {"device_budget": "150%", "cache_dir": fit_home, "quick": True, "say": lambda _: None}
     with pytest.raises(
         StowageError, match=r"forward=lambda model, batch: criterion\(model\(batch\[0\]\), batch\[1\]\)"
     ):
@@ -106,4 +106,4 @@ def test_a_type_error_of_the_users_own_code_stays_theirs(fit_home: Path) -> None
             return self.layer(x).sum() + len(3)  # type: ignore[arg-type]
 
     with pytest.raises(Exception, match="has no len"):
-        fit(Wrong(), pairs(1)[0], sgd, device_budget="100%", cache_dir=fit_home, quick=True, say=lambda _: None)
+        fit(Wrong(), pairs(1)[0], sgd, device_budget="150%", cache_dir=fit_home, quick=True, say=lambda _: None)
