@@ -14,7 +14,7 @@ from stowage.stages.ir.arguments import split_receiver
 from stowage.stages.ir.operators import METHODS
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.profile.arguments import kernel_of, make_arguments, operator_of
-from tests.solve.prepared import prepare_model, prepared_zoo
+from stowage.stages.trace import trace_step
 from tests.zoo import REMAT, ZOO
 
 FEW = 12
@@ -37,7 +37,9 @@ class Dispatched(TorchDispatchMode):
 def recorded() -> dict[str, dict[str, tuple[Call, TraceTables]]]:
     """Calls of the zoo by operator and signature."""
     found: dict[str, dict[str, tuple[Call, TraceTables]]] = defaultdict(dict)
-    for trace in (*(prepared_zoo(name).trace for name in ZOO), prepare_model(REMAT["mamba"], "mamba").trace):
+    for build in (*ZOO.values(), REMAT["mamba"]):
+        model, batch, loss = build()
+        trace = trace_step(model, batch, loss=loss)
         for call in trace.calls:
             if call.target in METHODS:
                 found[call.target].setdefault(call.signature, (call, trace))
