@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -26,13 +27,13 @@ def _tensors(aligned: bool) -> list[torch.Tensor]:
     return made
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Print a table."""
     parser = Parser(__doc__)
     parser.add_argument("folder", nargs="?", default=".stowage", help="on the disk to measure")
     parser.add_argument("chunk", nargs="?", type=int, default=DISK_CHUNK_BYTES >> 20, help="MiB of one transfer")
     parser.add_argument("threads", nargs="?", type=int, default=DISK_THREADS, help="each way")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     folder, chunk, threads = given.folder, given.chunk << 20, given.threads
     a, b = torch.randn(2, 768, 768)
     try:
