@@ -21,6 +21,7 @@ from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.errors import AwayError, ParameterError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
+from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.generators import STATE_BYTES, GeneratorStates
 from stowage.stages.runtime.measure import resident_tensors
@@ -60,6 +61,7 @@ class _Watched(History):
     forward_bytes: int = field(kw_only=True)
     workspaces: dict[str, int] = field(kw_only=True)
     draws_later: bool = field(kw_only=True)
+    jointly: bool = field(kw_only=True)
 
 
 class _Observer:
@@ -201,6 +203,7 @@ class Net:
             forward_bytes=forward_bytes(trace),
             workspaces=workspaces(trace, planned.nodes),
             draws_later=any(c.is_random and c.phase != "forward" for c in trace.calls),
+            jointly=any(c.target == UPDATE_ALL for c in trace.calls),
         )
         return found
 
@@ -259,7 +262,7 @@ class Net:
         if not same_loss(loss, seen.result, device):
             raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
         name = seen.generators.difference(observer.generators)
-        drawn = watched.draws_later or observer.late
+        drawn = watched.draws_later or (watched.jointly and observer.late)
         if name is not None and not (drawn and name.startswith("PyTorch")):
             why = (
                 "not so many random numbers are drawn as when it was traced"
