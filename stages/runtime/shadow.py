@@ -98,6 +98,8 @@ class Shadow:
             NoRoom, ReadsAway: it cannot be run here and now; likewise, nothing is left behind.
         """
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        if offloading is not None:
+            offloading.settle_all()  # what is under way would end meanwhile, and be undone
         generators = GeneratorStates.now(device)
         state = PythonState((self.model, self.compute, *self.roots, batch))
         torch.clear_autocast_cache()
