@@ -23,7 +23,7 @@ from stowage.stages.ir.errors import AwayError, ParameterError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.generators import STATE_BYTES, GeneratorStates
+from stowage.stages.runtime.generators import STATE_BYTES, GeneratorStates, same_state
 from stowage.stages.runtime.measure import resident_tensors
 from stowage.stages.runtime.shadow import Compute, Number, Seen, Shadow, digest
 from stowage.stages.runtime.shadow_guard import NoRoom, Operators, ReadsAway, Room
@@ -37,6 +37,9 @@ Result = TypeVar("Result")
 
 AMPLE = 2
 """Times what a forward makes in all: with so much room no operator is looked at before it runs."""
+
+DRAWS = 2
+"""Forwards in which a generator of Python must move until it is the model that moves it."""
 
 COPIES = 3
 """Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
@@ -149,7 +152,7 @@ class Net:
         finally:
             program.on_update = None
         if seen is not None:
-            self._compare(watched, seen, Number.of(loss_of(result)), observer, program.device)
+            self._compare(program, watched, batch, seen, Number.of(loss_of(result)), observer)
         if whole is not None:
             self._compare_all(watched, known, whole, observer)
         if seen is not None:
@@ -258,12 +261,17 @@ class Net:
             self._said.add(reason)
             self._say(f"The comparison with plain PyTorch waits: {reason}.")
 
-    def _compare(self, watched: _Watched, seen: Seen, loss: Number, observer: _Observer, device: torch.device) -> None:
+    def _compare(
+        self, program: Program, watched: _Watched, batch: Any, seen: Seen, loss: Number, observer: _Observer
+    ) -> None:
+        device = program.device
         if not same_loss(loss, seen.result, device):
             raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
         name = seen.generators.difference(observer.generators)
         drawn = watched.draws_later or (watched.jointly and observer.late)
-        if name is not None and not (drawn and name.startswith("PyTorch")):
+        if name is not None and (
+            not drawn if name.startswith("PyTorch") else self._draws(program, watched, batch, name)
+        ):
             why = (
                 "not so many random numbers are drawn as when it was traced"
                 if name.startswith("PyTorch")
@@ -273,6 +281,16 @@ class Net:
         for name, buffer in self._model.named_buffers() if repeats(device) else ():
             if name in seen.buffers and digest(buffer) != seen.buffers[name]:
                 raise watched.stale_step(f"left something else in buffer '{name}' than plain PyTorch does")
+
+    def _draws(self, program: Program, watched: _Watched, batch: Any, name: str) -> bool:
+        """Whether model and loss move a generator of Python, and not another thread: some keep connections alive."""
+        for _ in range(DRAWS):
+            before = GeneratorStates.now(program.device)
+            program.enter()
+            seen = self._plain(program, watched, batch)
+            if seen is not None and same_state(seen.generators.states[name], before.states[name]):
+                return False
+        return True
 
     def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: _Observer) -> None:
         optimizer = self._optimizer if known.micro_batch.update else None

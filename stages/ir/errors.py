@@ -15,6 +15,10 @@ class TraceError(StowageError):
     """The model cannot be traced; the text names the module and the line."""
 
 
+class DrawsElsewhere(TraceError):  # noqa: N818 - one of the refusals of a trace
+    """Generators of Python or NumPy moved while a step was traced."""
+
+
 class TableError(StowageError):
     """A table on disk is missing, damaged, or not one of ours."""
 

@@ -46,7 +46,7 @@ class GeneratorStates:
 
     def difference(self, other: GeneratorStates) -> str | None:
         """The name of a generator that is elsewhere in `other`."""
-        return next((name for name, state in self.states.items() if not _same(state, other.states[name])), None)
+        return next((name for name, state in self.states.items() if not same_state(state, other.states[name])), None)
 
 
 STATE_BYTES = 8192
@@ -57,9 +57,10 @@ def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two states of one generator are equal."""
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same_state, one, other))
     return bool(one == other)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.errors import DrawsElsewhere, TraceError
 from stowage.stages.trace.lines import source_line
 from stowage.stages.trace.preserve import Snapshot
 
@@ -73,11 +73,11 @@ def check_gradient_hooks(parameters: Mapping[str, torch.Tensor], *, alone: bool)
 
 
 def check_generators(snapshot: Snapshot) -> None:
-    """Raise `TraceError` for a step that draws from generators that it would not draw from again."""
+    """Raise `DrawsElsewhere` for a step that draws from generators that it would not draw from again."""
     moved = snapshot.generators_moved()
     if moved:
         other = "torch.rand(()) or torch.randint" if moved.startswith("Python") else "torch.rand or torch.randn"
-        raise TraceError(
+        raise DrawsElsewhere(
             f"The step draws numbers from {moved}, which a planned step would not do again: draw them with {other}, or "
             "before the step, and pass them in the batch."
         )

@@ -45,6 +45,12 @@ class Readings:
     truths: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
     refusal: TraceError | None = None
 
+    def forget(self) -> None:
+        """What was read, before the step is traced once more."""
+        self.numbers.clear()
+        self.truths.clear()
+        self.refusal = None
+
     def answer(self, func: OpOverload, tensor: torch.Tensor, marker: Marker) -> Any:
         """What stands for the value of a tensor."""
         if self.refusal is None:

@@ -6,13 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.errors import DrawsElsewhere, TraceError
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, Value
 from stowage.stages.trace.capture import Captured
 from stowage.stages.trace.explain import cause_of
 from stowage.stages.trace.left import MOVED, Left, Seen, effects_of
 from stowage.stages.trace.lower import Lowering, compact
 from stowage.stages.trace.readings import ROUNDS, Readings
+
+DRAWS = 3
+"""Traces in which generators of Python must move until it is the step that moves them, and no other thread: those that
+keep connections alive draw too."""
 
 MOST_CHECKS = 32
 """Truth values that the user's code may insist on."""
@@ -50,6 +54,7 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
     Raises:
         TraceError: the step depends on numbers that are read off tensors, or leaves what cannot be followed.
     """
+    trace = _undisturbed(trace)
     first, readings = _first(trace, Readings(decisions=decisions))
     decisions = readings.decisions
     lowering = Lowering(first)
@@ -81,6 +86,20 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
     checks = tuple((*decided[i], text) for i, text in sorted(insists.items()))
     left = replace(left, decisions=tuple(decided) if left.effects else (), checks=checks)
     return first, *_needed(lowering, first, left)
+
+
+def _undisturbed(trace: Trace) -> Trace:
+    """Of a step that draws each time alone it is said that it draws."""
+
+    def again(readings: Readings, moved: Sequence[Seen]) -> Captured:
+        for _ in range(DRAWS - 1):
+            try:
+                return trace(readings, moved)
+            except DrawsElsewhere:
+                readings.forget()
+        return trace(readings, moved)
+
+    return again
 
 
 def _first(trace: Trace, readings: Readings) -> tuple[Captured, Readings]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import ctypes
 import functools
+import itertools
 import os
 import random
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -221,6 +223,26 @@ def test_python_generators_that_a_plan_does_not_draw_from(quick: Fit, monkeypatc
         monkeypatch.setenv("STOWAGE_TEST_DRAWS", "1")
         with pytest.raises(StaleStep, match=f"left {name} generator"):
             step(batch_of())
+
+
+def test_another_thread_draws(quick: Fit) -> None:
+    """Once while it is traced, once beside the step: those that keep a connection alive draw too."""
+    calls = itertools.count()  # which tracing does not put back
+
+    def loss(outputs: Any, batch: Any) -> torch.Tensor:
+        del batch
+        if next(calls) in (0, 4):  # the first trace; what plain PyTorch is for the second call
+            thread = threading.Thread(target=random.random)
+            thread.start()
+            thread.join()
+        result: torch.Tensor = outputs.pow(2).mean()
+        return result
+
+    step = quick(network(), batch_of(), momentum, loss=loss)
+    step(batch_of())
+    assert next(calls) == 3
+    step(batch_of())
+    step(batch_of())
 
 
 def test_a_buffer_that_goes_another_way(quick: Fit) -> None:
