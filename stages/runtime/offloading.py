@@ -1,7 +1,7 @@
 """What generated code calls to move tensors between the device and the tier below it: offload, reload, wait, free.
 
-A parameter or state that is not on the device keeps its shape and dtype and reads as NaN (0 where the dtype has none):
-its memory is one number. So nothing can quietly train on what is not there.
+A parameter or state that is not on the device keeps its shape and dtype; its memory is one number, NaN (0 where the
+dtype has none), and who reads it is told so (`away`). So nothing can quietly train on what is not there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.updates import gradient_slot, is_gradient_slot
 from stowage.stages.runtime.absence import Absent
+from stowage.stages.runtime.away import arrive, leave
 from stowage.stages.runtime.below import Tensors, UpdatesBelow
 from stowage.stages.runtime.clipping import apply_scale
 from stowage.stages.runtime.state_dicts import guard_module, guard_optimizer
@@ -176,8 +177,13 @@ class Offloading:
     def keep_gradient(self, parameter: str) -> None:
         """A gradient has gone down for good: something that stands for it waits in `.grad`."""
         name, held = gradient_slot(parameter), self._parameters[parameter]
-        held.grad = absent(self._layouts[name].meta(), held.device)
+        held.grad = self._stand_in(name, held.device)
         self._below.add(name)
+
+    def _stand_in(self, name: str, device: torch.device) -> torch.Tensor:
+        nothing = absent(self._layouts[name].meta(), device)
+        leave(nothing, name)
+        return nothing
 
     def _place(self, slot: Slot) -> None:
         name, start = slot.name, slot.start
@@ -305,7 +311,7 @@ class Offloading:
                 continue
             if name not in self._below:
                 self._layouts[name] = replace(value, device=held.device)
-                self._optimizer.state[held][key] = absent(value.meta(), held.device)
+                self._optimizer.state[held][key] = self._stand_in(name, held.device)
                 self._below.add(name)
             self._copied.add(name)
         self._copied.add(parameter)
@@ -329,11 +335,16 @@ class Offloading:
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
         """Modules may be called whatever is below: who calls them brings what they read (`peek`)."""
+        lent = list(self.below().values())
         self._absent.lending = True
+        for tensor in lent:
+            arrive(tensor)
         try:
             yield
         finally:
             self._absent.lending = False
+            for name, tensor in self.below().items():
+                leave(tensor, name)
 
     def like(self, name: str) -> torch.Tensor:
         """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
@@ -462,12 +473,17 @@ class Offloading:
         with noted_release(tensor):
             tensor.data = nothing
         self._below.add(name)
+        leave(tensor, name)
         if name in self._parameters:
             self._absent.add(tensor, name)
 
     def _found(self, name: str) -> None:
         """Its content is on the device, or about to be."""
-        self._below.discard(name)
+        if name in self._below:
+            self._below.discard(name)
+            tensor = self._tensor(name)
+            if tensor is not None:
+                arrive(tensor)
         if name in self._parameters:
             self._absent.discard(self._parameters[name])
 

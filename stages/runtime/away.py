@@ -1,0 +1,132 @@
+"""Tensors whose content is below the device: form and identity are known, and reading numbers says where they are.
+
+Stand-ins read as NaN. So that nobody trains with these, the objects that the user holds are of a class of their own as
+long as nothing is in them, as PyTorch does it with uninitialized parameters; their class comes back with the content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.updates import is_gradient_slot
+
+_FORM = frozenset(
+    """
+    size dim ndimension numel nelement element_size stride storage_offset is_contiguous get_device is_floating_point
+    is_complex is_signed is_shared is_pinned is_same_size has_names untyped_storage data_ptr requires_grad_
+    register_hook register_post_accumulate_grad_hook retain_grad __hash__ can_cast result_type
+    empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
+    new_empty_strided
+    """.split()
+)
+"""Functions that look at the form alone."""
+
+_NUMBERS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
+"""Properties that lead to numbers."""
+
+_MOVES = frozenset(("to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type"))
+"""What changes nothing where a tensor is as it is asked for."""
+
+_SAME = frozenset(("detach", "data"))
+"""What gives the same memory as another object."""
+
+
+class Away(torch.Tensor):
+    """A tensor that is below the device.
+
+    Attributes:
+        below: its name, as slots have it.
+    """
+
+    below: str
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What needs no numbers, as for every tensor.
+
+        Raises:
+            AwayError: numbers are read or written.
+        """
+        kind = getattr(func, "__name__", "")
+        is_property = kind in ("__get__", "__set__")
+        name = str(func.__self__.__name__) if is_property else kind  # type: ignore[attr-defined]
+        here = args[0] if args and isinstance(args[0], Away) else None
+        if name == "__repr__" and here is not None:
+            return f"{type(here).__mro__[-3].__name__}(below the device, shape={tuple(here.shape)}, dtype={here.dtype})"
+        if name == "data" and kind == "__set__" and not isinstance(args[1], Away):
+            raise away(_first(args, kwargs), "data")
+        if not (name in _FORM or name in _SAME or name in _MOVES or (is_property and name not in _NUMBERS)):
+            raise away(_first(args, kwargs), name)
+        found = torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        if name in _MOVES and found is not here:
+            raise away(_first(args, kwargs), name)
+        if name in _SAME and kind != "__set__" and here is not None:
+            found.__class__ = Away
+            found.below = here.below
+        return found
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise away(self, "deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise away(self, "pickle")
+
+
+class AwayParameter(Away, nn.Parameter):
+    """A parameter that is below the device."""
+
+
+_KINDS: dict[type, type] = {nn.Parameter: AwayParameter, torch.Tensor: Away}
+_BACK = {away: here for here, away in _KINDS.items()}
+
+
+def leave(tensor: torch.Tensor, name: str) -> None:
+    """Its content is gone. Tensors of the user's own classes stay what they are."""
+    if type(tensor) in _KINDS:
+        tensor.__class__ = _KINDS[type(tensor)]
+        tensor.below = name  # type: ignore[attr-defined]
+
+
+def arrive(tensor: torch.Tensor) -> None:
+    """Its content is there, or about to be; or whoever looks at it now brings it."""
+    if type(tensor) in _BACK:
+        tensor.__class__ = _BACK[type(tensor)]
+        del tensor.below  # type: ignore[attr-defined]
+
+
+def away(tensor: Away, read_by: str) -> AwayError:
+    """What to say where its numbers are needed."""
+    name = tensor.below
+    what, _, state = name.partition("::")
+    kind = "The gradient of parameter" if is_gradient_slot(name) else f"State '{state}' of parameter"
+    return AwayError(
+        f"{kind if state else 'Parameter'} '{what}' is below the device, and its numbers are asked for ({read_by}): do "
+        "it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
+        "`step.contents().lend(tensor, use)`."
+    )
+
+
+def _first(args: Any, kwargs: Any = None) -> Away:
+    """Of what a function was called with."""
+    found = _within([*args, *(kwargs or {}).values()])
+    assert found is not None
+    return found
+
+
+def _within(item: Any) -> Away | None:
+    if isinstance(item, Away):
+        return item
+    if isinstance(item, (list, tuple)):
+        return next((found for part in item if (found := _within(part)) is not None), None)
+    return None
