@@ -16,13 +16,46 @@ from stowage.stages.ir.errors import AwayError
 from stowage.stages.ir.updates import is_gradient_slot
 
 _FORM = frozenset(
-    """
-    size dim ndimension numel nelement element_size stride storage_offset is_contiguous get_device is_floating_point
-    is_complex is_signed is_shared is_pinned is_same_size has_names untyped_storage data_ptr requires_grad_
-    register_hook register_post_accumulate_grad_hook retain_grad __hash__ can_cast result_type
-    empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
-    new_empty_strided
-    """.split()
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "get_device",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_shared",
+        "is_pinned",
+        "is_same_size",
+        "has_names",
+        "untyped_storage",
+        "data_ptr",
+        "requires_grad_",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "__hash__",
+        "can_cast",
+        "result_type",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+    ]
 )
 """Functions that look at the form alone."""
 
@@ -68,7 +101,7 @@ class Away(torch.Tensor):
             raise away(_first(args, kwargs), "data")
         if not (name in _FORM or name in _SAME or name in _MOVES or (is_property and name not in _NUMBERS)):
             raise away(_first(args, kwargs), name)
-        found = torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        found = torch._C._disabled_torch_function_impl(func, types, args, dict(kwargs or {}))
         if name in _MOVES and found is not here:
             raise away(_first(args, kwargs), name)
         if name in _SAME and kind != "__set__" and here is not None:

@@ -95,7 +95,12 @@ def test_states_too(step: TrainingStep) -> None:
 def test_the_form_is_known(step: TrainingStep) -> None:
     weight = below(step)
     assert isinstance(weight, nn.Parameter)
-    assert (weight.shape, weight.dtype, weight.numel(), weight.device.type) == ((512, 512), torch.float32, 512**2, "cpu")
+    assert (weight.shape, weight.dtype, weight.numel(), weight.device.type) == (
+        (512, 512),
+        torch.float32,
+        512**2,
+        "cpu",
+    )
     assert weight.requires_grad
     assert weight.is_leaf
     assert weight.grad is None

@@ -16,7 +16,8 @@ RUN = Path(__file__).parent / "run.py"
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The command as a module, on a machine without Pythons, and with another project."""
     spec = importlib.util.spec_from_file_location("versions_run", RUN)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "versions_run", module)
     spec.loader.exec_module(module)
