@@ -15,49 +15,16 @@ from torch import nn
 from stowage.stages.ir.errors import AwayError
 from stowage.stages.ir.updates import is_gradient_slot
 
-_FORM = frozenset(
-    [
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "element_size",
-        "stride",
-        "storage_offset",
-        "is_contiguous",
-        "get_device",
-        "is_floating_point",
-        "is_complex",
-        "is_signed",
-        "is_shared",
-        "is_pinned",
-        "is_same_size",
-        "has_names",
-        "untyped_storage",
-        "data_ptr",
-        "requires_grad_",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "retain_grad",
-        "__hash__",
-        "can_cast",
-        "result_type",
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "new_empty",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty_strided",
-    ]
-)
+_FORM = frozenset((
+    "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "get_device",
+    "untyped_storage", "data_ptr", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+    "retain_grad", "__hash__", "can_cast", "result_type", "empty_like", "zeros_like", "ones_like", "full_like",
+    "rand_like", "randn_like", "randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
+))  # fmt: skip
 """Functions that look at the form alone."""
+
+_ASKS = ("is_", "_is_", "has_")
+"""So begin questions for the form, besides `is_nonzero`."""
 
 _NUMBERS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
 """Properties that lead to numbers."""
@@ -99,7 +66,7 @@ class Away(torch.Tensor):
             return f"{type(here).__mro__[-3].__name__}(below the device, shape={tuple(here.shape)}, dtype={here.dtype})"
         if name == "data" and kind == "__set__" and not isinstance(args[1], Away):
             raise away(_first(args, kwargs), "data")
-        if not (name in _FORM or name in _SAME or name in _MOVES or (is_property and name not in _NUMBERS)):
+        if not (_asks_for_form(name, is_property) or name in _SAME or name in _MOVES):
             raise away(_first(args, kwargs), name)
         found = torch._C._disabled_torch_function_impl(func, types, args, dict(kwargs or {}))
         if name in _MOVES and found is not here:
@@ -148,6 +115,12 @@ def away(tensor: Away, read_by: str) -> AwayError:
         "it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
         "`step.contents().lend(tensor, use)`."
     )
+
+
+def _asks_for_form(name: str, is_property: bool) -> bool:
+    if is_property:
+        return name not in _NUMBERS
+    return name in _FORM or (name.startswith(_ASKS) and name != "is_nonzero")
 
 
 def _first(args: Any, kwargs: Any = None) -> Away:

@@ -19,7 +19,8 @@ from tests.runtime.beside_eager import differences, same
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
 transformers = pytest.importorskip("transformers")
 
-TIMES = ("runtime", "per_second", "total_flos")
+LEFT_OUT = ("runtime", "per_second", "total_flos", "stowage_")
+"""What differs from run to run, or is said of plans."""
 
 
 def rows(count: int, length: int, seed: int) -> list[dict[str, torch.Tensor]]:
@@ -73,8 +74,7 @@ def planned(trainer: Any, home: Path, **options: Any) -> Any:
 
 def logs(trainer: Any) -> list[dict[str, Any]]:
     """Everything logged, without times and what is said of the plan."""
-    left_out = (*TIMES, "stowage_")
-    return [{k: v for k, v in row.items() if not any(t in k for t in left_out)} for row in trainer.state.log_history]
+    return [{k: v for k, v in row.items() if not any(t in k for t in LEFT_OUT)} for row in trainer.state.log_history]
 
 
 def assert_same_run(trainer: Any, plain: Any, *, resumed: bool = False) -> None:
@@ -177,7 +177,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, fit_home: Path) -> None:
     last = tmp_path / "planned" / f"checkpoint-{second.state.global_step}"
     theirs = tmp_path / "plain" / last.name
     kept = [json.loads((f / "trainer_state.json").read_text())["log_history"] for f in (last, theirs)]
-    strip = [[{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in rows] for rows in kept]
+    strip = [[{k: v for k, v in row.items() if not any(t in k for t in LEFT_OUT)} for row in rows] for rows in kept]
     assert strip[0] == strip[1]
     crossed = planned(trainer_of(tmp_path / "plain", small_gpt2(), UNEVEN, **case), fit_home)
     crossed.train(resume_from_checkpoint=str(theirs.parent / "checkpoint-2"))

@@ -54,7 +54,7 @@ def step_of(trainer: Any) -> Any:
 
 def below(trainer: Any) -> list[str]:
     """Parameters and states that are not in memory."""
-    return sorted(step_of(trainer)._offloading.away().values())
+    return sorted(step_of(trainer).programs.offloading.away().values())
 
 
 def assert_below(trainer: Any) -> None:
