@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.errors import ParameterError, TraceError
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.structure import leaves, with_tensors
 from stowage.stages.trace.checkpointing import without_gradient_checkpointing
@@ -142,7 +142,7 @@ def capture(
                 else:
                     trainable, ends = [], [_owned(recorder, result) for result in results]
                 left = leaving.tensors(seen)
-            except TraceError:
+            except (ParameterError, TraceError):  # said already
                 raise
             except Exception as error:
                 raise explain(error, marker) from cause_of(error)
