@@ -20,7 +20,10 @@ from stowage.flows._project import stage_environment
 from stowage.stages.inputs import state
 from stowage.stages.ir.errors import StowageError
 
-BUSY = re.compile(r"is busy, it is being blocked by|Unable to acquire lock|is busy and cannot be locked")
+BUSY = re.compile(
+    r"is busy, it is being blocked by|Unable to acquire lock|is busy and cannot be locked"
+    r"|No such file or directory: '.*[/\\]cache[/\\]runs[/\\].*\.tmp'"  # which another process was writing
+)
 _ADVICE = re.compile(
     r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`|^WARNING: '.*' is empty\.$"
 )

@@ -10,6 +10,7 @@ from stowage.flows._quarter import train_in_a_quarter
 from stowage.stages.device.cgroup import why_no_limits
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_no_limits()), reason=why_no_limits())
 def test_training_in_a_quarter_of_the_memory(tmp_path: Path) -> None:
     found = train_in_a_quarter(tmp_path, root=Path(__file__).parents[2], say=print)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
 import pytest
 from pipeline_projects import commit, run, set_parameters
 
+from stowage.flows import _dvc
 from stowage.flows._dvc import StageFailedError, changed_stages, reproduce
 from stowage.flows._git import git
 from stowage.flows._overrides import parse_assignments
@@ -91,6 +93,20 @@ def test_inputs_that_git_ignores_are_there(toy: Path) -> None:
     (toy / "corpus.txt").write_text("words")
     with open_workspace(toy, {"train.data.source": "corpus.txt"}, print) as workspace:
         assert (workspace.root / "corpus.txt").read_text() == "words"
+
+
+def test_what_another_process_was_writing_is_tried_again(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC's cache of runs is shared by all worktrees, and it lists files that are half written there."""
+    lines = [
+        f"ERROR: failed to reproduce 'trace': [Errno 2] No such file or directory: '{toy}/.dvc/cache/runs/9f/9f8/.Ei6.tmp'",
+        "ERROR: failed to reproduce 'trace': [Errno 2] No such file or directory: 'toy.py'",
+    ]
+    answers, said = iter(lines), list[str]()
+    monkeypatch.setattr(_dvc, "_stream", lambda *_: (1, deque([next(answers)])))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(StageFailedError, match=r"toy\.py"):
+        reproduce(toy, "trace", said.append)
+    assert [text for text in said if "trying again" in text]
 
 
 def test_different_overrides_may_overlap(toy: Path) -> None:
