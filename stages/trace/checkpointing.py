@@ -10,6 +10,9 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch import nn
 
+_GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
+"""What runs a function under the kind that is not reentrant; which one is called hangs on the release of torch."""
+
 
 @contextmanager
 def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iterator[None]:
@@ -23,7 +26,7 @@ def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iter
     for module in switched:
         module.gradient_checkpointing = False  # type: ignore[assignment]
     patched: Any = checkpointing
-    before = patched.CheckpointFunction, patched._checkpoint_without_reentrant_generator
+    before = {name: vars(patched)[name] for name in ("CheckpointFunction", *_GENERATORS) if name in vars(patched)}
 
     class Plain:
         """In the place of the reentrant kind."""
@@ -39,11 +42,11 @@ def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iter
         called.append(function)
         yield
 
-    patched.CheckpointFunction, patched._checkpoint_without_reentrant_generator = Plain, plain_generator
+    vars(patched).update({name: plain_generator if name in _GENERATORS else Plain for name in before})
     try:
         yield
     finally:
-        patched.CheckpointFunction, patched._checkpoint_without_reentrant_generator = before
+        vars(patched).update(before)
         for module in switched:
             module.gradient_checkpointing = True  # type: ignore[assignment]
     count = len(switched) or len(called)

@@ -14,6 +14,7 @@ import torch
 from stowage.stages.codegen import emit_step
 from stowage.stages.device.tiers import DelayedTier, NullTier, PinnedTier, Tier
 from stowage.stages.device.tiers.base import Stream
+from stowage.stages.ir.errors import AwayError
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.updates import CLIP
 from stowage.stages.runtime import below as runtime_below
@@ -135,7 +136,7 @@ def test_a_missing_wait_for_an_update_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Offloading, "wait", hurried)
     prepared, solved = prepared_for("llama", "momentum", ACTIVE), planned("llama", "momentum")
-    with pytest.raises(AssertionError):
+    with pytest.raises(AwayError, match="is below the device"):
         assert_equal_below(ZOO["llama"], prepared, solved, NullTier(), momentum, iterations=3, max_grad_norm=ACTIVE)
 
 
