@@ -26,6 +26,7 @@ from stowage.stages.partition import Limits
 from stowage.stages.report.clusters import clusters_figure
 
 
+@pytest.mark.long
 def test_a_tiny_run(tmp_path: Path) -> None:
     """A small and a large size: other clusters, other plans, both within the budget."""
     said: list[str] = []

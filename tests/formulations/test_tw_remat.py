@@ -107,6 +107,7 @@ def test_it_goes_lower_than_segments_on_a_deep_model() -> None:
     assert len(frontier) >= 20
 
 
+@pytest.mark.long
 def test_four_times_the_nodes_take_less_than_four_squared_times_as_long() -> None:
     taken: list[float] = []
     for layers in (36, 143):
