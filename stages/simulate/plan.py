@@ -18,7 +18,8 @@ from stowage.stages.simulate.copies import Copies
 from stowage.stages.simulate.timing import MOVES, Timing
 
 RANDOM_STATE_BYTES = 5056
-"""Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again."""
+"""Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again; while it
+does, the generator's present one is kept too."""
 
 NO_LINK = Link(1.0, 1.0, 1.0)
 
@@ -347,6 +348,8 @@ class _Replay:
         # What the result is written over is its memory now, though the plan frees that in a row of its own.
         taken_bytes = self.size[self.taken[number]] if number in self.taken else 0
         high = self.used - taken_bytes + node.workspace_bytes
+        if node.random and not first:
+            high += RANDOM_STATE_BYTES  # the generator is put back afterwards
         self._reach(number, high, where)
         if node.random and not first and self.runs[node.node] == self.total_runs[node.node]:
             self.used -= RANDOM_STATE_BYTES

@@ -160,6 +160,8 @@ class Program:
                 change[where[-1] + 1] -= RANDOM_STATE_BYTES
         ran = np.fromiter((e.node for e in executions), dtype=np.int64, count=len(executions))
         workspace = self._workspace[ran]
+        for where in positions.values():
+            workspace[where[1:]] += RANDOM_STATE_BYTES
         found: np.ndarray[tuple[int], np.dtype[np.int64]] = np.cumsum(change)[:-1] + workspace
         return found
 

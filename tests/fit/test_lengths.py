@@ -183,9 +183,9 @@ def test_another_structure_is_still_exact(fit_home: Path) -> None:
     beside.train(16, 7, rows=1)
 
 
-def test_estimates_are_not_stored_as_measurements(fit_home: Path, count: dict[str, int]) -> None:
-    beside = Beside(Tagger, fit_home, 24)
-    store = next((fit_home / "costs").glob("*.parquet"))
+def test_estimates_are_not_stored_as_measurements(tmp_path: Path, count: dict[str, int]) -> None:
+    beside = Beside(Tagger, tmp_path, 24)
+    store = next((tmp_path / "costs").glob("*.parquet"))
     before = store.read_bytes()
     beside.train(23, 11)
     assert store.read_bytes() == before
