@@ -52,7 +52,7 @@ def test_the_numbers_of_torch(dtypes: tuple[torch.dtype, ...], max_norm: float) 
         assert torch.equal(gradient, parameter.grad)
 
 
-@pytest.mark.parametrize("max_grad_norm", some([0.1, 1e4, float("inf")], keep=[0.1, 1e4]))
+@pytest.mark.parametrize("max_grad_norm", some([0.1, 1e4, float("inf")], keep=[0.1]))
 def test_equal_to_eager(max_grad_norm: float, quick: Fit) -> None:
     model, other = small_gpt2(), small_gpt2()
     given = batches(model, 5)

@@ -103,7 +103,6 @@ RUNS = [(case, "even") for case in CASES] + [(case, "uneven") for case in ("defa
 KEPT = [
     ("accumulation, bf16", "uneven"),
     ("clipping hard, cosine schedule", "even"),
-    ("no clipping, label smoothing", "even"),
 ]
 
 

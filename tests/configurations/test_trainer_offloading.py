@@ -151,6 +151,7 @@ def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
         assert_same_run(trainer, plain)
 
 
+@pytest.mark.long
 def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_home: Path) -> None:
     def twice(trainer: Any) -> Any:
         trainer.train()

@@ -45,6 +45,7 @@ def test_the_picture_has_a_panel_a_case_and_a_line_a_stage() -> None:
     assert matplotlib.image.imread(io.BytesIO(picture(ROWS))).shape[1] == 1500
 
 
+@pytest.mark.long
 def test_a_plan_is_timed_stage_by_stage() -> None:
     rows = plan_rows("gpt2", "rockmate", 1)
     assert [r.stage for r in rows] == ["trace", "profile", "partition", "options", "solve", "codegen", "total"]

@@ -64,7 +64,7 @@ def test_an_unknown_method_is_one_sentence(tmp_path: Path) -> None:
         fit(model, batch, adam, device_budget="80%", loss=loss, method="fastest", quick=True, cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize("method", some(["rotor", "chen_sqrt", "recompute_all"], keep=["rotor", "chen_sqrt"]))
+@pytest.mark.parametrize("method", some(["rotor", "chen_sqrt", "recompute_all"], keep=["rotor"]))
 def test_auto_is_never_worse_than_what_it_is_compared_with(method: str, costed: Costed, tmp_path: Path) -> None:
     """Within the peak of the other's plan."""
 

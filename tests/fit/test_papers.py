@@ -33,6 +33,7 @@ def planned(model: PaperModel, budget: int, home: Path, monkeypatch: pytest.Monk
     }
 
 
+@pytest.mark.long
 def test_ours_is_never_above_the_preprints_formulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = PaperModel("RTX 3060", "small", "llama", SHAPE, batch=1, published={"all": 0.1})
     rows = planned(model, 20 * MIB, tmp_path, monkeypatch)

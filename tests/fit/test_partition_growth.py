@@ -46,6 +46,7 @@ def test_borders_looked_at_grow_with_the_nodes(shape: str, monkeypatch: pytest.M
     assert per_node[1] <= 2 * per_node[0]  # one level more; six times the nodes
 
 
+@pytest.mark.long
 def test_rows_and_the_picture_are_written(tmp_path: Path) -> None:
     said: list[str] = []
     closing = run_partition_growth(tmp_path, said.append, sizes=(300, 900))

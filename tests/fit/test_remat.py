@@ -139,7 +139,7 @@ def test_a_digest_tells_numbers_apart() -> None:
     assert digest(1.0, case, parameters) != before
 
 
-@pytest.mark.parametrize("name", ["unet", "mixer"])
+@pytest.mark.parametrize("name", some(["unet", "mixer"], keep=["mixer"]))
 def test_the_memory_budget_of_pytorch_saves_memory(name: str) -> None:
     """The mixer's program does not run in the first backend of torch 2.13."""
     whole = run(name, EAGER)[1]
@@ -416,6 +416,7 @@ def test_plain_pytorch_takes_its_share_of_profiling(monkeypatch: pytest.MonkeyPa
     assert plain.time_s() == pytest.approx(sum(counted) / len(counted))
 
 
+@pytest.mark.long
 def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
     said: list[str] = []
     text = run_depth(DepthJob(("gpt2",), ("auto",), (2, 3), "tiny", QUICK), tmp_path, said.append)
@@ -430,6 +431,7 @@ def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
     assert matplotlib.image.imread(io.BytesIO((tmp_path / "remat_depth.png").read_bytes())).shape[1] == 1500
 
 
+@pytest.mark.long
 def test_planning_is_timed_on_measured_costs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 

@@ -56,6 +56,7 @@ def chains(name: str) -> tuple[Prepared, Prepared]:
     return whole, Prepared(trace, held.nodes, held.blocks, light_options(held.blocks))
 
 
+@pytest.mark.long
 def test_schedules_of_large_blocks_are_options() -> None:
     prepared, _ = chains("transformer")
     assert len(prepared.blocks) > 1

@@ -100,6 +100,7 @@ def adam(parameters: object) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-2)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_huge_block_that_holding_makes_small_is_in_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "HUGE", LARGE)
     trace = traced("decoder")
