@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from stowage.flows._training_step import TrainingStep
 from tests.fit.staged_steps import BATCH, adamw, homes, loss_of, network, staged_step
+from tests.matrix import some
 from tests.runtime.beside_eager import differences, same
 
 STEPS = 5
@@ -84,7 +85,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.fit.staged_steps import BATCH, homes, staged_step
-from tests.matrix import some
 folder = Path(sys.argv[2])
 step = staged_step(Path(sys.argv[1]), folder)
 step(BATCH)
