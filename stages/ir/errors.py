@@ -62,9 +62,6 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes / MIB:,.1f} MiB"
 
 
-mib = size_text  # its earlier name
-
-
 def size_texts(*sizes: int) -> list[str]:
     """`size_text` of sizes that are told apart: in bytes where the texts of two that differ would be the same."""
     texts = [size_text(nbytes) for nbytes in sizes]
