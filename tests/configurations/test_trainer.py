@@ -156,6 +156,7 @@ def test_within_the_budget_as_predicted(tmp_path: Path, fit_home: Path) -> None:
     assert any(plan.recomputed_bytes for _, plan in peaks)
 
 
+@pytest.mark.long
 def test_resumed_equals_uninterrupted(tmp_path: Path, fit_home: Path) -> None:
     case = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
     plain = trainer_of(tmp_path / "plain", small_gpt2(), UNEVEN, **case)
@@ -209,7 +210,10 @@ def low_precision(model: nn.Module) -> torch.optim.Optimizer:
     return MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-2)
 
 
-@pytest.mark.parametrize("what", ["a loss of its own", "gradient checkpointing", "master weights", "LoRA"])
+OTHERS = ("a loss of its own", "gradient checkpointing", "master weights", "LoRA")
+
+
+@pytest.mark.parametrize("what", some(OTHERS, keep=["a loss of its own", "gradient checkpointing"]))
 def test_trainers_people_have(what: str, tmp_path: Path, fit_home: Path) -> None:
     def build(folder: str) -> Any:
         model, kind = small_gpt2(), None

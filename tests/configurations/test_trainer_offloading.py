@@ -136,6 +136,7 @@ def test_resumed_across_plain_and_planned(tmp_path: Path, fit_home: Path) -> Non
     assert_same(first, plain, resumed=True)
 
 
+@pytest.mark.long
 def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
     """With the Trainer's default `max_grad_norm` all gradients wait for the last, below the device if need be."""
     case = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "eval_strategy": "epoch"}

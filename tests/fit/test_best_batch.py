@@ -67,6 +67,7 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
         return infeasible.smallest_feasible_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "share"), some([("rockmate", 0.6), ("offmate", 0.7)], keep=[("offmate", 0.7)]))
 def test_no_other_size_is_much_better(method: str, share: float, fit_home: Path) -> None:
     model, batch, make = workload()

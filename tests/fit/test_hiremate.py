@@ -88,7 +88,7 @@ def test_auto_is_never_worse_than_what_it_is_compared_with(method: str, costed: 
     ("method", "name"),
     some(
         [("h_ilp", "resnet"), ("tw_remat", "resnet"), ("tw_remat", "unet")],
-        keep=[("h_ilp", "resnet"), ("tw_remat", "resnet")],
+        keep=[("tw_remat", "resnet")],
     ),
 )
 def test_a_part_of_hiremate_alone(method: str, name: str, tmp_path: Path) -> None:

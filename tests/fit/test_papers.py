@@ -46,6 +46,7 @@ def test_ours_is_never_above_the_preprints_formulation(tmp_path: Path, monkeypat
     assert "+10.0%" in table[2]
 
 
+@pytest.mark.long
 def test_lora_is_planned_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = planned(PaperModel("RTX 3060", "small", "llama", SHAPE, batch=1, lora=True), 18 * MIB, tmp_path, monkeypatch)
     assert rows["all"].overhead < 0.5

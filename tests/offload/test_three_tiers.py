@@ -96,6 +96,7 @@ def test_a_missing_wait_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert_equal_below(ZOO["gpt2"], prepared_for("gpt2", "adamw"), solved, tier, adamw, iterations=2)
 
 
+@pytest.mark.long
 def test_less_host_memory_takes_more_disk_and_time() -> None:
     """In the same device budget; with room for everything the disk is not used."""
     plans = [three_tiers("llama", "momentum", share=share, disk=SLOW) for share in (100.0, 0.6, 0.0)]

@@ -61,6 +61,7 @@ def test_the_plan_has_slots_and_states_what_it_moves(planned: Path) -> None:
     assert "run.reload(" in (planned / "artifacts" / "codegen" / "step.py").read_text()
 
 
+@pytest.mark.long
 def test_training_from_disk_that_was_killed_ends_like_training_that_was_not(planned: Path, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     shutil.copytree(planned, whole)
