@@ -6,11 +6,12 @@ long as nothing is in them, as PyTorch does it with uninitialized parameters; th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from stowage.stages.ir.errors import AwayError
 from stowage.stages.ir.updates import is_gradient_slot
@@ -41,9 +42,11 @@ class Away(torch.Tensor):
 
     Attributes:
         below: its name, as slots have it.
+        here: the class that it has while its content is on the device.
     """
 
     below: str
+    here: ClassVar[type[torch.Tensor]] = torch.Tensor
 
     @classmethod
     def __torch_function__(
@@ -63,17 +66,16 @@ class Away(torch.Tensor):
         name = str(func.__self__.__name__) if is_property else kind  # type: ignore[attr-defined]
         here = args[0] if args and isinstance(args[0], Away) else None
         if name == "__repr__" and here is not None:
-            return f"{type(here).__mro__[-3].__name__}(below the device, shape={tuple(here.shape)}, dtype={here.dtype})"
+            return f"{here.here.__name__}(below the device, shape={tuple(here.shape)}, dtype={here.dtype})"
         if name == "data" and kind == "__set__" and not isinstance(args[1], Away):
             raise away(_first(args, kwargs), "data")
         if not (_asks_for_form(name, is_property) or name in _SAME or name in _MOVES):
             raise away(_first(args, kwargs), name)
         found = torch._C._disabled_torch_function_impl(func, types, args, dict(kwargs or {}))
-        if name in _MOVES and found is not here:
+        if name in _MOVES and isinstance(found, torch.Tensor) and found is not here:
             raise away(_first(args, kwargs), name)
         if name in _SAME and kind != "__set__" and here is not None:
-            found.__class__ = Away
-            found.below = here.below
+            leave(found, here.below)
         return found
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -83,26 +85,25 @@ class Away(torch.Tensor):
         raise away(self, "pickle")
 
 
-class AwayParameter(Away, nn.Parameter):
-    """A parameter that is below the device."""
-
-
-_KINDS: dict[type, type] = {nn.Parameter: AwayParameter, torch.Tensor: Away}
-_BACK = {away: here for here, away in _KINDS.items()}
+@cache
+def _kind(here: type[torch.Tensor]) -> type[Away]:
+    """The class of tensors of class `here` that are below."""
+    return type(f"Away{here.__name__}", (Away, here), {"here": here})
 
 
 def leave(tensor: torch.Tensor, name: str) -> None:
-    """Its content is gone. Tensors of the user's own classes stay what they are."""
-    if type(tensor) in _KINDS:
-        tensor.__class__ = _KINDS[type(tensor)]
-        tensor.below = name  # type: ignore[attr-defined]
+    """Its content is gone."""
+    if not isinstance(tensor, Away):
+        with contextlib.suppress(TypeError):  # a class that others cannot take the place of
+            tensor.__class__ = _kind(type(tensor))
+            tensor.below = name  # type: ignore[attr-defined]
 
 
 def arrive(tensor: torch.Tensor) -> None:
     """Its content is there, or about to be; or whoever looks at it now brings it."""
-    if type(tensor) in _BACK:
-        tensor.__class__ = _BACK[type(tensor)]
-        del tensor.below  # type: ignore[attr-defined]
+    if isinstance(tensor, Away):
+        del tensor.below
+        tensor.__class__ = tensor.here
 
 
 def away(tensor: Away, read_by: str) -> AwayError:

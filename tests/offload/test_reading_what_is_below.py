@@ -15,6 +15,7 @@ from torch import nn
 from stowage.flows import fit
 from stowage.flows._training_step import TrainingStep
 from stowage.stages.ir.errors import AwayError, Infeasible
+from stowage.stages.runtime.away import arrive, leave
 from tests.offload.test_averages_of_weights_below import adamw, network
 
 
@@ -120,3 +121,20 @@ def test_inside_of_on_device_everything_is_as_it_was(step: TrainingStep) -> None
     assert float(step(torch.ones(8, 512))) >= 0
     with pytest.raises(AwayError):
         weight.sum()
+
+
+class Scaled(nn.Parameter):
+    """A parameter of a class of the user's own."""
+
+
+def test_classes_of_ones_own() -> None:
+    weight = Scaled(torch.ones(3))
+    leave(weight, "scale")
+    assert isinstance(weight, Scaled)
+    assert weight.type() == "torch.FloatTensor"
+    with pytest.raises(AwayError, match="Parameter 'scale' is below the device"):
+        weight.add(1)
+    arrive(weight)
+    assert type(weight) is Scaled
+    assert not vars(weight)
+    assert weight.sum() == 3
