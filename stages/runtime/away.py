@@ -103,7 +103,7 @@ def arrive(tensor: torch.Tensor) -> None:
     """Its content is there, or about to be; or whoever looks at it now brings it."""
     if isinstance(tensor, Away):
         del tensor.below
-        tensor.__class__ = tensor.here
+        tensor.__class__ = tensor.here  # type: ignore[assignment]
 
 
 def away(tensor: Away, read_by: str) -> AwayError:
