@@ -90,10 +90,11 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
     if not path.is_file():
         raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
     try:
-        content = pa.BufferReader(path.read_bytes())  # at once: another process may replace the file
-        table = pq.read_table(content, page_checksum_verification=True)
-        if table.num_rows != pq.read_metadata(content).num_rows:
-            raise ValueError("the footer contradicts itself")
+        # Opened once: another process may replace the file. By Arrow itself: its threads may outlive Python's objects.
+        with pa.OSFile(str(path)) as content:
+            table = pq.read_table(content, page_checksum_verification=True)
+            if table.num_rows != pq.read_metadata(content).num_rows:
+                raise ValueError("the footer contradicts itself")
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(f"{path} is damaged and cannot be read as Parquet: delete it and run `dvc repro`.") from error
     expected, metadata = arrow_schema(row_type), table.schema.metadata or {}

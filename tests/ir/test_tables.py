@@ -106,6 +106,23 @@ def test_a_truncated_table_is_refused(tmp_path: Path, share: float) -> None:
     assert "damaged" in refused(path, Storage)
 
 
+def test_a_table_that_is_replaced_while_it_is_read_is_the_one_or_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "storages.parquet", pq.read_table
+    write_rows(path, Storage, STORAGES)
+
+    def replaced(source: object, **how: object) -> pa.Table:
+        found = read(source, **how)
+        write_rows(path, Storage, STORAGES[:7])
+        return found
+
+    monkeypatch.setattr(pq, "read_table", replaced)
+    assert read_rows(path, Storage) == STORAGES
+    monkeypatch.undo()
+    assert read_rows(path, Storage) == STORAGES[:7]
+
+
 def test_a_foreign_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign.parquet"
     pq.write_table(pa.table({"storage": [1], "nbytes": [2], "role": ["input"], "name": ["x"]}), path)
