@@ -49,7 +49,7 @@ QUICK = Effort(
         top_saves=1,
         cluster_options=60,
     ),
-    solver=SolverSettings(time_limit_s=0.5),
+    solver=SolverSettings(time_limit_s=0.1),
 )
 """For trying out: a plan in seconds, less good."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,12 @@ def _solves_in_this_process() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long groups first, so that no worker is left with one of them at the end."""
     items.sort(key=lambda item: in_order(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """What is there from now on, all modules and all tests, the garbage collector need not pass over each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -40,7 +40,8 @@ class Bench:
         return self.update(forms, kind, clipped=clipped)
 
     def update(self, forms: Mapping[str, Form], kind: str, *, clipped: bool) -> Callable[[], None]:
-        """One step for some parameters: each call changes the copy alone.
+        """One step for some parameters: each call changes the copy alone, and global generators where the optimizer
+        draws; run it within `quiet`, which is not part of what is measured.
 
         Args:
             forms: of those parameters.
@@ -75,7 +76,6 @@ class _Step:
         self._scale = torch.ones((), device=device) if clipped else None
 
     def __call__(self) -> None:
-        with quiet():
-            if self._scale is not None:
-                torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], self._scale)
-            bare_step(self._optimizer)
+        if self._scale is not None:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], self._scale)
+        bare_step(self._optimizer)

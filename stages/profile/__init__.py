@@ -14,6 +14,7 @@ from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
+from stowage.stages.optimizers.quiet import quiet
 from stowage.stages.profile.clip import estimate_clip, measure_clip
 from stowage.stages.profile.comparison import Comparison
 from stowage.stages.profile.estimates import estimated_costs, times_are_known
@@ -84,7 +85,7 @@ def profile_variants(
     if count and costs == "roofline":
         store.add(target.fingerprint, [_estimate(call, trace, target) for trace, calls in missing for call in calls])
     elif count:
-        with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+        with quiet_torch(), quiet():
             keeper = Keeper(store, target.fingerprint, min_samples)
             patience = Patience(seconds_per_call, min_samples)
             found = _measure(

@@ -13,6 +13,7 @@ from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
+from stowage.stages.optimizers.quiet import quiet
 from stowage.stages.profile.clip import estimate_clip
 from stowage.stages.profile.comparison import Comparison
 from stowage.stages.profile.measure import Alone, MadeUpError, measure_call
@@ -98,7 +99,7 @@ def _estimated(
 def _alone(call: Call, trace: TraceTables, target: DeviceDescription, make_update: MakeUpdate | None) -> Alone | None:
     """What the call takes in memory, and what it returns; None where it takes none of the made-up contents."""
     device = device_of(target.type)
-    with quiet_torch(), torch.random.fork_rng(devices=["cuda"] if target.type == "cuda" else []):
+    with quiet_torch(), quiet():
         if call.target in _UPDATES:
             return measure_update(call, trace, device, target.type, make_update)
         try:

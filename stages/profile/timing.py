@@ -42,9 +42,11 @@ MOST_TURNS = 34
 MOST_S = 30.0
 """Of all of them: patience ends, once there are as many samples as it asks for."""
 
-
 KEPT_EVERY_S = 2.0
 """What was timed often enough is stored so often: whoever interrupts loses no more."""
+
+NEVER = (1 << 31) - 1
+"""A threshold that Python's garbage collector does not reach."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,14 @@ def _nothing() -> None:
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Python's garbage collector passes over all objects that exist: a trace has many, a training loop has it not."""
-    gc.collect()
-    gc.freeze()
+    """Python's garbage collector looks at new objects alone: a pass over all that exist takes longer than most calls,
+    and the objects of a trace are not there when training runs."""
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], NEVER)
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def _in_turns(

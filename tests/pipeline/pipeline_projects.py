@@ -77,7 +77,7 @@ TINY = {
         "sequence_length": 32,
     },
     "profile": {"seconds_per_call": 0.001, "min_samples": 1},
-    "options": {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 1.0, "workers": 1},
+    "options": {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 0.1, "workers": 1},
     "solve": {"device_budget": "80%", "memory_slots": 100},
     "train": {"steps": 3, "checkpoint_every": 2, "measure_every": 1},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from stowage.stages.device.cpu import MOST_OTHERS_BYTES, CpuDevice
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import Bench
 from stowage.stages.profile import CostStore, profile_trace, timing
 from stowage.stages.profile.sequence import NOTHINGS, alive_bytes, last_touched
 from stowage.stages.profile.timing import FEW
+from stowage.stages.runtime.generators import GeneratorStates
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_workload
 
@@ -122,6 +125,25 @@ def test_measured_costs_are_those_of_every_distinct_call(tmp_path: Path) -> None
     more = profile_trace(trace, HERE, store, seconds_per_call=0.0, min_samples=2 * max(c.samples for c in costs))
     assert all(after.samples > before.samples for before, after in zip(costs, more)), "few samples are no measurement"
     assert profile_trace(trace, HERE, store, min_samples=2) == more, "and the better ones stay"
+
+
+def test_an_update_takes_as_much_measured_on_a_copy_of_the_optimizer(tmp_path: Path) -> None:
+    """What keeps the generators as they are is not part of it; nor is anything else changed by measuring."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    trace = trace_step(model, (torch.randn(4, 8),), loss=lambda outputs, _: outputs.sum(), optimizer=optimizer)
+    updates = [c.signature for c in trace.calls if c.target == "stowage.update"]
+    before = GeneratorStates.now(torch.device("cpu")), gc.get_threshold(), gc.get_freeze_count()
+    found = []
+    for name, make in (("settings", None), ("copy", Bench(optimizer, dict(model.named_parameters())))):
+        store = CostStore(tmp_path / name)
+        costs = profile_trace(trace, HERE, store, seconds_per_call=0.0, min_samples=1, make_update=make)
+        found.append({c.signature: c.workspace_bytes for c in costs if c.signature in updates})
+    assert found[0] == found[1]
+    assert 0 < max(found[0].values()) <= 3 * 64 * 4
+    after = GeneratorStates.now(torch.device("cpu")), gc.get_threshold(), gc.get_freeze_count()
+    assert after[0].difference(before[0]) is None
+    assert after[1:] == before[1:]
 
 
 def test_each_run_finds_cold_caches_and_calls_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
