@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-import torch
-
 from stowage.stages.device import is_here
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
