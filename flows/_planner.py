@@ -15,7 +15,7 @@ from stowage.flows._evaluation import Resting, plan_forward
 from stowage.flows._planned import Planned, finish
 from stowage.flows._planning import plan_costed
 from stowage.flows._progress import Watch
-from stowage.flows._sizes import Sizes
+from stowage.flows._sizes import AtOnce, Sizes, everything_kept
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.trace import TraceTables
@@ -124,10 +124,14 @@ class Planner:
             progress=self.watch,
             profiled=self.watch.part,
         )
-        self._learn(costed)
+        budget_bytes = self.budget.see(costed.eager_peak_bytes)
+        kept = self._kept(costed, self._request(budget_bytes, costed.target, away))
+        self._learn(costed, searched=kept is None)
+        if kept is not None:
+            return kept
         planned = plan_costed(
             costed,
-            device_budget=self.budget.see(costed.eager_peak_bytes),
+            device_budget=budget_bytes,
             method=self.method,
             home=self.home,
             effort=effort,
@@ -139,11 +143,37 @@ class Planner:
         self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
 
-    def _learn(self, costed: Costed) -> None:
+    def _kept(self, costed: Costed, request: PlanRequest) -> Planned | None:
+        """The plan that keeps everything, where that fits: then there is nothing to search."""
+        found = everything_kept(costed.variants[0], request)
+        if found is None:
+            return None
+        self.watch("codegen")
+        return self._finished(found, costed.eager_peak_bytes)
+
+    def _finished(self, found: AtOnce, eager_peak_bytes: int) -> Planned:
+        variant, home = found.variant, self.home
+        nodes, blocks = list(variant.nodes), list(variant.blocks)
+        return finish(variant.trace, nodes, blocks, found.options, found.solved, home, eager_peak_bytes)
+
+    def _request(self, budget_bytes: int, target: DeviceDescription, away: frozenset[str]) -> PlanRequest:
+        return PlanRequest(
+            device_budget_bytes=budget_bytes,
+            method=self.method,
+            slots=self.effort.slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=self.effort.solver.time_limit_s,
+            seed=self.effort.solver.seed,
+            below=self.below,
+            away=away,
+        )
+
+    def _learn(self, costed: Costed, *, searched: bool) -> None:
         costs = {c.signature: c for c in costed.costs}
         for variant in costed.variants:
             self._similar.learn(variant.trace, costs)
-        self._sizes.learn(costed)
+        self._sizes.learn(costed, searched=searched)
 
     def _at_once(
         self,
@@ -169,26 +199,13 @@ class Planner:
         self.watch("partition")
         nodes, blocks = self._sizes.nodes(trace, costs)
         eager = eager_peak_bytes(whole, nodes if whole is trace else self._sizes.nodes(whole, costs)[0])
-        request = PlanRequest(
-            device_budget_bytes=self.budget.see(eager),
-            method=self.method,
-            slots=self.effort.slots,
-            device=target.name,
-            device_fingerprint=target.fingerprint,
-            time_limit_s=self.effort.solver.time_limit_s,
-            seed=self.effort.solver.seed,
-            below=self.below,
-            away=away,
-        )
+        request = self._request(self.budget.see(eager), target, away)
         self.watch("solve")
         found = self._sizes.plan(trace, nodes, blocks, costs, request, self.home, self.effort, only_kept=in_full)
         if found is None:
             return None
         self.watch("codegen")
-        variant = found.variant
-        planned = finish(
-            variant.trace, list(variant.nodes), list(variant.blocks), found.options, found.solved, self.home, eager
-        )
+        planned = self._finished(found, eager)
         self._sizes.learn_plan(trace, planned)
         return planned
 

@@ -47,9 +47,14 @@ class _Rows:
 
 @dataclass
 class _Reference:
-    """A step of one structure that was measured and planned in full."""
+    """A step of one structure that was measured and planned in full.
+
+    Attributes:
+        searched: its blocks have schedules; not where everything fitted.
+    """
 
     costed: Costed
+    searched: bool
     plans: list[_Rows] = field(default_factory=list)
 
 
@@ -62,6 +67,14 @@ class AtOnce:
     options: list[Option]
 
 
+def everything_kept(variant: Variant, request: PlanRequest) -> AtOnce | None:
+    """The plan that keeps everything, where that fits the budget and a method would choose it."""
+    if request.method not in KEEPING:
+        return None
+    solved = keep_everything_at_once(variant.trace, variant.nodes, request)
+    return AtOnce(variant, solved, []) if solved is not None else None
+
+
 class Sizes:
     """Steps that were planned in full, and what follows from them for others."""
 
@@ -70,11 +83,13 @@ class Sizes:
         self._most = most
         self._known: OrderedDict[str, _Reference] = OrderedDict()
 
-    def learn(self, costed: Costed) -> None:
-        """Take in a step that was measured."""
+    def learn(self, costed: Costed, *, searched: bool = True) -> None:
+        """Take in a step that was measured, and whether schedules of its blocks were searched."""
         key = structure_of(costed.variants[0].trace)
         known = self._known.get(key)
-        self._known[key] = _Reference(costed, known.plans if known else [])
+        if known is not None and known.searched and not searched:
+            return
+        self._known[key] = _Reference(costed, searched, known.plans if known else [])
         self._known.move_to_end(key)
         while len(self._known) > self._most:
             self._known.popitem(last=False)
@@ -124,14 +139,13 @@ class Sizes:
             found = self._same_rows(reference, trace, costs, request)
             if found is not None:
                 return found
-        if request.method in KEEPING:
-            solved = keep_everything_at_once(trace, nodes, request)
-            if solved is not None:
-                return AtOnce(Variant("plain", trace, nodes, blocks), solved, [])
+        found = everything_kept(Variant("plain", trace, nodes, blocks), request)
+        if found is not None:
+            return found
         if reference is None or only_kept:
             return None
         candidates = [self._same_rows(reference, trace, costs, request)]
-        if request.method in KEEPING:
+        if request.method in KEEPING and reference.searched:
             in_memory = replace(request, below=None)
             candidates.append(self._searched(reference, trace, costs, in_memory, home, effort))
         return min((c for c in candidates if c), key=lambda c: c.solved.summary.step_time_s, default=None)
