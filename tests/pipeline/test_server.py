@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pipeline_projects import run
 
 from stowage.flows._project import stage_environment
+from stowage.flows.compare import report
+from stowage.flows.plan import plan
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.table import read_record
 
 pytestmark = pytest.mark.server
+
+RUN = ("prefect", "deployment", "run", "--watch", "--watch-interval", "1")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +29,7 @@ def served(tiny: Path, prefect_home: None, tmp_path_factory: pytest.TempPathFact
 
     home = tmp_path_factory.mktemp("prefect")
     environment = {"PREFECT_API_URL": str(PREFECT_API_URL.value()), "PREFECT_HOME": str(home), "DO_NOT_TRACK": "1"}
-    environment["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+    environment |= {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_WORKER_QUERY_SECONDS": "1"}
     run(["prefect", "work-pool", "create", "local-process", "--type", "process"], tiny, **environment)
     run(["prefect", "--no-prompt", "deploy", "--all"], tiny, **environment)
     with (home / "worker.log").open("wb") as log:
@@ -40,11 +47,26 @@ def served(tiny: Path, prefect_home: None, tmp_path_factory: pytest.TempPathFact
         worker.wait(600)
 
 
-def test_both_deployments_run(tiny: Path, served: dict[str, str]) -> None:
-    overrides = "overrides=" + json.dumps({"solve.device_budget": "95%"})
-    command = ["prefect", "deployment", "run", "plan/local", "-p", overrides, "--watch"]
-    assert "Completed" in run(command, tiny, **served)
-    folders = [path.parents[1] for path in (tiny / ".stowage" / "runs").glob("*/codegen/step.py")]
-    assert any("95%" in (folder / "params.yaml").read_text() for folder in folders)
-    assert "Completed" in run(["prefect", "deployment", "run", "train/local", "--watch"], tiny, **served)
+def test_both_deployments_run_at_once(tiny: Path, served: dict[str, str]) -> None:
+    """One with overrides, and with blocks that miss in the store: they are tasks, and the project stays as it was."""
+    overrides = {"options.seed": 7, "solve.device_budget": "85%"}
+    with ThreadPoolExecutor() as threads:
+        changed = threads.submit(run, [*RUN, "plan/local", "-p", "overrides=" + json.dumps(overrides)], tiny, **served)
+        assert "Completed" in run([*RUN, "train/local"], tiny, **served)
+        assert "Completed" in changed.result()
+    assert "distinct blocks to solve" in Path(served["PREFECT_HOME"], "worker.log").read_text()
+    planned = [path.parents[1] for path in (tiny / ".stowage" / "runs").glob("*/codegen/step.py")]
+    (folder,) = (f for f in planned if "85%" in (f / "params.yaml").read_text())
+    found, here = (read_record(f / "solve" / "summary.json", PlanSummary) for f in (folder, tiny / "artifacts"))
+    assert found.device_budget_bytes > here.device_budget_bytes
+    assert run(["git", "status", "--porcelain"], tiny) == ""
     assert json.loads(run(["dvc", "status", "--json"], tiny)) == {}
+    assert "The trace is unchanged." in report(tiny, "HEAD", folder)
+
+
+def test_blocks_that_are_in_the_store_are_not_solved_again(
+    tiny: Path, served: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    result = plan({"options.seed": 7, "solve.device_budget": "88%"}, root=tiny)
+    assert result.folder.is_relative_to(tiny / ".stowage" / "runs")
+    assert "distinct blocks to solve" not in caplog.text
