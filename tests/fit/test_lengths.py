@@ -177,6 +177,19 @@ def test_a_longer_batch_within_bytes_is_not_measured_either(fit_home: Path, coun
     assert count["profiles"] == 0
 
 
+def test_where_everything_fits_nothing_is_searched_until_it_does_not(fit_home: Path, count: dict[str, int]) -> None:
+    most = Beside(Tagger, fit_home, 8, device_budget="100%").step.planned.eager_peak_bytes
+    count.update(dict.fromkeys(count, 0))
+    beside = Beside(Tagger, fit_home, 8, device_budget=2 * most)
+    assert beside.step.plan.method == "keep_all"
+    assert count["options"] == count["solves"] == 0
+    beside.train(8, 16)
+    assert count["options"] == count["solves"] == 0
+    beside.train(28, 8, 27)
+    assert count["options"] > 0
+    assert beside.step.programs.known[0].planned.summary.recomputed_bytes > 0
+
+
 def test_another_structure_is_still_exact(fit_home: Path) -> None:
     beside = Beside(Tagger, fit_home, 16)
     beside.train(1, 16, 5)

@@ -20,7 +20,7 @@ from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for
 from tests.zoo import REMAT, ZOO
 
-LAYERS, WIDTH = 12, 32
+LAYERS, WIDTH = 9, 32
 
 
 class Decoder(nn.Module):

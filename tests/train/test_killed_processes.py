@@ -46,6 +46,8 @@ RUN = (
     "import runpy, sys\nnames = sys.argv[1:]\nsys.argv = sys.argv[:1]\n"
     "for name in names:\n    runpy.run_module(f'stowage.stages.{name}', run_name='__main__')"
 )
+TRAINED = ("train", ".stowage")
+"""What training leaves in a project."""
 KILL = """
 import os, runpy, signal, sys
 left, replace = int(sys.argv[2]), os.replace
@@ -67,16 +69,24 @@ def run(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that is planned and not yet trained."""
-    folder = tmp_path_factory.mktemp("planned")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that is planned, and trained to the end."""
+    folder = tmp_path_factory.mktemp("whole")
     (folder / "params.yaml").write_text(yaml.safe_dump(PARAMETERS))
     target = DeviceDescription(
         device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
     )
     write_record(folder / "artifacts" / "device.json", target)
-    done = run(folder, *PLANNING)
+    done = run(folder, *PLANNING, "train")
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same project, not yet trained."""
+    folder = tmp_path_factory.mktemp("planned") / "project"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns(*TRAINED))
     return folder
 
 
@@ -94,13 +104,9 @@ def check_whole(folder: Path) -> None:
             json.loads(path.read_text())
 
 
-def test_training_that_was_killed_ends_like_training_that_was_not(planned: Path, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    shutil.copytree(planned, whole)
+def test_training_that_was_killed_ends_like_training_that_was_not(whole: Path, planned: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
     shutil.copytree(planned, killed)
-    done = run(whole, "train")
-    assert done.returncode == 0, done.stderr
-
     process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 600
     while not list(killed.rglob("checkpoints/**/*.safetensors")):
