@@ -35,10 +35,12 @@ class KnownOutputs:
     Attributes:
         tried: of calls that were run on made-up arguments while tracing, by whatever tells calls apart; None where the
             fake kernel is right, or nothing is known.
+        small: of smaller forms of calls, what real and fake kernels return; None where one of them takes none such.
         measured: of calls whose fake kernels were found wrong while profiling, by signature.
     """
 
     tried: dict[Hashable, Outputs | None] = field(default_factory=dict)
+    small: dict[Hashable, tuple[Outputs, Outputs] | None] = field(default_factory=dict)
     measured: dict[str, Outputs] = field(default_factory=dict)
 
     def learn(self, found: Mapping[str, Outputs]) -> bool:

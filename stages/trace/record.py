@@ -25,6 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.trace.fake import TrueKernels
 from stowage.stages.trace.operators import is_random
+from stowage.stages.workload.executed import noting
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
 """Keys of `Node.meta`: the module that made a call, its phase, the line that made it; of a source its role and name."""
@@ -213,7 +214,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fake
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        resting = noting() if isinstance(func, OpOverload) and func.namespace == "aten" else None
+        if resting is None:
+            return self._dispatched(func, args, kwargs or {})
+        resting.disable()
+        try:
+            return self._dispatched(func, args, kwargs or {})
+        finally:
+            resting.enable()
+
+    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _ASKS_FORM:
             return func(*args, **kwargs)
         flat, structure = pytree.tree_flatten((args, kwargs))

@@ -71,8 +71,10 @@ class Executed:
     def _module_of(self, file: str) -> ModuleType:
         """The module of a file; of code that was typed or generated, the one that runs."""
         if not self._modules:
-            loaded = [(getattr(module, "__file__", None), module) for module in tuple(sys.modules.values())]
-            self._modules.update((name, module) for name, module in loaded if isinstance(name, str))
+            for module in tuple(sys.modules.values()):
+                name = getattr(module, "__dict__", {}).get("__file__")  # some make attributes that are asked for
+                if isinstance(name, str):
+                    self._modules[name] = module
         return self._modules.get(file, sys.modules["__main__"])
 
     def ran(self, code: CodeType) -> bool:
@@ -97,11 +99,22 @@ def executed(into: Executed | None = None) -> Iterator[Executed]:
         yield found
 
 
+class _Noting(cProfile.Profile):
+    """Told apart from profilers of others."""
+
+
+def noting() -> cProfile.Profile | None:
+    """What notes code in this thread, if it is paid for at every call: then it may rest (`disable`, `enable`) where no
+    code of users runs."""
+    found: Any = sys.getprofile()
+    return found if type(found) is _Noting else None
+
+
 @contextmanager
 def _profiled(found: Executed) -> Iterator[None]:
-    """By the profiler that is written in C, which costs little."""
+    """By the profiler that is written in C."""
     before: Any = sys.getprofile()
-    profiler = cProfile.Profile(subcalls=False, builtins=False)
+    profiler = _Noting(subcalls=False, builtins=False)
     sys.setprofile(None)
     profiler.enable()
     try:
