@@ -51,6 +51,7 @@ class Planner:
     def __post_init__(self) -> None:
         check_method(self.method)
         self._sizes = Sizes(self.structures)
+        self._store = CostStore(self.home / "costs")
         self._similar = Similar()
         self._kinds: set[MicroBatch] = set()
 
@@ -101,7 +102,7 @@ class Planner:
     ) -> dict[str, Cost]:
         named = parameters_of(self.model, recorded.outside)
         make_update = Bench(self.optimizer.optimizer, named) if self.optimizer is not None else None
-        return estimated_costs(traces, target, CostStore(self.home / "costs"), self._similar, make_update)
+        return estimated_costs(traces, target, self._store, self._similar, make_update)
 
     def _in_full(
         self,

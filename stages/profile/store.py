@@ -13,7 +13,8 @@ from stowage.stages.kernels import ReturnedStore
 
 
 class CostStore:
-    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once.
+    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once; a file that has
+    not changed is read once.
 
     Attributes:
         returned: beside them, what calls return.
@@ -21,6 +22,7 @@ class CostStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._read: dict[str, tuple[tuple[int, ...], dict[str, Cost]]] = {}
         self.returned = ReturnedStore(folder)
 
     def _path(self, device: str) -> Path:
@@ -33,7 +35,16 @@ class CostStore:
             TableError: the file is damaged.
         """
         path = self._path(device)
-        return {c.signature: c for c in read_rows(path, Cost)} if path.exists() else {}
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return {}
+        version = found.st_ino, found.st_mtime_ns, found.st_size  # each version is a file of its own
+        before, known = self._read.get(device, ((), {}))
+        if before != version:
+            known = {c.signature: c for c in read_rows(path, Cost)}
+            self._read[device] = version, known
+        return dict(known)
 
     def add(self, device: str, costs: Iterable[Cost], *, enough: int = 1, instead: Collection[str] = ()) -> None:
         """Add costs. A measurement that is already there stays, so that plans do not change by noise.

@@ -68,6 +68,18 @@ def test_the_store_only_grows_and_keeps_first_measurements(tmp_path: Path) -> No
     assert store.read("other device") == {}
 
 
+def test_what_another_process_adds_is_read(tmp_path: Path) -> None:
+    one, other = CostStore(tmp_path), CostStore(tmp_path)
+    one.add("device", [cost("a")])
+    known = one.read("device")
+    known.clear()
+    assert set(one.read("device")) == {"a"}
+    other.add("device", [cost("b")])
+    assert set(one.read("device")) == {"a", "b"}
+    (tmp_path / "device.parquet").unlink()
+    assert one.read("device") == {}
+
+
 def test_a_measurement_replaces_an_estimate_and_never_the_other_way(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     store.add("device", [cost("a", 1.0, "roofline")])
