@@ -54,7 +54,9 @@ def imported_files(root: Path, executed: Iterable[str] = ()) -> set[str]:
     found = set[str]()
     for file in {*_files_of_modules(), *executed}:
         path = Path(file)
-        if path.is_absolute() and path.is_file() and not _is_installed(path.resolve(), root, libraries):
+        if not path.is_absolute() or not path.is_file() or _is_pythons(path):
+            continue
+        if not _is_installed(path.resolve(), root, libraries):
             found.add(_as_listed(path.resolve(), root, project))
     return found
 
@@ -74,6 +76,13 @@ def _libraries(root: Path) -> Iterator[Path]:
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
     if not (stages := _own_stages()).is_relative_to(root):
         yield from (stages, stages.parent / "flows")
+
+
+def _is_pythons(path: Path) -> bool:
+    """In the standard library's folder, wherever a link leads from there: distributions keep a `sitecustomize.py`
+    among their settings."""
+    paths = sysconfig.get_paths()
+    return _INSTALLED.isdisjoint(path.parts) and any(path.is_relative_to(paths[n]) for n in ("stdlib", "platstdlib"))
 
 
 def _own_stages() -> Path:

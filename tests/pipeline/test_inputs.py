@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipeline_projects import ROOT, TINY, commit, run, set_parameters
 from stowage.flows._dvc import changed_stages, reproduce
 from stowage.flows._project import import_path, stage_environment
 from stowage.flows._workspace import open_workspace
-from stowage.stages.inputs import LIST, listed_inputs, mend, refresh
+from stowage.stages.inputs import LIST, imported_files, listed_inputs, mend, refresh
 from stowage.stages.inputs.listing import write_inputs
 from stowage.stages.settings import Settings, load_settings
 
@@ -103,6 +104,19 @@ def test_an_editable_install_of_the_project_is_the_checkouts_own_file(tmp_path: 
         check=True,
     )
     assert json.loads(said.stdout) == [str(tmp_path / "project" / "src" / "edited.py"), "src/same.py"]
+
+
+def test_a_link_in_the_standard_library_is_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's `sitecustomize.py` is one."""
+    library = tmp_path / "lib" / "python"
+    write(tmp_path, {"etc/sitecustomize.py": "", "mine.py": "", "lib/python/site-packages/__init__.py": ""})
+    (library / "sitecustomize.py").symlink_to(tmp_path / "etc" / "sitecustomize.py")
+    (library / "site-packages" / "linked.py").symlink_to(tmp_path / "mine.py")  # as some editable installs are
+    monkeypatch.setattr(sysconfig, "get_paths", lambda paths=sysconfig.get_paths(): {**paths, "stdlib": str(library)})
+    files = [str(library / "sitecustomize.py"), str(library / "site-packages" / "linked.py")]
+    found = imported_files(tmp_path / "project", files)
+    assert str(tmp_path / "mine.py") in found
+    assert not [file for file in found if "sitecustomize" in file]
 
 
 # --- the list, and dvc.yaml
