@@ -112,7 +112,8 @@ def test_a_link_in_the_standard_library_is_pythons(tmp_path: Path, monkeypatch: 
     write(tmp_path, {"etc/sitecustomize.py": "", "mine.py": "", "lib/python/site-packages/__init__.py": ""})
     (library / "sitecustomize.py").symlink_to(tmp_path / "etc" / "sitecustomize.py")
     (library / "site-packages" / "linked.py").symlink_to(tmp_path / "mine.py")  # as some editable installs are
-    monkeypatch.setattr(sysconfig, "get_paths", lambda paths=sysconfig.get_paths(): {**paths, "stdlib": str(library)})
+    paths = {**sysconfig.get_paths(), "stdlib": str(library)}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
     files = [str(library / "sitecustomize.py"), str(library / "site-packages" / "linked.py")]
     found = imported_files(tmp_path / "project", files)
     assert str(tmp_path / "mine.py") in found
