@@ -72,7 +72,9 @@ def everything_kept(variant: Variant, request: PlanRequest) -> AtOnce | None:
     if request.method not in KEEPING:
         return None
     solved = keep_everything_at_once(variant.trace, variant.nodes, request)
-    return AtOnce(variant, solved, []) if solved is not None else None
+    if solved is None:
+        return None
+    return AtOnce(variant, replace(solved, summary=replace(solved.summary, variant=variant.name)), [])
 
 
 class Sizes:

@@ -54,7 +54,8 @@ class CpuDevice:
 
     @cached_property
     def _other(self) -> torch.Tensor:
-        return torch.empty(MOST_OTHERS_BYTES // torch.int32.itemsize, dtype=torch.int32)  # pages that are not touched
+        # Empty: pages that are never written take no memory.
+        return torch.empty(MOST_OTHERS_BYTES // torch.int32.itemsize, dtype=torch.int32)
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` under the profiler."""

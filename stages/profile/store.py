@@ -37,7 +37,7 @@ class CostStore:
         path = self._path(device)
         try:
             found = path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         version = found.st_ino, found.st_mtime_ns, found.st_size  # each version is a file of its own
         before, known = self._read.get(device, ((), {}))

@@ -205,9 +205,9 @@ def _key(item: Any) -> Hashable:
 
 
 def _without_tensors(arguments: Any) -> Any:
-    """Dictionaries as lists of their items."""
+    """Where tensors are, and where None is; dictionaries as lists of their items."""
     items = list(arguments.items()) if isinstance(arguments, dict) else arguments
-    return pytree.tree_map_only(torch.Tensor, lambda _: None, items)
+    return pytree.tree_map_only(torch.Tensor, lambda _: torch.Tensor, items)
 
 
 def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

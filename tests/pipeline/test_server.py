@@ -47,7 +47,7 @@ def served(tiny: Path, prefect_home: None, tmp_path_factory: pytest.TempPathFact
         worker.wait(600)
 
 
-def test_both_deployments_run_at_once(tiny: Path, served: dict[str, str]) -> None:
+def test_both_deployments_run_at_once(tiny: Path, served: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """One with overrides, and with blocks that miss in the store: they are tasks, and the project stays as it was."""
     overrides = {"options.seed": 7, "solve.device_budget": "85%"}
     with ThreadPoolExecutor() as threads:
@@ -63,10 +63,7 @@ def test_both_deployments_run_at_once(tiny: Path, served: dict[str, str]) -> Non
     assert json.loads(run(["dvc", "status", "--json"], tiny)) == {}
     assert "The trace is unchanged." in report(tiny, "HEAD", folder)
 
-
-def test_blocks_that_are_in_the_store_are_not_solved_again(
-    tiny: Path, served: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    result = plan({"options.seed": 7, "solve.device_budget": "88%"}, root=tiny)
-    assert result.folder.is_relative_to(tiny / ".stowage" / "runs")
-    assert "distinct blocks to solve" not in caplog.text
+    caplog.clear()
+    again = plan({"options.seed": 7, "solve.device_budget": "88%"}, root=tiny)
+    assert again.folder.is_relative_to(tiny / ".stowage" / "runs")
+    assert "distinct blocks to solve" not in caplog.text, "blocks that are in the store are not solved again"

@@ -78,6 +78,7 @@ def test_what_another_process_adds_is_read(tmp_path: Path) -> None:
     assert set(one.read("device")) == {"a", "b"}
     (tmp_path / "device.parquet").unlink()
     assert one.read("device") == {}
+    assert CostStore(tmp_path / "device.lock" / "below a file").read("device") == {}
 
 
 def test_a_measurement_replaces_an_estimate_and_never_the_other_way(tmp_path: Path) -> None:

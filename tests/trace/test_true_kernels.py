@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from stowage.stages.kernels import known_outputs
+from stowage.stages.kernels.known import KnownOutputs
 from stowage.stages.trace import fake
 from stowage.stages.trace.fake import TrueKernels
 from tests.matrix import some
@@ -63,6 +65,21 @@ def test_no_operator_differs(form: str) -> None:
     assert different == {}
     assert taken > 0.7 * (len(NAMES) + len(LOSSES)), "most operators take every form"
     assert calls > 5 * taken
+
+
+def test_none_and_a_tensor_in_another_order_are_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have the same forms; what is known of one says nothing of the other. Another size of one does."""
+    known = KnownOutputs()
+    monkeypatch.setattr(fake, "known_outputs", lambda: known)
+    kernels, index = TrueKernels(), torch.ops.aten.index.Tensor
+    with FakeTensorMode():
+        where = torch.zeros(64, dtype=torch.int64)
+        for rows in (1024, 2048):
+            x = torch.empty(rows, rows)
+            assert kernels(index, (x, [None, where]), {}).shape == (rows, 64)
+            assert kernels(index, (x, [where, None]), {}).shape == (64, rows)
+    assert len(known.tried) == 4
+    assert len(known.small) == 2
 
 
 def test_fake_kernels_alone_differ() -> None:
