@@ -23,7 +23,8 @@ from stowage.flows._remat_models import MODELS, build
 from stowage.flows._remat_names import Size
 from stowage.stages.ir.activations import activation_share, device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError
-from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
 from stowage.stages.partition import Limits
 from stowage.stages.report.clusters import clusters_figure
 from stowage.stages.report.figures import render

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from stowage.stages.ir.errors import TableError
-from stowage.stages.ir.table import write_atomically
+from stowage.stages.ir.files import write_atomically
 
 MEASURED = "measured.tar.gz"
 """From the machine with the GPU: job, device, trace, costs."""

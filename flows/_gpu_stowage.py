@@ -11,10 +11,11 @@ from torch import nn
 from stowage.flows._gpu_job import Job, build_shell, first_weights
 from stowage.stages.codegen import Manifest
 from stowage.stages.device.tiers import open_tier
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
-from stowage.stages.ir.table import read_record, read_rows, write_atomically
+from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.measure import measure_program

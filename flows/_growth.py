@@ -14,7 +14,8 @@ import torch
 
 from stowage.flows._paper_models import MACHINES
 from stowage.flows._planning import Effort, plan_step, processor_s
-from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.report.figures import render
 from stowage.stages.report.growth import growth_figure

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.table import write_atomically
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.settings import parse_settings
 from stowage.stages.settings.load import parse_yaml, read_parameters
 

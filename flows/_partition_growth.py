@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stowage.flows._synthetic_graphs import SHAPES
-from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
 from stowage.stages.partition.h_partition import Limits, h_partition, partition_score
 from stowage.stages.report.figures import render
 from stowage.stages.report.partition import partition_figure

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from stowage.stages.codegen import Manifest, emit_step, manifest_of
 from stowage.stages.ir.amounts import size_text
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
-from stowage.stages.ir.table import write_atomically, write_record, write_rows
+from stowage.stages.ir.table import write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve import Solved
 

@@ -20,7 +20,7 @@ from stowage.flows._limited import build
 from stowage.flows._project import find_root, stage_environment
 from stowage.stages.device.cgroup import LimitedRun, run_limited, smallest_surviving_limit
 from stowage.stages.ir.errors import MIB, StowageError, size_text
-from stowage.stages.ir.table import write_atomically
+from stowage.stages.ir.files import write_atomically
 
 PROCESS_BYTES = 640 * MIB
 """What a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""

@@ -31,7 +31,8 @@ from stowage.flows._remat_turns import Turns
 from stowage.flows._served import Served
 from stowage.stages.ir.activations import activation_share
 from stowage.stages.ir.errors import ParameterError, StowageError
-from stowage.stages.ir.table import read_rows, write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.settings.sizes import parse_percentage
 
 SHARES = (0.3, 0.5, 0.65)

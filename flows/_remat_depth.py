@@ -20,7 +20,8 @@ from stowage.flows._remat_models import build
 from stowage.flows._remat_names import Size
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import Infeasible, ParameterError
-from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.solver.outcome import SolverSettings
 

@@ -23,10 +23,10 @@ from stowage.flows._steps import Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
-from stowage.stages.ir.table import write_atomically
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program

@@ -36,7 +36,8 @@ from stowage.flows._prefect import flow
 from stowage.flows._project import find_root
 from stowage.flows._served import Served
 from stowage.stages.ir.errors import MIB
-from stowage.stages.ir.table import write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
 from stowage.stages.settings.load import read_parameters
 
 OUT = Path("artifacts") / "benchmark"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.command import ARTIFACTS, run_stage
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
-from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_record
+from stowage.stages.ir.table import read_record, read_rows, write_record
 from stowage.stages.rewrite import load_variant
 
 

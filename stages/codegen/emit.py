@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import METHODS, OPAQUE
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.source import identifier, operator_name, quoted, remark, role_of
 from stowage.stages.ir.sums import taken_memory, written_over
 from stowage.stages.ir.trace import Call, TraceTables, base_values
 from stowage.stages.ir.updates import (
@@ -81,7 +81,7 @@ class _Emitter:
                 self.total[row.node] += 1
 
     def name(self, value: int) -> str:
-        return self.trace.values[value].name
+        return identifier(self.trace.values[value].name)
 
     def _define(self, value: int) -> None:
         self.defined.add(value)
@@ -96,8 +96,8 @@ class _Emitter:
             self._alias(value)
             return
         if call is None:
-            role, _, name = self.trace.values[value].source.partition(":")
-            self.lines.append(f"{self.name(value)} = run.{role}[{json.dumps(name)}]")
+            role, name = role_of(self.trace.values[value].source)
+            self.lines.append(f"{self.name(value)} = run.{role}[{quoted(name)}]")
             self._define(value)
             return
         if not call.is_view:
@@ -120,7 +120,7 @@ class _Emitter:
         if target in METHODS and (split := split_receiver(arguments)) is not None:
             tensor, rest = split
             return f"{self.name(tensor)}.{METHODS[target]}({render_arguments(rest, self.name)})"
-        operator = target if target.startswith("aten.") else f"torch.ops.{target}"
+        operator = operator_name(target) if target.startswith("aten.") else f"torch.ops.{operator_name(target)}"
         return f"{operator}({render_arguments(arguments, self.name)})"
 
     def _call(self, call: Call, node: ComputeNode, again: bool, note: str) -> None:
@@ -129,7 +129,7 @@ class _Emitter:
         if call.target == UPDATE:
             parameter, _ = updated_parameter(call.arguments)
             tensors = [self.name(v) for v in (call.reads[0], *call.reads[2:])]  # the parameter itself goes by name
-            self.lines.append(f'run.update("{parameter}", {", ".join(tensors)}){note}')
+            self.lines.append(f"run.update({quoted(parameter)}, {', '.join(tensors)}){note}")
             return
         if call.target == UPDATE_ALL:
             self._update_all(call, note)
@@ -157,7 +157,7 @@ class _Emitter:
     def _update_all(self, call: Call, note: str) -> None:
         """One step of the optimizer, a gradient a line."""
         gradients = jointly_updated(call.arguments)
-        names = [f"    {json.dumps(name)}: {self.name(value)}," for name, value in gradients.items()]
+        names = [f"    {quoted(name)}: {self.name(value)}," for name, value in gradients.items()]
         scale = "".join(f", {self.name(v)}" for v in call.reads[2 * len(gradients) :])
         self.lines += ["gradients = {", *names, "}", f"run.update_all(gradients{scale}){note}", "del gradients"]
 
@@ -197,7 +197,7 @@ class _Emitter:
         self.spent |= {s for s in updates if storages[s].role == "gradient"}
         for storage in node.mutates:
             if storages[storage].role == "gradient" and storage in self.slots:
-                self.lines.append(f"run.changed({json.dumps(self.slots[storage].name)})")
+                self.lines.append(f"run.changed({quoted(self.slots[storage].name)})")
 
     def _base(self, value: int) -> int:
         """The first value of the storage that `value` lives in."""
@@ -206,7 +206,9 @@ class _Emitter:
     def _alias(self, value: int) -> None:
         """Another name for reloaded memory: what an in-place call returned."""
         v, base = self.trace.values[value], self.name(self._base(value))
-        self.lines.append(f"{v.name} = aten.as_strided.default({base}, {list(v.shape)}, {list(v.stride)}, {v.offset})")
+        self.lines.append(
+            f"{self.name(value)} = aten.as_strided.default({base}, {list(v.shape)}, {list(v.stride)}, {v.offset})"
+        )
         self._define(value)
 
     def free(self, row: PlanRow) -> None:
@@ -217,13 +219,13 @@ class _Emitter:
         role = self.trace.storages[row.storage].role
         slot = self.slots.get(row.storage)
         if role == "temporary" and slot is not None and slot.role == "gradient":
-            self.lines.append(f"run.keep_below({json.dumps(self.left[row.storage])})")
+            self.lines.append(f"run.keep_below({quoted(self.left[row.storage])})")
             del self.left[row.storage]
         elif role != "temporary" and row.storage not in self.spent:
             self.lines.append(f"run.free({self._slot(row)})")
 
     def _slot(self, row: PlanRow) -> str:
-        return json.dumps(self.slots[row.storage].name)
+        return quoted(self.slots[row.storage].name)
 
     def offload(self, row: PlanRow) -> None:
         slot = self.slots[row.storage]
@@ -247,7 +249,7 @@ class _Emitter:
         """An update by the CPU, on what is below."""
         call = self.trace.calls[self.nodes[row.node].calls[0]]
         taken = (call.reads[0], *call.reads[2:])  # the gradient, and the scale that clips it
-        names = ", ".join(json.dumps(self.slots[self.trace.values[v].storage].name) for v in taken)
+        names = ", ".join(quoted(self.slots[self.trace.values[v].storage].name) for v in taken)
         self.under_way[row.storage] = "updating"
         where = ", from and to disk" if row.storage in self.on_disk else ""
         note = f"  # on the CPU{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
@@ -292,7 +294,7 @@ class _Emitter:
             if later.node >= 0:
                 node = self.nodes[later.node]
                 if row.storage in node.reads or row.storage in node.mutates:
-                    return node.name
+                    return remark(node.name)
         return "the next iteration"
 
 
@@ -317,7 +319,7 @@ def emit_step(
     for row in rows:
         if row.step != label:
             label = row.step
-            emitter.lines += ["", f"run.begin({json.dumps(label)})"]
+            emitter.lines += ["", f"run.begin({quoted(label)})"]
         act[row.action](row)
     behind = left_behind(trace)
     left = [
@@ -330,7 +332,9 @@ def emit_step(
         emitter.lines += ["", "# gradients stay"]
         for gradient in left:
             emitter._ensure(gradient.gradient_value)
-            emitter.lines.append(f'run.keep("{gradient.parameter}", {emitter.name(gradient.gradient_value)}{scale})')
+            emitter.lines.append(
+                f"run.keep({quoted(gradient.parameter)}, {emitter.name(gradient.gradient_value)}{scale})"
+            )
     template = _HEADER
     if trace.meta.outputs:
         emitter.outputs()
@@ -342,10 +346,10 @@ def emit_step(
         emitter._ensure(trace.meta.loss_value)
         emitter.lines += ["", f"return {emitter.name(trace.meta.loss_value)}"]
     header = template.format(
-        model=trace.meta.model,
-        device=summary.device,
-        plan=summary.plan_hash,
-        method=summary.method,
+        model=remark(trace.meta.model),
+        device=remark(summary.device),
+        plan=remark(summary.plan_hash),
+        method=remark(summary.method),
         budget=summary.device_budget_bytes / MIB,
         peak=summary.device_peak_bytes / MIB,
         time=summary.step_time_s,

@@ -13,7 +13,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from stowage.stages.inputs.named import READERS
 from stowage.stages.ir.errors import StowageError
-from stowage.stages.ir.table import write_atomically
+from stowage.stages.ir.files import write_atomically
 
 LIST = Path("artifacts/inputs.yaml")
 PIPELINE = Path("dvc.yaml")

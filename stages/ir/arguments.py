@@ -9,33 +9,80 @@ Plain JSON stands for itself (None, bool, int, finite float, str, list). Everyth
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.source import device_name, number, number_text, quoted, word
+
 VALUE = "value"
+_KEYWORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def map_arguments(text: str, leaf: Callable[[str, Any], Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Decode `text`, replacing each one-key object by `leaf(key, content)`."""
+    """Decode `text`, replacing each one-key object by `leaf(key, content)`.
+
+    Raises:
+        TableError: it is something else than arguments.
+    """
 
     def walk(item: Any) -> Any:
         if isinstance(item, dict):
+            if len(item) != 1:
+                raise _refused(item)
             ((key, content),) = item.items()
-            return leaf(key, content)
+            return leaf(key, _content(key, content))
         if isinstance(item, list):
             return [walk(element) for element in item]
         return item
 
-    raw = json.loads(text)
-    return [walk(a) for a in raw["args"]], {k: walk(a) for k, a in raw["kwargs"].items()}
+    args, kwargs = _parse(text)
+    return [walk(a) for a in args], {k: walk(a) for k, a in kwargs.items()}
+
+
+def _parse(text: str) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(text) from error
+    match raw:
+        case {"args": list(args), "kwargs": dict(kwargs)} if all(map(_KEYWORD.fullmatch, kwargs)):
+            return args, kwargs
+    raise _refused(text)
+
+
+def _content(key: str, content: Any) -> Any:
+    """What an object may hold, by its kind."""
+    match key, content:
+        case ("value", int(value)) if value >= 0 and not isinstance(value, bool):
+            return value
+        case "number", str():
+            return content
+        case "float", _:
+            number(content)
+            return content
+        case "complex", [real, imaginary]:
+            return [number(real), number(imaginary)]
+        case "device", _:
+            return device_name(content)
+        case (("dtype" | "layout" | "memory_format"), _):
+            return word(key, content)
+    raise _refused({key: content})
+
+
+def _refused(item: Any) -> TableError:
+    text = ascii(item)
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return TableError(f"{shown} is no argument of an operator: the trace was changed, so make it again (`dvc repro`).")
 
 
 def split_receiver(text: str) -> tuple[int, str] | None:
     """The value that is the first argument, and the other arguments; None where the first is no tensor."""
-    raw = json.loads(text)
-    match raw["args"]:
+    args, kwargs = _parse(text)
+    match args:
         case [{"value": int(value)}, *rest]:
-            return value, json.dumps({"args": rest, "kwargs": raw["kwargs"]})
+            return value, json.dumps({"args": rest, "kwargs": kwargs})
     return None
 
 
@@ -47,13 +94,13 @@ def render_arguments(text: str, value_name: Callable[[int], str]) -> str:
             case "value":
                 return _Source(value_name(content))
             case "float":
-                return _Source(f'float("{content}")')
+                return _Source(number_text(content))
             case "complex":
-                return _Source(f"complex({content[0]!r}, {content[1]!r})")
+                return _Source(f"complex({number_text(content[0])}, {number_text(content[1])})")
             case "number":
-                return _Source(f"run.number[{content!r}]")
+                return _Source(f"run.number[{quoted(content)}]")
             case "device":
-                return _Source(f'torch.device("{content}")')
+                return _Source(f"torch.device({quoted(content)})")
             case _:
                 return _Source(f"torch.{content}")
 

@@ -1,26 +1,32 @@
-"""Tables on disk: one frozen dataclass per row type; the Arrow schema derives from it and is checked on reading."""
+"""Tables on disk: one frozen dataclass per row type; the Arrow schema derives from it and is checked on reading.
+
+A table carries a hash of its content. It finds accidents and edits, not those who mean harm: they can write a hash
+too, and what is read is never taken for code (see `ir.source`).
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import hashlib
 import json
-import os
-import tempfile
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.files import write_atomically
 
 Row = TypeVar("Row")
-FORMAT_VERSION = "1"
-_NAME_KEY, _VERSION_KEY = b"stowage.table", b"stowage.format"
+FORMAT_VERSION = "2"
+"""Part of the names of stores' files, so that versions of this project can share a store."""
+_NAME_KEY, _VERSION_KEY, _DIGEST_KEY = b"stowage.table", b"stowage.format", b"stowage.content"
 _SCALARS: dict[Any, pa.DataType] = {
     int: pa.int64(),
     float: pa.float64(),
@@ -51,33 +57,37 @@ def arrow_schema(row_type: type) -> pa.Schema:
     return pa.schema(columns, metadata={_NAME_KEY: row_type.__name__.encode(), _VERSION_KEY: FORMAT_VERSION.encode()})
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside, then rename: a killed process leaves the old file or none, never half of one."""
-    with atomic_file(path) as file:
-        file.write(content)
+def _digest(columns: Iterable[tuple[str, list[Any]]]) -> str:
+    """Of the content, whatever wrote it."""
+    found = hashlib.sha256()
+    for name, values in columns:
+        found.update(f"{name}:{len(values)};".encode())
+        if values and isinstance(values[0], bytes):  # constants may be large
+            for value in values:
+                found.update(f"{len(value)};".encode())
+                found.update(value)
+        else:
+            found.update(repr(values).encode(errors="surrogatepass"))
+    return found.hexdigest()
 
 
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which has its name from the end of the block on; `write_atomically` for what comes in pieces."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            yield file
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _columns(table: pa.Table) -> list[tuple[str, list[Any]]]:
+    return [(name, column.to_pylist()) for name, column in zip(table.column_names, table.columns)]
 
 
 def write_rows(path: Path, row_type: type[Row], rows: Sequence[Row]) -> None:
-    """Write `rows` as Parquet, atomically and deterministically."""
+    """Write `rows` as Parquet, atomically and deterministically.
+
+    Raises:
+        UnwritableError: it cannot be written.
+    """
     schema = arrow_schema(row_type)
-    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    content = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    table = pa.Table.from_pydict(content, schema=schema)
+    digest = _digest(_columns(table))
+    table = table.replace_schema_metadata({**schema.metadata, _DIGEST_KEY: digest.encode()})
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pydict(columns, schema=schema), sink, compression="zstd", write_page_checksum=True)
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
@@ -85,7 +95,7 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
     """Read rows of `row_type`.
 
     Raises:
-        TableError: the file is missing, is not Parquet, or is another table or version than asked for.
+        TableError: the file is missing, is not Parquet, is another table or version than asked for, or was changed.
     """
     if not path.is_file():
         raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
@@ -95,6 +105,8 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
             table = pq.read_table(content, page_checksum_verification=True)
             if table.num_rows != pq.read_metadata(content).num_rows:
                 raise ValueError("the footer contradicts itself")
+    except PermissionError as error:
+        raise TableError(f"{path} cannot be read ({error.strerror}): make it readable.") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(f"{path} is damaged and cannot be read as Parquet: delete it and run `dvc repro`.") from error
     expected, metadata = arrow_schema(row_type), table.schema.metadata or {}
@@ -109,17 +121,53 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
             f"{path} is {found}, expected a {row_type.__name__} table of format {FORMAT_VERSION}: "
             "delete it and run `dvc repro`."
         )
-    lists = [f.name for f in expected if pa.types.is_list(f.type)]
-    rows = table.to_pylist()
-    for row in rows:
-        for column in lists:
-            if row[column] is not None:
-                row[column] = tuple(row[column])
-    return [row_type(**row) for row in rows]
+    try:
+        columns = _columns(table)
+    except ValueError as error:  # text that is no UTF-8
+        raise TableError(f"{path} is damaged ({error}): delete it and run `dvc repro`.") from error
+    if _digest(columns) != metadata.get(_DIGEST_KEY, b"").decode(errors="replace"):
+        raise TableError(f"{path} was changed after it was written: delete it and run `dvc repro`.")
+    _check_values(path, row_type, columns)
+    lists = [pa.types.is_list(field.type) for field in expected]
+    tuples = [
+        [None if v is None else tuple(v) for v in values] if is_list else values
+        for is_list, (_, values) in zip(lists, columns)
+    ]
+    return [row_type(*values) for values in zip(*tuples)]
+
+
+@cache
+def _words(row_type: type) -> dict[str, tuple[frozenset[Any] | None, bool]]:
+    """Of each column the words that it may hold, if these are few, and whether it may be empty."""
+    found: dict[str, tuple[frozenset[Any] | None, bool]] = {}
+    for name, annotation in typing.get_type_hints(row_type).items():
+        inner, empty = annotation, False
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            (inner,) = [a for a in typing.get_args(annotation) if a is not type(None)]
+            empty = True
+        words = frozenset(typing.get_args(inner)) if typing.get_origin(inner) is typing.Literal else None
+        found[name] = words, empty
+    return found
+
+
+def _check_values(path: Path, row_type: type, columns: Iterable[tuple[str, list[Any]]]) -> None:
+    words = _words(row_type)
+    for name, values in columns:
+        allowed, empty = words[name]
+        wrong: Any = next((v for v in set(values) - allowed), None) if allowed is not None else None
+        if wrong is not None or (not empty and None in values):
+            raise TableError(
+                f"{path} has {wrong!r} in the column {name} of a {row_type.__name__} table, which cannot be there: "
+                "delete it and run `dvc repro`."
+            )
 
 
 def write_record(path: Path, record: Any) -> None:
-    """Write one dataclass instance as JSON, atomically, with its type's name."""
+    """Write one dataclass instance as JSON, atomically, with its type's name.
+
+    Raises:
+        UnwritableError: it cannot be written.
+    """
     content = {"table": type(record).__name__, "format": FORMAT_VERSION, **dataclasses.asdict(record)}
     write_atomically(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
@@ -128,19 +176,35 @@ def read_record(path: Path, row_type: type[Row]) -> Row:
     """Read what `write_record` wrote.
 
     Raises:
-        TableError: the file is missing, damaged, or holds another record.
+        TableError: the file is missing, damaged, holds another record, or something that it cannot hold.
     """
     if not path.is_file():
         raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
+    what = f"{path} is damaged or not a {row_type.__name__} of format {FORMAT_VERSION}"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("table") != row_type.__name__ or content.pop("format") != FORMAT_VERSION:
-            raise ValueError("another record")
-        return row_type(**{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(
-            f"{path} is damaged or not a {row_type.__name__} of format {FORMAT_VERSION}: delete it and run `dvc repro`."
-        ) from error
+            raise ValueError("it is another record")
+        unknown = content.keys() - {f.name for f in dataclasses.fields(row_type)}  # type: ignore[arg-type]
+        if unknown:
+            raise ValueError(f"it has no {min(unknown)}")
+        record: Row = _adapter(typing.cast(Any, row_type)).validate_json(json.dumps(content), strict=True)
+        return record
+    except PermissionError as error:
+        raise TableError(f"{path} cannot be read ({error.strerror}): make it readable.") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        said = first["ctx"]["error"] if first["type"] == "value_error" else f"{key}: {first['msg']}"
+        raise TableError(f"{what} ({said}): delete it and run `dvc repro`.") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f" ({error})" if type(error) is ValueError else ""
+        raise TableError(f"{what}{why}: delete it and run `dvc repro`.") from error
+
+
+@cache
+def _adapter(row_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(row_type)
 
 
 def rows_by(rows: Iterable[Row], key: str) -> dict[int, Row]:

@@ -10,7 +10,8 @@ from rich.progress import Progress
 from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import Cost, DeviceDescription
-from stowage.stages.ir.table import read_record, write_atomically, write_rows
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import read_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of

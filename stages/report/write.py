@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
-from stowage.stages.ir.table import write_atomically
 from stowage.stages.ir.trace import Storage
 from stowage.stages.report import figures
 from stowage.stages.report.activations import block_fates

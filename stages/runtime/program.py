@@ -20,6 +20,7 @@ from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.tracing import Recorder
 from stowage.stages.runtime.updates import PerParameterUpdates
+from stowage.stages.runtime.whitelist import checked
 from stowage.stages.structure import tensors_of
 
 
@@ -29,18 +30,19 @@ def source_hash(source: str) -> str:
 
 
 def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Iteration], Any]:
-    """Compile generated code, if it is what codegen wrote.
+    """Compile generated code, if it is what codegen wrote, and of nothing but what codegen writes.
 
     Raises:
-        PlanMismatchError: the text's hash differs from the manifest's.
+        PlanMismatchError: the text's hash differs from the manifest's, or it holds something that no step has.
     """
     if source_hash(source) != expected_hash:
         raise PlanMismatchError(
             f"{filename} is not what codegen wrote (its hash differs from the manifest's): run `dvc repro` again."
         )
+    module = checked(source, filename)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": f"stowage_step_{expected_hash[:12]}"}
-    exec(compile(source, filename, "exec"), namespace)
+    exec(compile(module, filename, "exec"), namespace)
     step: Callable[[Iteration], Any] = namespace["step"]
     return step
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from stowage.stages.ir.errors import StowageError, TableError
-from stowage.stages.ir.table import atomic_file
+from stowage.stages.ir.files import atomic_file
 
 Visitor = Callable[[torch.Tensor], None]
 

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stowage.stages.device.tiers.layout import is_dense
-from stowage.stages.ir.table import atomic_file
+from stowage.stages.ir.files import atomic_file
 from stowage.stages.runtime.tensor_file import Sink, Visitor
 
 Lend = Callable[[torch.Tensor, Visitor], None]

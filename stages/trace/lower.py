@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import keyword
 import operator
 import os
 import re
@@ -17,6 +16,7 @@ from torch._ops import OpOverload
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.source import can_be_value
 from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
 from stowage.stages.trace.capture import Captured
 from stowage.stages.trace.encoding import encode
@@ -50,7 +50,7 @@ class Lowering:
         self._value_of: dict[fx.Node, Any] = {}
         self._storage_of: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
-        self._names: set[str] = {"run", "step", "aten", "torch", "Tensor", "Iteration", "norms"}
+        self._names: set[str] = set()
         self._module_of_storage: dict[int, str] = {}
         self._parameters: dict[str, int] = {}
 
@@ -65,8 +65,8 @@ class Lowering:
                 self._outputs(node)
 
     def _identifier(self, text: str) -> str:
-        base = re.sub(r"\W", "_", text)
-        if base[0].isdigit() or keyword.iskeyword(base):
+        base = re.sub(r"\W", "_", text, flags=re.ASCII)
+        if not can_be_value(base):
             base = f"v_{base}"
         name, n = base, 1
         while name in self._names:

@@ -24,11 +24,12 @@ from stowage.stages.device.tiers import open_tier
 from stowage.stages.inputs import imported_files, look_in_src, mend, require_listed
 from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
-from stowage.stages.ir.table import read_record, read_rows, write_atomically, write_rows
+from stowage.stages.ir.table import read_record, read_rows, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
 from stowage.stages.report.facts import timed

@@ -1,0 +1,170 @@
+"""Files that are whole or absent, and sentences for those that cannot be written.
+
+What is being written has a name of its own beside the target, which the writer holds a lock on: one that nobody holds
+is left from a writer that was killed, and the next one to the same target removes it. Names that others could foresee,
+such as links laid out in a shared folder, are not followed; modes are what the process's umask makes of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from stowage.stages.ir.errors import StowageError, size_text
+
+try:
+    import fcntl
+except ImportError:  # elsewhere nothing is known of other writers, and nothing is removed
+    fcntl = None  # type: ignore[assignment]
+
+_RANDOM_BYTES = 8
+
+
+class UnwritableError(StowageError):
+    """A file or folder cannot be written: full, read-only, or not there."""
+
+
+def unwritable(path: Path, error: OSError, needed_bytes: int = 0) -> UnwritableError:
+    """What went wrong with writing `path`, with its folder and the bytes needed and free there."""
+    folder = _existing(path)
+    wanted = f", where {size_text(needed_bytes)} are needed and " if needed_bytes else ", where "
+    return UnwritableError(
+        f"{path} cannot be written ({error.strerror or error}) in the folder {folder.resolve()}{wanted}"
+        f"{_free_text(folder)}: make room there, make the folder writable, or name another one."
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """The folder itself, or the first above it that is there."""
+    return next((f for f in (folder, *folder.absolute().parents) if os.path.isdir(f)), Path("/"))
+
+
+def _free_text(folder: Path) -> str:
+    try:
+        return f"{size_text(shutil.disk_usage(folder).free)} are free"
+    except OSError:
+        return "it is not known how much is free"
+
+
+@contextlib.contextmanager
+def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """An `OSError` inside is said in one sentence about `path`.
+
+    Raises:
+        UnwritableError: instead.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error, needed_bytes) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        UnwritableError: they cannot be made.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float = -1) -> Iterator[None]:
+    """Hold a lock file; wait for it so long, by default for ever.
+
+    Raises:
+        UnwritableError: there can be no such file.
+        Timeout: of `filelock`.
+    """
+    make_folder(path.parent)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=timeout_s)
+    except Timeout:  # an `OSError` too
+        raise
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside, then rename: a killed process leaves the old file or none, never half of one.
+
+    Raises:
+        UnwritableError: it cannot be written; what was there is as before.
+    """
+    with atomic_file(path, len(content)) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
+    """A file to write, which has its name from the end of the block on; `write_atomically` for what comes in pieces.
+
+    Args:
+        path: of the file; folders above it are made.
+        needed_bytes: its size, where that is known.
+
+    Raises:
+        UnwritableError: it cannot be written; what was there is as before.
+    """
+    make_folder(path.parent)
+    _remove_left(path)
+    with writing(path, needed_bytes):
+        file, temporary = _beside(path)
+        try:
+            with file:
+                yield file
+                file.flush()
+                os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _beside(path: Path) -> tuple[BinaryIO, Path]:
+    """A new file beside `path` that this process holds."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        file = os.fdopen(handle, "w+b")
+        _hold(file)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(temporary), os.fstat(handle)):
+                return file, temporary
+        file.close()  # another writer took it for left before it was held
+
+
+def _hold(file: IO[bytes]) -> bool:
+    """Whether this process holds the file now; false where another one does, or file systems know no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_left(path: Path) -> None:
+    """Remove what killed writers to `path` have left beside it."""
+    length = len(f".{path.name}.") + 2 * _RANDOM_BYTES
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            name = entry.name
+            if len(name) != length or not name.startswith(f".{path.name}.") or not entry.is_file(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError), open(entry.path, "rb") as file:
+                if _hold(file):
+                    os.unlink(entry.path)

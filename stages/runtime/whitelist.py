@@ -1,0 +1,204 @@
+"""What a generated step may consist of: looked at before it runs, whoever wrote the file.
+
+Assignments, `del`, `with run.…`, and calls of ATen operators, of `run`'s methods and of a few methods of tensors, over
+names that the step itself has assigned and literals. Nothing else is executed: no other import, attribute, builtin or
+expression. (The hash in the manifest finds accidents; whoever can write `step.py` can write that too.)
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import NoReturn
+
+import torch
+
+from stowage.stages.ir.errors import PlanMismatchError
+from stowage.stages.ir.operators import METHODS
+from stowage.stages.ir.source import ROLES, WORDS
+
+_HEAD = """\
+import torch
+from torch import Tensor
+from stowage.stages.runtime import Iteration
+aten = torch.ops.aten
+@torch.no_grad()
+def step(run: Iteration) -> {returns}:
+    pass
+"""
+_RETURNS = ("Tensor", "list[Tensor]")
+_RUN = frozenset({"begin", "changed", "clip", "free", "keep", "keep_below", "leave", "offload", "reload"}) | {
+    "update",
+    "update_all",
+    "update_below",
+    "wait",
+}
+_AROUND = frozenset({"run.as_in_forward", "run.random.record", "run.random.replay"})
+_TENSOR = frozenset(METHODS.values()) | {"clone"}
+_WORDS = frozenset().union(*WORDS.values())
+_FORBIDDEN = frozenset({"aten.from_file"})
+"""Operators that reach for files."""
+_READS = ROLES | {"number"}
+
+
+def checked(source: str, filename: str) -> ast.Module:
+    """The syntax tree of a generated step.
+
+    Raises:
+        PlanMismatchError: it is no step, or holds something that no step has.
+    """
+    try:
+        module = ast.parse(source, filename)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise PlanMismatchError(f"{filename} is no generated step ({error}): run `dvc repro` again.") from None
+    _Checker(filename).module(module)
+    return module
+
+
+class _Checker:
+    """Walks a step in the order of execution."""
+
+    def __init__(self, filename: str) -> None:
+        self._filename = filename
+        self._names: set[str] = set()
+        self._operators: dict[str, bool] = {}
+
+    def _refuse(self, node: ast.AST, what: str) -> NoReturn:
+        raise PlanMismatchError(
+            f"{self._filename}, line {getattr(node, 'lineno', 1)}, has {what}, which no generated step has, and is not "
+            "run: run `dvc repro` again."
+        )
+
+    def module(self, module: ast.Module) -> None:
+        """The whole text."""
+        body = module.body
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            body = body[1:]
+        if not body or not isinstance(body[-1], ast.FunctionDef):
+            self._refuse(module, "no function at its end")
+        step = body[-1]
+        hollow = copy.copy(step)
+        hollow.body = [ast.Pass()]
+        found = ast.dump(ast.Module([*body[:-1], hollow], []))
+        if all(found != ast.dump(ast.parse(_HEAD.format(returns=returns))) for returns in _RETURNS):
+            self._refuse(step, "another head")
+        for statement in step.body:
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                self._expression(value)
+                self._assign(target)
+            case ast.Expr(value=ast.Call() as call):
+                self._call(call)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    if not isinstance(target, ast.Name):
+                        self._refuse(node, "a deletion of something else than a name")
+                    self._names.discard(target.id)
+            case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body):
+                if _path(call.func) not in _AROUND:
+                    self._refuse(node, "a block of another kind")
+                self._arguments(call)
+                for inner in body:
+                    self._statement(inner)
+            case ast.Return(value=ast.expr() as value):
+                self._expression(value)
+            case _:
+                self._refuse(node, f"a statement of the kind {type(node).__name__}")
+
+    def _assign(self, target: ast.expr) -> None:
+        match target:
+            case ast.Name(id=name) if name not in ("run", "aten", "torch", "float", "complex"):
+                self._names.add(name)
+            case ast.Tuple(elts=parts):
+                for part in parts:
+                    if not isinstance(part, ast.Name):
+                        self._refuse(target, "an assignment to something else than names")
+                    self._assign(part)
+            case _:
+                self._refuse(target, "an assignment to something else than names")
+
+    def _expression(self, node: ast.expr) -> None:
+        match node:
+            case ast.Constant(value=None | bool() | int() | float() | str()):
+                return
+            case ast.Name(id=name) if name in self._names:
+                return
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+                return
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                for part in parts:
+                    self._expression(part)
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values):
+                    if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                        self._refuse(node, "a dictionary with other keys than names")
+                    self._expression(value)
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _WORDS:
+                return
+            case ast.Subscript(
+                value=ast.Attribute(value=ast.Name(id="run"), attr=role), slice=ast.Constant(value=str())
+            ) if role in _READS:
+                return
+            case ast.Call():
+                self._call(node)
+            case _:
+                self._refuse(node, f"an expression of the kind {type(node).__name__}")
+
+    def _call(self, node: ast.Call) -> None:
+        self._arguments(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            owner, method = function.value.id, function.attr
+            if (owner in self._names and method in _TENSOR) or (owner == "run" and method in _RUN):
+                return
+        path = _path(function)
+        if path in ("float", "complex") and all(map(_is_literal, node.args)) and not node.keywords:
+            return
+        if path == "torch.device" and all(isinstance(a, ast.Constant) for a in node.args) and not node.keywords:
+            return
+        if path == "run.random.forget" or (path is not None and self._is_operator(path)):
+            return
+        self._refuse(node, f"a call of {path or 'something unnamed'}")
+
+    def _is_operator(self, path: str) -> bool:
+        if path not in self._operators:
+            self._operators[path] = _is_operator(path)
+        return self._operators[path]
+
+    def _arguments(self, node: ast.Call) -> None:
+        for argument in node.args:
+            self._expression(argument)
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                self._refuse(node, "arguments that are not written out")
+            self._expression(keyword.value)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant | ast.UnaryOp)
+
+
+def _path(node: ast.expr) -> str | None:
+    """`torch.ops.aten.add.Tensor` of nested attributes of a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([node.id, *reversed(parts)])
+
+
+def _is_operator(path: str) -> bool:
+    """Whether it is an overload of an operator that is registered, and none that reaches for files."""
+    parts = path.removeprefix("torch.ops.").split(".")
+    if not (path.startswith(("aten.", "torch.ops."))) or len(parts) != 3 or ".".join(parts[:2]) in _FORBIDDEN:
+        return False
+    try:
+        found = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
+    except (AttributeError, RuntimeError):
+        return False
+    return isinstance(found, torch._ops.OpOverload)
