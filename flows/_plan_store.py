@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import stowage.stages.solve as anchor
-from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
+from stowage.stages.simulate.stored import check_stored
 from stowage.stages.solve import Solved, Variant
 
 PLANNERS = ("formulations", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
@@ -45,8 +46,11 @@ class PlanStore:
         digest.update(repr(question).encode())
         return digest.hexdigest()[:20]
 
-    def find(self, key: str, *, disk_room_bytes: int | None = None) -> Solved | None:
-        """The plan, if it is there and whole, and there is room for what it keeps on a disk."""
+    def find(
+        self, key: str, variants: Sequence[Variant], *, budget_bytes: int, disk_room_bytes: int | None = None
+    ) -> Solved | None:
+        """The plan, if it is there and whole, the referee finds it legal within the budget, and there is room for what
+        it keeps on a disk. What is not whole can be solved again, and is then replaced."""
         folder = self._folder / key
         try:
             solved = Solved(
@@ -54,7 +58,11 @@ class PlanStore:
                 read_record(folder / "summary.json", PlanSummary),
                 read_rows(folder / "slots.parquet", Slot),
             )
-        except TableError:
+            variant = next((v for v in variants if v.name == solved.summary.variant), None)
+            if variant is None or solved.summary.device_budget_bytes != budget_bytes:
+                return None
+            check_stored(variant.trace, variant.nodes, solved.rows, solved.slots, solved.summary)
+        except (TableError, IllegalPlanError):
             return None
         if disk_room_bytes is not None and solved.summary.disk_bytes > disk_room_bytes:
             return None

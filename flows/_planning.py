@@ -142,7 +142,8 @@ def plan_costed(
     lasting = below.lasting() if below else None
     rates = target.fingerprint
     key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, rates, lasting, sorted(away))
-    solved = store.find(key, disk_room_bytes=below.disk_room_bytes if below else None)
+    room_bytes = below.disk_room_bytes if below else None
+    solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     options: list[Option] = []
     if solved is None:
         progress("options")

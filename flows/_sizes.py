@@ -186,7 +186,8 @@ class Sizes:
         request = replace(request, slots=min(request.slots, SLOTS))
         store = PlanStore(home / "solved")
         key = store.key(variants, "similar", request, effort.grid, effort.solver)
-        solved, options = store.find(key), list[Option]()
+        solved = store.find(key, variants, budget_bytes=request.device_budget_bytes)
+        options: list[Option] = []
         if solved is None:
             known: dict[str, list[Option]] = {}
             for option in reference.costed.options_for(request.method, home, effort):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.command import ARTIFACTS, run_stage
+from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record
 from stowage.stages.rewrite import load_variant
+from stowage.stages.simulate.stored import check_stored
 
 
 def main() -> None:
@@ -16,13 +18,14 @@ def main() -> None:
     summary = read_record(ARTIFACTS / "solve" / "summary.json", PlanSummary)
     trace = load_variant(ARTIFACTS / "trace", summary.variant)
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
-    source = emit_step(
-        trace,
-        [n for n in nodes if n.variant == summary.variant],
-        read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow),
-        summary,
-        read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot),
-    )
+    own = [n for n in nodes if n.variant == summary.variant]
+    rows = read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow)
+    slots = read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot)
+    try:
+        check_stored(trace, own, rows, slots, summary)
+    except IllegalPlanError as error:
+        raise TableError(f"{ARTIFACTS / 'solve'}: {error}: run the solve stage again (`dvc repro`).") from error
+    source = emit_step(trace, own, rows, summary, slots)
     write_atomically(ARTIFACTS / "codegen" / "step.py", source.encode())
     manifest = manifest_of(source, summary.plan_hash, summary.configuration_hash)
     write_record(ARTIFACTS / "codegen" / "manifest.json", manifest)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, fields
 from typing import Literal
+
+MOST = 1e18
+"""Of bytes, and of anything per second, on one device."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,10 @@ class Cost:
     workspace_bytes: int
     samples: int
     source: Literal["measured", "roofline", "similar"]
+
+    def is_possible(self) -> bool:
+        """No call takes less than nothing, or for ever."""
+        return 0 <= self.time_s < math.inf and self.output_bytes >= 0 and self.workspace_bytes >= 0
 
     def is_measured(self, samples: int = 1) -> bool:
         """By so many timed executions at least."""
@@ -84,3 +93,14 @@ class DeviceDescription:
     reload_bytes_per_s: float = 0.0
     duplex_bytes_per_s: float = 0.0
     cpu_update_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no device is."""
+        if re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,120}", self.fingerprint, re.ASCII) is None:
+            raise ValueError(f"fingerprint is {self.fingerprint!r}, which is none")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("fingerprint", "name", "type"):
+                continue
+            if not (0 < value < MOST or (value == 0 and field.default == 0.0)):
+                raise ValueError(f"{field.name} is {value!r}, which no device has")

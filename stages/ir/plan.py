@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -205,3 +206,9 @@ class PlanSummary:
             f" computes {size_text(self.recomputed_bytes)} of {size_text(self.activation_bytes)} of activations again"
             f"{moved}>"
         )
+
+
+def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
+    """The name of a plan."""
+    content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
+    return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]

@@ -24,6 +24,12 @@ from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.files import write_atomically
 
 Row = TypeVar("Row")
+
+
+class UnreadableError(TableError):
+    """A file is there, and this process may not read it."""
+
+
 FORMAT_VERSION = "2"
 """Part of the names of stores' files, so that versions of this project can share a store."""
 _NAME_KEY, _VERSION_KEY, _DIGEST_KEY = b"stowage.table", b"stowage.format", b"stowage.content"
@@ -106,7 +112,7 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
             if table.num_rows != pq.read_metadata(content).num_rows:
                 raise ValueError("the footer contradicts itself")
     except PermissionError as error:
-        raise TableError(f"{path} cannot be read ({error.strerror}): make it readable.") from error
+        raise UnreadableError(f"{path} cannot be read ({error.strerror}): make it readable.") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(f"{path} is damaged and cannot be read as Parquet: delete it and run `dvc repro`.") from error
     expected, metadata = arrow_schema(row_type), table.schema.metadata or {}
@@ -191,7 +197,7 @@ def read_record(path: Path, row_type: type[Row]) -> Row:
         record: Row = _adapter(typing.cast(Any, row_type)).validate_json(json.dumps(content), strict=True)
         return record
     except PermissionError as error:
-        raise TableError(f"{path} cannot be read ({error.strerror}): make it readable.") from error
+        raise UnreadableError(f"{path} cannot be read ({error.strerror}): make it readable.") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))

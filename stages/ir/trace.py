@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.source import identifier, operator_name, role_of, word
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 
 StorageRole = Literal["parameter", "buffer", "input", "constant", "outside", "state", "gradient", "temporary"]
@@ -231,14 +232,22 @@ class TraceTables:
             or any(not 0 <= v.storage < n_storages for v in self.values)
             or any(not 0 <= s < n_storages for call in self.calls for s in call.mutates)
             or any(not 0 <= v < n_values for v in named)
+            or len({v.name for v in self.values}) < n_values
             or sorted(made) != [(v.value, v.call) for v in self.values if v.call >= 0]
         ):
             raise TableError(f"{folder}: the tables do not belong together: delete the folder and run `dvc repro`.")
+        for value in self.values:
+            word("dtype", value.dtype)
+            identifier(value.name)
+            if value.source:
+                role_of(value.source)
+        for call in self.calls:
+            operator_name(f"{call.target}.of" if call.target.startswith("stowage.") else call.target)
         exists = {v.value for v in self.values if v.call < 0}
         for call in self.calls:
-            for value in call.reads:
-                if value not in exists:
+            for read in call.reads:
+                if read not in exists:
                     raise TableError(
-                        f"{folder}: call {call.call} reads value {value} before it exists: run `dvc repro`."
+                        f"{folder}: call {call.call} reads value {read} before it exists: run `dvc repro`."
                     )
             exists.update(v for v in call.returns if v >= 0)

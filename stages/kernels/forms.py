@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from stowage.stages.ir.source import word
+
 
 @dataclass(frozen=True)
 class Form:
@@ -62,7 +64,7 @@ class Output:
     def parse(text: str) -> Output:
         """What `text` says."""
         dtype, shape, stride, offset, nbytes, argument = text.split(" ")
-        form = Form(getattr(torch, dtype), _numbers(shape), _numbers(stride), int(offset))
+        form = Form(getattr(torch, word("dtype", dtype)), _numbers(shape), _numbers(stride), int(offset))
         return Output(form, int(nbytes), int(argument))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from filelock import FileLock
-
 from stowage.stages.ir.costs import Returned
-from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.files import locked
+from stowage.stages.ir.source import file_name
+from stowage.stages.ir.table import FORMAT_VERSION, UnreadableError, read_rows, write_rows
 from stowage.stages.kernels.forms import parse_all, texts
 from stowage.stages.kernels.known import Outputs
 
@@ -20,21 +21,25 @@ class ReturnedStore:
         self._folder = folder
 
     def _path(self, device: str) -> Path:
-        return self._folder / f"{device}.returned.parquet"
+        return self._folder / f"{file_name(device, 'a device')}.returned.{FORMAT_VERSION}.parquet"
 
     def read(self, device: str) -> dict[str, Outputs]:
-        """Of all calls that were looked at on a device.
+        """Of all calls that were looked at on a device. What is damaged is as good as not there: it is looked at again.
 
         Raises:
-            TableError: the file is damaged.
+            UnreadableError: there is a file, of which this process may not know.
         """
         path = self._path(device)
-        return {r.signature: parse_all(r.outputs) for r in read_rows(path, Returned)} if path.exists() else {}
+        try:
+            return {r.signature: parse_all(r.outputs) for r in read_rows(path, Returned)} if path.is_file() else {}
+        except UnreadableError:
+            raise
+        except (TableError, ValueError):
+            return {}
 
     def add(self, device: str, found: Mapping[str, Outputs]) -> None:
         """Add what calls return."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._folder / f"{device}.returned.lock"):
+        with locked(self._folder / f"{file_name(device, 'a device')}.returned.lock"):
             merged = {**self.read(device), **found}
             rows = [Returned(signature, texts(outputs)) for signature, outputs in sorted(merged.items())]
             write_rows(self._path(device), Returned, rows)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from filelock import FileLock
-
 from stowage.stages.ir.costs import Cost
-from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.files import locked
+from stowage.stages.ir.source import file_name
+from stowage.stages.ir.table import FORMAT_VERSION, UnreadableError, read_rows, write_rows
 from stowage.stages.kernels import ReturnedStore
 
 
@@ -26,13 +27,14 @@ class CostStore:
         self.returned = ReturnedStore(folder)
 
     def _path(self, device: str) -> Path:
-        return self._folder / f"{device}.parquet"
+        return self._folder / f"{file_name(device, 'a device')}.{FORMAT_VERSION}.parquet"
 
     def read(self, device: str) -> dict[str, Cost]:
-        """Everything known about a device; empty when nothing is.
+        """Everything known about a device; empty when nothing is. What is damaged is as good as not there: it can be
+        measured again, and is then replaced.
 
         Raises:
-            TableError: the file is damaged.
+            UnreadableError: there is a file, of which this process may not know.
         """
         path = self._path(device)
         try:
@@ -42,7 +44,12 @@ class CostStore:
         version = found.st_ino, found.st_mtime_ns, found.st_size  # each version is a file of its own
         before, known = self._read.get(device, ((), {}))
         if before != version:
-            known = {c.signature: c for c in read_rows(path, Cost)}
+            try:
+                known = {c.signature: c for c in read_rows(path, Cost) if c.is_possible()}
+            except UnreadableError:
+                raise
+            except TableError:
+                known = {}
             self._read[device] = version, known
         return dict(known)
 
@@ -55,8 +62,7 @@ class CostStore:
             enough: samples; measurements of fewer are replaced.
             instead: signatures whose measurements are replaced by these.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._folder / f"{device}.lock"):
+        with locked(self._folder / f"{file_name(device, 'a device')}.lock"):
             known = self.read(device)
             stays = {s: c for s, c in known.items() if c.is_measured(enough) and s not in instead}
             rows = sorted((known | {c.signature: c for c in costs} | stays).values(), key=lambda c: c.signature)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite.masks import pack_masks
 
@@ -33,7 +34,10 @@ def load_variant(folder: Path, variant: str) -> TraceTables:
     Raises:
         TableError: a table is missing or damaged.
     """
-    return VARIANTS[rewrite_of(variant)](TraceTables.load(folder))
+    name = rewrite_of(variant)
+    if name not in VARIANTS:
+        raise TableError(f"{folder}: there is no rewrite {name!a} of a trace: run the solve stage (`dvc repro`).")
+    return VARIANTS[name](TraceTables.load(folder))
 
 
 def rewrite_of(variant: str) -> str:

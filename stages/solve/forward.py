@@ -16,15 +16,16 @@ import numpy as np
 
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.machine import TierState
-from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.plan import PlanSummary, plan_hash
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.simulate.slots import slots_of
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Execution
 from stowage.stages.solve.liveness import Program
-from stowage.stages.solve.offload import Below, slots_of
-from stowage.stages.solve.select import Solved, plan_hash
+from stowage.stages.solve.offload import Below
+from stowage.stages.solve.select import Solved
 
 METHOD = "forward"
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]

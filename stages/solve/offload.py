@@ -10,9 +10,7 @@ from stowage.stages.formulations.rk_rotor import ChainStep
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import BehindHost, Home, Link, TierState
-from stowage.stages.ir.plan import Slot, Start
-from stowage.stages.ir.trace import TraceTables, base_values
-from stowage.stages.ir.updates import can_move, gradient_slot, left_behind
+from stowage.stages.ir.updates import can_move, gradient_slot
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.homes import Moving, storages_on_disk
@@ -251,35 +249,3 @@ class Offloader:
                 yield self.plan(f"stream_{ahead}_{lag}", executions, moves, below)
             except IllegalPlanError:
                 continue
-
-
-def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
-    """A slot for every storage that the plan moves, in the order of their first move."""
-    base = base_values(trace)
-    moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")] + sorted(state.below))
-    behind = left_behind(trace)
-    stays = {trace.values[g.gradient_value].storage: g.parameter for g in trace.gradients if g.gradient_value in behind}
-    last = {s.storage: s.kind for s in steps if s.storage in stays}
-    found: list[Slot] = []
-    for storage in moved:
-        s = trace.storages[storage]
-        name, role = s.name, s.role
-        if role == "gradient":
-            name = gradient_slot(s.name)
-        elif role == "temporary":
-            name = trace.values[base[storage]].name
-            if last.get(storage) == "free":  # it waits below, in `.grad`
-                name, role = gradient_slot(stays[storage]), "gradient"
-        home: Home = "disk" if storage in state.on_disk else "host"
-        found.append(Slot(storage, name, s.nbytes, role, _start(storage, state), storage in state.copied, home))
-    return found
-
-
-def _start(storage: int, state: TierState) -> Start:
-    if storage in state.reloading:
-        return "reloading"
-    if storage in state.offloading:
-        return "offloading"
-    if storage in state.updating:
-        return "updating"
-    return "below" if storage in state.below else "device"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import Block, ComputeNode
-from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot, plan_hash
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import ADD, CLIP, left_behind, pinned, taken_gradients
 from stowage.stages.simulate.plan import Outcome
+from stowage.stages.simulate.slots import slots_of
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
-from stowage.stages.solve.offload import Below, Offloader, OffloadPlan, slots_of
+from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solve.race import Candidate, Race, in_memory, keep_everything, orders
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.tiered import tiered_plans
@@ -176,12 +176,6 @@ def lower_bound_s(nodes: Iterable[ComputeNode], below: Below | None) -> float:
     """Every node once; updates only where the CPU cannot take them over."""
     beside = below is not None and below.cpu_update_bytes_per_s > 0
     return sum(n.time_s for n in nodes if not (beside and n.phase == "update"))
-
-
-def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
-    """The name of a plan."""
-    content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
-    return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]
 
 
 def summary_of(

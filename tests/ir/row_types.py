@@ -55,7 +55,15 @@ def _of(annotation: Any) -> st.SearchStrategy[Any]:
     raise TypeError(annotation)
 
 
+_AMOUNTS = st.floats(1e-9, 1e15)
+"""Of a device."""
+
+
 def rows_of(row_type: type) -> st.SearchStrategy[Any]:
     """Any rows of a type."""
     hints = typing.get_type_hints(row_type)
-    return st.builds(row_type, **{f.name: _of(hints[f.name]) for f in dataclasses.fields(row_type)})
+    of = {f.name: _of(hints[f.name]) for f in dataclasses.fields(row_type)}
+    if row_type is costs.DeviceDescription:
+        of |= {name: _AMOUNTS for name, kind in hints.items() if kind is float}
+        of |= {"memory_bytes": st.integers(1, 1 << 50), "fingerprint": st.from_regex(r"[a-f0-9]{16}", fullmatch=True)}
+    return st.builds(row_type, **of)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,9 +18,11 @@ from torch import nn
 
 from stowage.stages.device import device_of
 from stowage.stages.device.cpu import MOST_OTHERS_BYTES, CpuDevice
-from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.costs import Cost, DeviceDescription, Returned
 from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.table import FORMAT_VERSION, write_rows
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.kernels import ReturnedStore
 from stowage.stages.optimizers import Bench
 from stowage.stages.profile import CostStore, profile_trace, timing
 from stowage.stages.profile.sequence import NOTHINGS, alive_bytes, last_touched
@@ -43,6 +47,10 @@ ELSEWHERE = DeviceDescription(
 HERE = replace(ELSEWHERE, fingerprint=device_of("cpu").fingerprint(), name="here")
 
 
+def path_in(folder: Path) -> Path:
+    return folder / f"device.{FORMAT_VERSION}.parquet"
+
+
 def cost(signature: str, time_s: float = 1.0, source: Any = "measured") -> Cost:
     return Cost(signature, "device", time_s, 10, 20, 5, source)
 
@@ -65,7 +73,7 @@ def test_the_store_only_grows_and_keeps_first_measurements(tmp_path: Path) -> No
     assert {s: c.time_s for s, c in store.read("device").items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
     store.add("device", [])
     assert len(store.read("device")) == 3
-    assert store.read("other device") == {}
+    assert store.read("other_device") == {}
 
 
 def test_what_another_process_adds_is_read(tmp_path: Path) -> None:
@@ -76,7 +84,7 @@ def test_what_another_process_adds_is_read(tmp_path: Path) -> None:
     assert set(one.read("device")) == {"a"}
     other.add("device", [cost("b")])
     assert set(one.read("device")) == {"a", "b"}
-    (tmp_path / "device.parquet").unlink()
+    path_in(tmp_path).unlink()
     assert one.read("device") == {}
     assert CostStore(tmp_path / "device.lock" / "below a file").read("device") == {}
 
@@ -89,15 +97,68 @@ def test_a_measurement_replaces_an_estimate_and_never_the_other_way(tmp_path: Pa
     assert store.read("device")["a"] == cost("a", 2.0)
 
 
-def test_a_damaged_store_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"PAR1 not really", b"", "another table"])
+def test_a_damaged_store_heals_itself(tmp_path: Path, content: bytes | str) -> None:
     store = CostStore(tmp_path)
     store.add("device", [cost("a")])
-    (tmp_path / "device.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(TableError, match=r"device.parquet is damaged"):
-        store.read("device")
-    with pytest.raises(TableError):
-        store.add("device", [cost("b")])
-    assert (tmp_path / "device.parquet").read_bytes() == b"PAR1 not really"
+    if isinstance(content, str):
+        write_rows(path_in(tmp_path), Returned, [Returned("a", ())])
+    else:
+        path_in(tmp_path).write_bytes(content)
+    assert store.read("device") == {}
+    store.add("device", [cost("b")])
+    assert set(CostStore(tmp_path).read("device")) == {"b"}
+
+
+def test_costs_that_no_call_has_are_measured_again(tmp_path: Path) -> None:
+    rows = [
+        cost("a"),
+        cost("b", -1.0),
+        cost("c", math.nan),
+        cost("d", math.inf),
+        replace(cost("e"), workspace_bytes=-1),
+    ]
+    write_rows(path_in(tmp_path), Cost, rows)
+    assert set(CostStore(tmp_path).read("device")) == {"a"}
+
+
+@pytest.mark.parametrize("device", ["../../elsewhere", "", "a/b", ".."])
+def test_devices_are_no_paths(tmp_path: Path, device: str) -> None:
+    for store in (CostStore(tmp_path / "a"), ReturnedStore(tmp_path / "a")):
+        with pytest.raises(TableError, match="name of a device"):
+            store.read(device)
+        with pytest.raises(TableError, match="name of a device"):
+            store.add(device, [] if isinstance(store, CostStore) else {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="becomes another user")
+def test_a_store_of_another_user_is_one_sentence(tmp_path: Path) -> None:
+    """Read where that may be; else one sentence, which does not call good files damaged."""
+    CostStore(tmp_path).add("device", [cost("a")])
+    for mode, folder_mode, expected in ((0o644, 0o755, "['a']"), (0o600, 0o755, "cannot be read")):
+        path_in(tmp_path).chmod(mode)
+        for folder in (tmp_path, *list(tmp_path.parents)[:3]):
+            folder.chmod(folder_mode)
+        assert expected in _as_nobody(tmp_path, "print(list(store.read('device')))")
+    path_in(tmp_path).chmod(0o644)
+    assert "cannot be written" in _as_nobody(tmp_path, "store.add('device', [])")
+
+
+def _as_nobody(folder: Path, work: str) -> str:
+    code = f"""
+import os
+from pathlib import Path
+from stowage.stages.ir.errors import StowageError
+from stowage.stages.profile import CostStore
+store = CostStore(Path({str(folder)!r}))
+os.setuid(65534)
+try:
+    {work}
+except StowageError as error:
+    print(error)
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
 _ADD = """

@@ -25,7 +25,7 @@ class StepBuilder:
         self.loss_value = -1
 
     def _value(self, storage: int, call: int, output: int, name: str, source: str = "") -> int:
-        nbytes = self.storages[storage].nbytes
+        nbytes, name = self.storages[storage].nbytes, name.replace(" ", "_")
         self.values.append(Value(len(self.values), storage, call, output, "uint8", (nbytes,), (1,), 0, name, source))
         return len(self.values) - 1
 
@@ -50,7 +50,7 @@ class StepBuilder:
         made = []
         for i, size in enumerate(sizes):
             self.storages.append(Storage(len(self.storages), size, "temporary", f"{name}.{i}"))
-            made.append(self._value(len(self.storages) - 1, number, i, f"{name}_{i}"))
+            made.append(self._value(len(self.storages) - 1, number, i, f"{name}_{i}_of_{number}"))
         self.calls.append(
             Call(
                 call=number,
@@ -130,7 +130,7 @@ def training_steps(draw: st.DrawFn, max_layers: int = 9) -> TraceTables:
         return b.call("add", [known, new], nbytes, phase="backward", target="aten.add.Tensor")[0]
 
     sizes_of: dict[int, int] = {}
-    gradient: dict[int, int] = {activations[-1]: b.call("loss'", [b.loss_value], draw(size), phase="backward")[0]}
+    gradient: dict[int, int] = {activations[-1]: b.call("loss_grad", [b.loss_value], draw(size), phase="backward")[0]}
     of_weight: dict[int, int] = {}
     for k, entry in reversed(list(enumerate(tape))):
         if entry["out"] not in gradient:
@@ -140,11 +140,11 @@ def training_steps(draw: st.DrawFn, max_layers: int = 9) -> TraceTables:
         for source in entry["before"]:
             if source != given:
                 nbytes = sizes_of.setdefault(source, draw(size))
-                (gx,) = b.call(f"x{k}'", [*needs, entry["weight"]], nbytes, phase="backward")
+                (gx,) = b.call(f"x{k}_grad", [*needs, entry["weight"]], nbytes, phase="backward")
                 gradient[source] = added(gradient.get(source), gx, nbytes)
         if entry["weight"] in trains:
             nbytes = b.storages[b.values[entry["weight"]].storage].nbytes
-            (gw,) = b.call(f"w{k}'", [*needs, *entry["before"]], nbytes, phase="backward")
+            (gw,) = b.call(f"w{k}_grad", [*needs, *entry["before"]], nbytes, phase="backward")
             of_weight[entry["weight"]] = added(of_weight.get(entry["weight"]), gw, nbytes)
     for weight, g in of_weight.items():
         b.gradients.append(Gradient(b.values[weight].name, weight, g))

@@ -1,0 +1,43 @@
+"""Places below the device of what a plan moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stowage.stages.ir.machine import Home, TierState
+from stowage.stages.ir.plan import Slot, Start
+from stowage.stages.ir.trace import TraceTables, base_values
+from stowage.stages.ir.updates import gradient_slot, left_behind
+from stowage.stages.simulate.plan import Step
+
+
+def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
+    """A slot for every storage that the plan moves, in the order of their first move."""
+    base = base_values(trace)
+    moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")] + sorted(state.below))
+    behind = left_behind(trace)
+    stays = {trace.values[g.gradient_value].storage: g.parameter for g in trace.gradients if g.gradient_value in behind}
+    last = {s.storage: s.kind for s in steps if s.storage in stays}
+    found: list[Slot] = []
+    for storage in moved:
+        s = trace.storages[storage]
+        name, role = s.name, s.role
+        if role == "gradient":
+            name = gradient_slot(s.name)
+        elif role == "temporary":
+            name = trace.values[base[storage]].name
+            if last.get(storage) == "free":  # it waits below, in `.grad`
+                name, role = gradient_slot(stays[storage]), "gradient"
+        home: Home = "disk" if storage in state.on_disk else "host"
+        found.append(Slot(storage, name, s.nbytes, role, _start(storage, state), storage in state.copied, home))
+    return found
+
+
+def _start(storage: int, state: TierState) -> Start:
+    if storage in state.reloading:
+        return "reloading"
+    if storage in state.offloading:
+        return "offloading"
+    if storage in state.updating:
+        return "updating"
+    return "below" if storage in state.below else "device"
