@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.files import write_atomically
@@ -61,4 +62,6 @@ def rewrite(root: Path, overrides: Overrides) -> None:
     """Set `overrides` in the `params.yaml` of a checkout that is nobody's but ours."""
     path = root / "params.yaml"
     changed = override(read_parameters(path), overrides, "params.yaml with overrides")
-    write_atomically(path, yaml.safe_dump(changed, sort_keys=False).encode())
+    text = io.StringIO()
+    YAML(typ="safe").dump(changed, text)
+    write_atomically(path, text.getvalue().encode())

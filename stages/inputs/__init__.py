@@ -6,11 +6,13 @@ What parameters name is listed before anything runs; what the model imports is k
 
 from stowage.stages.inputs.listing import LIST, StaleInputsError, listed_inputs, state
 from stowage.stages.inputs.mending import mend, refresh, require_listed
-from stowage.stages.inputs.named import named_inputs
+from stowage.stages.inputs.named import TRACE, TRAIN, named_inputs
 from stowage.stages.inputs.recorded import ExecutedFiles, imported_files, look_in_src
 
 __all__ = [
     "LIST",
+    "TRACE",
+    "TRAIN",
     "ExecutedFiles",
     "StaleInputsError",
     "imported_files",

@@ -45,6 +45,16 @@ def run_stage(main: Callable[[], None]) -> None:
     except StowageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}: nothing half-written was left behind.", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError:
+        print("error: the memory of this machine is full: make the model or the batch smaller.", file=sys.stderr)
+        sys.exit(1)
+    except SystemExit as error:  # of the user's code: what was asked for is not there
+        print(f"error: code that the model runs called sys.exit({error.code!r}): take that out.", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED_STATUS)

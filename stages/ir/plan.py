@@ -208,6 +208,22 @@ class PlanSummary:
         )
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """What `step.py` belongs to; generated code is run only if its hash matches.
+
+    That finds accidents; whoever can write `step.py` can write its hash too (see `runtime.whitelist`).
+
+    Attributes:
+        plan_hash, configuration_hash: of the plan.
+        source_hash: SHA-256 of the text of `step.py`.
+    """
+
+    plan_hash: str
+    configuration_hash: str
+    source_hash: str
+
+
 def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
     """The name of a plan."""
     content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)

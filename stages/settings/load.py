@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.settings.models import Settings
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML as DVC reads it: `1e-4` is a number, and a key that appears twice is a mistake."""
-
-
-_FLOAT = r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)|[0-9][0-9_]*\.[0-9_]*|\.[0-9]+(?:[eE][-+]?[0-9]+)?)$"
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[str] = set()
-    for key_node, _ in node.value:
-        if key_node.value in seen:
-            line = key_node.start_mark.line + 1
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key_node.value!r} appears twice, the second time on line {line}"
-            )
-        seen.add(key_node.value)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_DEPTH, _ITEMS = 40, 100_000
+"""What parameters take at most: deeper or more is an alias that repeats itself."""
 
 
 def load_settings(path: Path = Path("params.yaml")) -> Settings:
@@ -69,15 +49,41 @@ def read_parameters(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """One YAML value, read as `read_parameters` reads them.
+    """One YAML value, read as DVC reads its parameters.
 
     Raises:
         ParameterError: it is not YAML.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        content = YAML(typ="safe").load(text)
+    except YAMLError as error:
         raise ParameterError(f"{source} is not valid YAML: {_yaml_problem(error)}.") from error
+    except Exception as error:  # of values that look like dates, numbers or sets and are none
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ParameterError(f"{source} is not valid YAML: {reason}; put what is meant as text in quotes.") from error
+    if problem := _not_plain(content):
+        raise ParameterError(f"{source} {problem}.")
+    return content
+
+
+def _not_plain(content: Any) -> str | None:
+    """What is wrong with it, unless it is made of a few mappings, lists, texts and numbers."""
+    waiting, items = [(content, "", 0)], 0
+    while waiting:
+        item, key, depth = waiting.pop()
+        items += 1
+        if depth > _DEPTH or items > _ITEMS:
+            return f"nests too deep or repeats itself below {key.split('.')[0] or 'its top'}: write its values out"
+        if isinstance(item, dict):
+            for name, value in item.items():
+                if not isinstance(name, str):
+                    return f"has the key {name!r} in {key or 'its top'}, which is no text: put it in quotes"
+                waiting.append((value, f"{key}.{name}" if key else name, depth + 1))
+        elif isinstance(item, list):
+            waiting += [(value, key, depth + 1) for value in item]
+        elif not (item is None or isinstance(item, bool | int | float | str)):
+            return f"has a {type(item).__name__} in {key or 'its top'}: put it in quotes, or write a number or a list"
+    return None
 
 
 def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -> Settings:
@@ -137,6 +143,9 @@ def _model_in(annotation: Any) -> type[BaseModel]:
     return annotation
 
 
+_SHOWN = 60
+
+
 def _kind(value: Any) -> str:
     if value is None:
         return "empty"
@@ -144,10 +153,11 @@ def _kind(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
-    return f"{value!r} ({type(value).__name__})"
+    text = repr(value)
+    return f"{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'} ({type(value).__name__})"
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: YAMLError) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     where = f" on line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     return f"{' '.join(str(problem).split())}{where}; mend that line"

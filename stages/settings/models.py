@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
@@ -9,15 +10,35 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.settings.sizes import parse_bytes, resolve_budget
 
-Positive = Annotated[int, Field(gt=0)]
-NotNegative = Annotated[int, Field(ge=0)]
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+SolverSeed = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+"""Solvers count in 32 bits."""
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
+BatchSize = Annotated[int, Field(gt=0, le=1 << 24)]
+Length = Annotated[int, Field(gt=0, le=1 << 28)]
+Steps = Annotated[int, Field(gt=0, le=10_000_000)]
+Every = Annotated[int, Field(ge=0, le=10_000_000)]
+Samples = Annotated[int, Field(gt=0, le=10_000)]
+Few = Annotated[int, Field(gt=0, le=1_000)]
+"""Of budgets and workers."""
+Many = Annotated[int, Field(gt=0, le=100_000)]
+"""Of blocks, nodes, slots."""
+_MOST_TOKENS = 1 << 27
+"""Of one batch."""
 
 
 def _function_path(text: str) -> str:
     module, colon, name = text.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise ValueError(f"{text!r} does not name a function: write 'package.module:function'")
+    return text
+
+
+def _path(text: str) -> str:
+    if not text or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in text):
+        raise ValueError(f"{text!r} is not the name of a file or folder")
+    if len(text.encode()) > 1024 or any(len(part.encode()) > 255 for part in text.split("/")):
+        raise ValueError("it is longer than names of files and folders are")
     return text
 
 
@@ -59,6 +80,7 @@ def _address(text: str) -> str:
 Address = Annotated[str, AfterValidator(_address)]
 FunctionPath = Annotated[str, AfterValidator(_function_path)]
 ClassName = Annotated[str, AfterValidator(_class_name)]
+PathText = Annotated[str, AfterValidator(_path)]
 Budget = Annotated[str | int, BeforeValidator(_budget)]
 Size = Annotated[str | int, BeforeValidator(_size)]
 
@@ -78,7 +100,7 @@ class ModelSettings(_Section):
     """
 
     architecture: str | None = None
-    directory: str | None = None
+    directory: PathText | None = None
     callable: FunctionPath | None = None
     overrides: dict[str, JsonValue] = Field(default_factory=dict)
 
@@ -90,7 +112,26 @@ class ModelSettings(_Section):
             raise ValueError(f"exactly one of architecture, directory and callable is needed, found {found}")
         if self.architecture is None and self.overrides:
             raise ValueError(f"overrides go with architecture, not with {given[0]}: remove them")
+        if problem := _too_large(self.overrides, "overrides"):
+            raise ValueError(problem)
         return self
+
+
+_MOST_LAYERS = 4096
+_MOST = (1 << 31) - 1
+
+
+def _too_large(value: JsonValue, key: str) -> str | None:
+    """What says that it is, of numbers of a model's configuration: what is larger can never be built."""
+    if isinstance(value, dict):
+        return next((p for name, inner in value.items() if (p := _too_large(inner, f"{key}.{name}"))), None)
+    if isinstance(value, list):
+        return next((p for inner in value if (p := _too_large(inner, key))), None)
+    if isinstance(value, bool) or not isinstance(value, int):
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return None if finite else f"{key} is {value}, which is not a finite number"
+    most = _MOST_LAYERS if "layer" in key.rpartition(".")[2] else _MOST
+    return None if abs(value) <= most else f"{key} is {value}, and {most} is the most"
 
 
 def _adamw_arguments() -> dict[str, JsonValue]:
@@ -120,9 +161,9 @@ class DataSettings(_Section):
         tokenizer: directory of a local tokenizer; None for bytes.
     """
 
-    source: str = "pydoc_topics"
+    source: PathText = "pydoc_topics"
     column: str | None = None
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
 
     @model_validator(mode="after")
     def _column_of_parquet(self) -> DataSettings:
@@ -144,12 +185,19 @@ class TraceSettings(_Section):
     """
 
     model: ModelSettings
-    batch_size: Positive = 4
-    sequence_length: Positive = 256
+    batch_size: BatchSize = 4
+    sequence_length: Length = 256
     loss: FunctionPath | None = None
     optimizer: OptimizerSettings | None = Field(default_factory=OptimizerSettings)
-    seed: NotNegative = 0
+    seed: Seed = 0
     device: Literal["cpu", "cuda"] = "cpu"
+
+    @model_validator(mode="after")
+    def _a_batch_of_this_world(self) -> TraceSettings:
+        tokens = self.batch_size * self.sequence_length
+        if tokens > _MOST_TOKENS:
+            raise ValueError(f"batch_size times sequence_length is {tokens:,} tokens, and {_MOST_TOKENS:,} is the most")
+        return self
 
 
 class ProfileSettings(_Section):
@@ -162,8 +210,8 @@ class ProfileSettings(_Section):
     """
 
     costs: Literal["measured", "roofline"] = "measured"
-    seconds_per_call: PositiveSeconds = 0.3
-    min_samples: Positive = 6
+    seconds_per_call: Seconds = 0.3
+    min_samples: Samples = 6
 
 
 class PartitionSettings(_Section):
@@ -176,10 +224,10 @@ class PartitionSettings(_Section):
         alpha: exponent of the number of nodes in the score of a cluster (equation 3.1).
     """
 
-    max_blocks: Positive = 300
-    cluster_size: Annotated[int, Field(ge=2)] = 20
-    top_size: Positive = 30
-    alpha: Annotated[float, Field(ge=0)] = 0.5
+    max_blocks: Many = 300
+    cluster_size: Annotated[int, Field(ge=2, le=100_000)] = 20
+    top_size: Many = 30
+    alpha: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.5
 
 
 class OptionsSettings(_Section):
@@ -199,12 +247,12 @@ class OptionsSettings(_Section):
         dask_scheduler: address of the cluster's scheduler, `tcp://10.0.0.1:8786`.
     """
 
-    peak_budgets: Positive = 6
-    save_budgets: Positive = 6
-    time_limit_s: PositiveSeconds = 5.0
-    seed: NotNegative = 0
-    workers: Positive | None = None
-    max_exact_nodes: NotNegative = 80
+    peak_budgets: Few = 6
+    save_budgets: Few = 6
+    time_limit_s: Seconds = 5.0
+    seed: SolverSeed = 0
+    workers: Few | None = None
+    max_exact_nodes: Annotated[int, Field(ge=0, le=100_000)] = 80
     formulation: Literal["retention", "rk_checkmate", "checkmate"] = "retention"
     task_runner: Literal["threads", "processes", "dask"] = "threads"
     dask_scheduler: Address | None = None
@@ -233,8 +281,8 @@ class SolveSettings(_Section):
 
     device_budget: Budget = "50%"
     method: Literal["auto", "rockmate", "offmate"] = "auto"
-    memory_slots: Positive = 500
-    offload_dir: str | None = None
+    memory_slots: Many = 500
+    offload_dir: PathText | None = None
     disk_budget: Size | None = None
     host_budget: Size | None = None
 
@@ -260,13 +308,13 @@ class TrainSettings(_Section):
         measure_every: iterations between two whose memory is recorded by the profiler; 0 for none.
     """
 
-    steps: Positive = 6
-    checkpoint_every: Positive = 3
-    seed: NotNegative = 0
+    steps: Steps = 6
+    checkpoint_every: Steps = 3
+    seed: Seed = 0
     schedule: ScheduleSettings | None = None
     data: DataSettings = Field(default_factory=DataSettings)
     compare_eager: bool = True
-    measure_every: NotNegative = 1
+    measure_every: Every = 1
 
 
 class Settings(_Section):

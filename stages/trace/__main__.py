@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from stowage.stages.inputs import ExecutedFiles, imported_files, look_in_src, require_listed
+from stowage.stages.inputs import TRACE, ExecutedFiles, imported_files, look_in_src, require_listed
+from stowage.stages.inputs.origin import write_origin
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
@@ -52,8 +53,11 @@ def main() -> None:
     )
     for notice in notices:
         print(notice, file=sys.stderr)
-    require_listed(root, parameters, "trace", imported_files(root, executed.paths))
-    trace.save(ARTIFACTS / "trace")
+    files = imported_files(root, executed.paths)
+    require_listed(root, parameters, TRACE, files)
+    folder = ARTIFACTS / "trace"
+    trace.save(folder)
+    write_origin(folder / "origin.json", root, parameters, files, trace.meta.configuration_hash)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 
 

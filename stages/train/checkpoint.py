@@ -114,6 +114,16 @@ def save_checkpoint(
     write_tensors(path, contents.entries(tensors.items()), metadata)
 
 
+def saved_iteration(path: Path) -> int | None:
+    """Where a checkpoint goes on; None where there is none that says so."""
+    if not path.is_file():
+        return None
+    try:
+        return int(TensorFile(path, hint="").metadata["iteration"])
+    except (TableError, KeyError, ValueError):
+        return None
+
+
 def save_optimizer(path: Path, contents: Contents) -> None:
     """Write the optimizer's `state_dict`; `load_optimizer` reads it."""
     contents.settle()

@@ -56,7 +56,7 @@ def token_stream(
     elif tokenizer is not None:
         stream = _encode([_text(path)], tokenizer)
     else:
-        stream = _bytes(path.read_bytes())
+        stream = _bytes(_content(path))
     if stream.numel() == 0:
         raise ParameterError(f"train.data.source {source} holds no tokens.")
     check_vocabulary(stream, vocabulary, str(source))
@@ -138,9 +138,18 @@ def _source_path(source: str | Path) -> Path:
     return path
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ParameterError(
+            f"train.data.source {path} cannot be read ({error.strerror}): make it readable."
+        ) from error
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return _content(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ParameterError(f"{path} is not UTF-8 text: leave train.data.tokenizer out to train on bytes.") from error
 
@@ -158,7 +167,10 @@ def _parquet_stream(path: Path, column: str | None, tokenizer: str | Path | None
         raise ParameterError(f"train.data.column is missing: {path} has the columns {', '.join(names)}.")
     if column not in names:
         raise ParameterError(f"train.data.column {column!r} is not in {path}, which has {', '.join(names)}.")
-    values = pq.read_table(path, columns=[column]).column(column)
+    try:
+        values = pq.read_table(path, columns=[column]).column(column)
+    except (pa.ArrowException, OSError) as error:
+        raise ParameterError(f"{path} is damaged and cannot be read as Parquet: write it again.") from error
     kind = values.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         if not pa.types.is_integer(kind.value_type):
@@ -178,9 +190,9 @@ def _encode(texts: list[str], directory: str | Path) -> torch.Tensor:
     if not Path(directory).is_dir():
         raise ParameterError(f"train.data.tokenizer {directory} does not exist: give a tokenizer's folder.")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ParameterError(f"train.data.tokenizer {directory} cannot be loaded: {reason}") from error
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids: list[int] = []

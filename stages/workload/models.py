@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.workload.guard import user_code
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import Batch, sample_batch
 
@@ -208,7 +209,7 @@ def _auto_class(config: Any, what: str) -> Any:
 def _from_config(config: Any, what: str) -> nn.Module:
     auto = _auto_class(config, what)
     try:
-        model: nn.Module = auto.from_config(config)
+        model: nn.Module = auto.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise ParameterError(f"{what} cannot be built with these overrides: {_first_line(error)}") from error
     return model
@@ -224,8 +225,14 @@ def _from_directory(directory: Path, fake: bool) -> nn.Module:
             f"{directory / 'config.json'} is missing: trace.model.directory must hold the model's configuration."
         )
     try:
-        config = _for_training(AutoConfig.from_pretrained(directory, local_files_only=True), set())
-    except (ValueError, OSError, KeyError) as error:
+        found = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = _for_training(found, set())
+    except Exception as error:
+        if _brings_code(directory / "config.json"):
+            raise ParameterError(
+                f"{directory / 'config.json'} names code of its own (auto_map), which is never run: import the model's "
+                "class in a function of yours, and name that in trace.model.callable."
+            ) from error
         raise ParameterError(f"{directory / 'config.json'} cannot be used: {_first_line(error)}") from error
     if fake:
         return _from_config(config, f"trace.model.directory {directory}")
@@ -233,7 +240,12 @@ def _from_directory(directory: Path, fake: bool) -> nn.Module:
     auto = _auto_class(config, f"trace.model.directory {directory}")
     try:
         model, loading = auto.from_pretrained(
-            directory, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+            directory,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except Exception as error:
         raise ParameterError(f"The weights in {directory} cannot be loaded: {_first_line(error)}") from error
@@ -241,6 +253,13 @@ def _from_directory(directory: Path, fake: bool) -> nn.Module:
         log.warning("%s has no weights for %s: drawn at random under the seed", directory, ", ".join(missing[:5]))
     built: nn.Module = model
     return built
+
+
+def _brings_code(path: Path) -> bool:
+    try:
+        return "auto_map" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _require_weights(directory: Path) -> None:
@@ -261,7 +280,9 @@ def _require_weights(directory: Path) -> None:
 
 
 def _from_callable(path: str) -> tuple[nn.Module, Batch]:
-    made = resolve(path, "trace.model.callable")()
+    function = resolve(path, "trace.model.callable")
+    with user_code(f"trace.model.callable {path!r}"):
+        made = function()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise ParameterError(
             f"trace.model.callable {path!r} must return (model, sample_batch), not {type(made).__name__}."
@@ -279,16 +300,14 @@ def resolve(path: str, key: str) -> Any:
     """The function that `module:function` names; `key` is the parameter, for the message.
 
     Raises:
-        ParameterError: the path has no colon, the module cannot be imported, or it has no such function.
+        ParameterError: the path has no colon, the module cannot be imported or ends the process, or it has no such
+            function.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:
         raise ParameterError(f"{key} {path!r} must be written as module:function.")
-    try:
+    with user_code(f"{key} {path!r}: module {module_name} cannot be imported, and"):
         found = importlib.import_module(module_name)
-    except ImportError as error:
-        reason = _first_line(error)
-        raise ParameterError(f"{key} {path!r}: module {module_name} cannot be imported ({reason}).") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ParameterError(f"{key} {path!r}: module {module_name} has no {name}.")

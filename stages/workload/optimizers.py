@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
+import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -65,20 +68,47 @@ def optimizer_factory(name: str, arguments: Mapping[str, Any] | None = None) -> 
         except (TypeError, ValueError, RuntimeError) as error:
             raise ParameterError(f"trace.optimizer {found.__name__} cannot be built: {error}") from error
 
-    make([nn.Parameter(torch.zeros(2, 2))])
+    _try_optimizer(make, found.__name__)
     return make
 
 
-def scheduler_factory(name: str, arguments: Mapping[str, Any] | None = None) -> MakeScheduler:
+def _try_optimizer(make: MakeOptimizer, label: str) -> None:
+    """Two steps on a weight; the numbers do not matter."""
+    parameters = [nn.Parameter(torch.zeros(2, 2))]
+    optimizer = make(parameters)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(2):
+                for parameter in parameters:
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+    except Exception as error:
+        if type(error) is RuntimeError and "sparse" in str(error).lower():
+            return  # what the model's gradients are like is seen when it is traced
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ParameterError(
+            f"trace.optimizer {label} cannot step with these arguments ({reason}): correct them."
+        ) from error
+
+
+def scheduler_factory(
+    name: str,
+    arguments: Mapping[str, Any] | None = None,
+    like: torch.optim.Optimizer | None = None,
+    steps: int = 0,
+) -> MakeScheduler:
     """A function from an optimizer to a schedule that is stepped once an iteration.
 
     Args:
         name: a class of `torch.optim.lr_scheduler`, in any case (`CosineAnnealingLR`), or a schedule of
             `transformers.get_scheduler` (`linear`, `cosine`, `constant_with_warmup`).
         arguments: its keyword arguments (for the latter `num_warmup_steps`, `num_training_steps` and its own).
+        like: the optimizer that it is for, which is left as it is.
+        steps: of training.
 
     Raises:
-        ParameterError: unknown name, an argument it does not take, or a value it refuses.
+        ParameterError: unknown name, an argument it does not take, a value it refuses, or it ends before training does.
     """
     build, label = _scheduler_builder(name, arguments)
 
@@ -88,8 +118,41 @@ def scheduler_factory(name: str, arguments: Mapping[str, Any] | None = None) -> 
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise ParameterError(f"train.schedule {label} cannot be built: {error}") from error
 
-    make(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9))
+    _try(make, label, like, steps)
     return make
+
+
+def _try(make: MakeScheduler, label: str, like: torch.optim.Optimizer | None, steps: int) -> None:
+    """All steps of a schedule, on the settings of an optimizer alone."""
+    if like is None:
+        hollow: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    else:
+        groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in copy.deepcopy(_settings(like))]
+        hollow = cast(Any, type(like))(groups)
+    schedule = make(hollow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of steps of the optimizer, which there are none
+        for step in range(steps):
+            try:
+                schedule.step()
+            except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+                raise ParameterError(
+                    f"train.schedule {label} fails at step {step + 1} of train.steps {steps} ({error}): correct its "
+                    "arguments."
+                ) from error
+            if not all(_is_rate(group["lr"]) for group in hollow.param_groups):
+                raise ParameterError(
+                    f"train.schedule {label} sets a learning rate of {hollow.param_groups[0]['lr']} at step {step + 1} "
+                    f"of train.steps {steps}: correct its arguments."
+                )
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def _is_rate(rate: Any) -> bool:
+    return not isinstance(rate, complex) and math.isfinite(rate)
 
 
 def _scheduler_builder(name: str, arguments: Mapping[str, Any] | None) -> tuple[MakeScheduler, str]:

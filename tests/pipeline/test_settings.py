@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.settings import load_settings, parse_bytes, parse_settings, resolve_budget
+from stowage.stages.settings import Settings, load_settings, parse_bytes, parse_settings, resolve_budget
+from stowage.stages.settings.sizes import parse_percentage
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +86,7 @@ def test_callable_and_overrides_exclude_each_other() -> None:
     ("text", "says"),
     [
         ("trace: [", "is not valid YAML"),
-        ("trace:\n  seed: 1\n  seed: 2\n", "'seed' appears twice"),
+        ("trace:\n  seed: 1\n  seed: 2\n", 'duplicate key "seed"'),
         ("- a list\n", "must be a mapping of sections"),
         ("", "must be a mapping of sections such as trace and solve, and is empty"),
         ("solve: {}\n", "trace is missing"),
@@ -119,10 +124,119 @@ def test_sizes(text: str | int, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "twelve", "0", "-3MiB", 0, "5MiBs", True, None])
+WRONG_SIZES = ["", "MiB", "twelve", "0", "-3MiB", 0, "5MiBs", True, None, "1,5GiB", "900MiB/2", "50%", "1e308", "nan"]
+WRONG_SIZES += ["999999PiB", "1 2", "1.5", "0x10", "1_000", "900 MiB MiB", "1e3MiB", ".", "9" * 40, "١MiB", "9MiB\x00"]
+
+
+@pytest.mark.parametrize("text", WRONG_SIZES)
 def test_what_is_not_a_size(text: Any) -> None:
     with pytest.raises(ParameterError, match=r"size is .* write"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e308%", "0%", "-5%", "nan%", "inf%", "5", "5%%", "5 % of it", "1,5%", "%", "9" * 9 + "%"]
+)
+def test_what_is_not_a_percentage(text: str) -> None:
+    with pytest.raises(ParameterError, match=r"budget is .* write '50%'"):
+        parse_percentage(text)
+
+
+@pytest.mark.parametrize("key", ["solve.disk_budget", "solve.device_budget", "solve.host_budget"])
+@pytest.mark.parametrize("text", ["1,5GiB", "900MiB/2", "1e308%", "999999PiB"])
+def test_sizes_of_parameters_parse_whole(key: str, text: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(f"{key}: {text!r} is not a ")):
+        parse_settings(with_value(key, text))
+
+
+def test_a_disk_has_no_percentage() -> None:
+    with pytest.raises(ParameterError, match=r"disk_budget: '50%' is not a size"):
+        parse_settings(with_value("solve.disk_budget", "50%"))
+
+
+TEXTS = ("_budget", "dir", "callable", "loss", "scheduler", "tokenizer", "directory")
+
+
+def numbers(section: type[BaseModel] = Settings, key: str = "") -> Iterator[str]:
+    """Every number of the parameters."""
+    for name, field in section.model_fields.items():
+        kinds = typing.get_args(field.annotation) or (field.annotation,)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from numbers(kind, f"{key}{name}.")
+            elif (kind in (int, float) or typing.get_origin(kind) is typing.Annotated) and not name.endswith(TEXTS):
+                yield f"{key}{name}"
+
+
+@pytest.mark.parametrize("key", sorted(set(numbers())))
+@pytest.mark.parametrize("value", [1 << 64, -1, 1 << 4000, float("inf"), -0.5, "1", [1]])
+def test_every_number_has_bounds(key: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=re.escape(key)) as caught:
+        parse_settings(with_value(key, value))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_the_numbers_are_found() -> None:
+    assert {"trace.seed", "options.workers", "solve.memory_slots", "train.steps", "partition.alpha"} <= set(numbers())
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"n_layer": 10**6}, {"n_embd": 1 << 40}, {"a": {"b": [1 << 40]}}, {"x": float("nan")}]
+)
+def test_numbers_of_a_model_have_bounds_too(overrides: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=r"overrides\.\w+"):
+        parse_settings(with_value("trace.model.overrides", overrides) | {})
+
+
+def test_a_batch_of_too_many_tokens() -> None:
+    content = with_value("trace.batch_size", 1 << 20)
+    content["trace"]["sequence_length"] = 1 << 20
+    with pytest.raises(ParameterError, match="tokens"):
+        parse_settings(content)
+
+
+@pytest.mark.parametrize(
+    "key", ["trace.model.directory", "train.data.source", "train.data.tokenizer", "solve.offload_dir"]
+)
+@pytest.mark.parametrize("value", ["", "a\x00b", "a\nb", "x" * 300, "a/" * 2000])
+def test_paths_are_paths(key: str, value: str) -> None:
+    content = with_value(key, value)
+    if key == "trace.model.directory":
+        del content["trace"]["model"]["architecture"]
+    with pytest.raises(ParameterError) as caught:
+        parse_settings(content)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trace: 2020-13-45",
+        "trace: {seed: 2020-01-01}",
+        "trace: &x [*x]",
+        "a: &a [x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi")),
+        "trace: " + "[" * 60 + "]" * 60,
+        "trace: " + "[" * 5000 + "]" * 5000,
+        "? [1, 2]\n: 3",
+        "1: 2",
+        "trace: !!set {a}",
+        "trace: !!binary aGk=",
+        "trace: !!int x",
+        "trace: !!python/object/apply:os.system [echo]",
+        "trace: " + "9" * 5000,
+        "--- {}\n--- {}",
+        "trace: {batch_size: 1, 'batch_size': 2}",
+    ],
+)
+def test_what_yaml_can_hold_and_parameters_cannot(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match=re.escape(str(path))) as caught:
+        load_settings(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 @given(percent=st.integers(1, 200), whole=st.integers(1, 1 << 50))

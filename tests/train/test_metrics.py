@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.train.__main__ import median_time_s
+from stowage.stages.train.comparison import median_time_s
 
 NAN = math.nan
 

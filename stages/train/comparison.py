@@ -1,0 +1,83 @@
+"""Training under the plan beside plain PyTorch: records side by side, metrics, and whether the losses are equal."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from stowage.stages.ir.errors import StaleStep
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.run import StepRecord
+from stowage.stages.report.facts import timed
+
+
+def compare(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> list[StepRecord]:
+    """Put eager's loss and time beside the plan's."""
+    by_iteration = {r.iteration: r for r in eager}
+    return [
+        replace(r, eager_loss=by_iteration[r.iteration].loss, eager_time_s=by_iteration[r.iteration].time_s)
+        if r.iteration in by_iteration
+        else r
+        for r in planned
+    ]
+
+
+def same(loss: float, other: float) -> bool:
+    """Equal bit for bit, all NaN alike."""
+    return loss == other or (math.isnan(loss) and math.isnan(other))
+
+
+def unequal(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> list[StepRecord]:
+    """Steps under the plan whose loss is not plain PyTorch's; none where that was not run."""
+    losses = {r.iteration: r.loss for r in eager}
+    return [r for r in planned if r.iteration in losses and not same(r.loss, losses[r.iteration])]
+
+
+def require_equal(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> None:
+    """A run with other numbers is a failure.
+
+    Raises:
+        StaleStep: the losses of a step differ.
+    """
+    wrong = unequal(planned, eager)
+    if not wrong:
+        return
+    first = wrong[0]
+    plain = next(r.loss for r in eager if r.iteration == first.iteration)
+    raise StaleStep(
+        f"{len(wrong)} of {len(planned)} losses under the plan are not plain PyTorch's, the first in step "
+        f"{first.iteration}: {first.loss!r}, and not {plain!r}. Something that the step reads has changed since it was "
+        "traced, or two runs of plain PyTorch differ too: make it again with `dvc repro --force trace`, and pass what "
+        "changes in the batch.",
+        first.iteration + 1,
+    )
+
+
+def median_time_s(records: Sequence[StepRecord]) -> float:
+    """Of the iterations that say how long one takes."""
+    return statistics.median([r.time_s for r in timed(list(records))] or [math.nan])
+
+
+def metrics_of(summary: PlanSummary, records: Sequence[StepRecord], eager: Sequence[StepRecord]) -> dict[str, Any]:
+    """What `dvc metrics` shows."""
+    peaks = [r.peak_bytes for r in records if r.peak_bytes >= 0]
+    eager_peaks = [r.peak_bytes for r in eager if r.peak_bytes >= 0]
+    metrics: dict[str, Any] = {
+        "device_budget_bytes": summary.device_budget_bytes,
+        "predicted_peak_bytes": summary.device_peak_bytes,
+        "measured_peak_bytes": max(peaks) if peaks else None,
+        "predicted_step_time_s": summary.step_time_s,
+        "measured_step_time_s": median_time_s(records),
+        "final_loss": records[-1].loss,
+    }
+    if eager:
+        metrics |= {
+            "eager_peak_bytes": max(eager_peaks) if eager_peaks else None,
+            "eager_step_time_s": median_time_s(eager),
+            "step_time_over_eager": median_time_s(records) / median_time_s(eager),
+            "losses_equal": not unequal(records, eager),
+        }
+    return metrics
