@@ -10,10 +10,10 @@ from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
 from stowage.stages.runtime.contents import Contents
-from stowage.stages.runtime.tensor_file import TensorFile, write_tensors
+from stowage.stages.runtime.tensor_file import write_tensors
 from stowage.stages.runtime.torch_file import write_torch
-
-_HINT = "save it again, or give another file"
+from stowage.stages.train.checkpoint import MODEL
+from stowage.stages.train.restore import open_file
 
 
 def _distinct(model: nn.Module) -> dict[str, tuple[torch.Tensor, list[str]]]:
@@ -40,10 +40,11 @@ def load_model(path: Path, contents: Contents) -> None:
     """Replace weights and persistent buffers by those of a file.
 
     Raises:
-        TableError: the file is damaged.
+        ParameterError: there is no file.
+        TableError: it is damaged, or holds something else.
         PlanMismatchError: it lacks a tensor, or has one of another shape or dtype.
     """
-    file = TensorFile(path, hint=_HINT)
+    file = open_file(path, MODEL)
     keys: list[tuple[torch.Tensor, str]] = []
     for name, (tensor, names) in _distinct(contents.model).items():
         key = next((n for n in names if n in file.forms), None)

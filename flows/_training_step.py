@@ -32,7 +32,7 @@ from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_program
 from stowage.stages.runtime.tracing import trace_iteration
 from stowage.stages.trace.forward import Forward
-from stowage.stages.train import checkpoint
+from stowage.stages.train import checkpoint, restore
 from stowage.stages.workload.calls import call_model, compute_loss
 
 Result = TypeVar("Result")
@@ -220,10 +220,12 @@ class TrainingStep:
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
 
+        Where it cannot be used nothing is changed.
+
         Raises:
-            StowageError: there is no such file, it is damaged, or of another model.
+            StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
         """
-        if checkpoint.load_checkpoint(Path(path), "", self.contents(), scheduler) is None:
+        if restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT) is None:
             raise ParameterError(f"There is no checkpoint at {path}.")
 
     def save_model(self, path: str | Path) -> None:
@@ -240,7 +242,7 @@ class TrainingStep:
 
     def load_optimizer(self, path: str | Path) -> None:
         """Replace the optimizer's groups and states by those of a file."""
-        checkpoint.load_optimizer(Path(path), self.contents())
+        restore.load_optimizer(Path(path), self.contents())
 
     def save_pretrained(self, folder: str | Path) -> None:
         """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""

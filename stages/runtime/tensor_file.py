@@ -3,12 +3,14 @@
 The library writes what is in memory all at once and maps whole files to read them; here sizes are known before contents
 are. The format (https://huggingface.co/docs/safetensors): eight bytes with the length of the header, little endian; the
 header, JSON: name -> dtype, shape, first and last byte; then the bytes of the tensors, row-major, one behind the other.
+The metadata of what is written here has a hash of the whole file, taken with zeros in its place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +52,10 @@ _UNSYNCED = 32 << 20
 """Bytes after which written pages are given back to the system."""
 
 
+_DIGEST = "stowage.digest"
+_NO_DIGEST = "0" * 32
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor of a file.
@@ -75,9 +81,10 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
 
     Raises:
         StowageError: a tensor has a dtype that the format does not know.
+        UnwritableError: the file cannot be written.
     """
     ordered = sorted(entries, key=lambda e: -e.like.element_size())  # so that each starts at a multiple of its size
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {"__metadata__": {_DIGEST: _NO_DIGEST, **(metadata or {})}}
     end = 0
     for entry in ordered:
         if entry.like.dtype not in _NAMES:
@@ -90,22 +97,33 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with atomic_file(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        sink = Sink(file)
+    start = len(text).to_bytes(8, "little") + text
+    with atomic_file(path, len(start) + end) as file:
+        file.write(start)
+        digest = _digest()
+        digest.update(start)
+        sink = Sink(file, digest.update)
         for entry in ordered:
             before = file.tell()
             entry.visit(sink.write)
             if file.tell() - before != entry.nbytes:
                 raise StowageError(f"'{entry.name}' is not what it was when {path} was begun: nothing was written.")
+        file.seek(start.index(_NO_DIGEST.encode()))
+        file.write(digest.hexdigest().encode())
         sink.sync()
+
+
+def _digest() -> Any:
+    return hashlib.blake2b(digest_size=len(_NO_DIGEST) // 2)
 
 
 class Sink:
     """Writes tensors piece by piece, and gives pages back that are on the disk."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, note: Callable[[memoryview], None] = lambda content: None) -> None:
+        """`note` is told what is written."""
         self._file = file
+        self._note = note
         self._waiting_bytes = 0
 
     def write(self, tensor: torch.Tensor) -> None:
@@ -114,7 +132,9 @@ class Sink:
             flat = piece.cpu().resolve_conj().resolve_neg().contiguous()
             nbytes = flat.numel() * flat.element_size()
             if nbytes:
-                self._file.write(memoryview((ctypes.c_char * nbytes).from_address(flat.data_ptr())))
+                content = memoryview((ctypes.c_char * nbytes).from_address(flat.data_ptr()))
+                self._file.write(content)
+                self._note(content)
             self._waiting_bytes += nbytes
             if self._waiting_bytes >= _UNSYNCED:
                 self.sync()
@@ -160,26 +180,65 @@ class TensorFile:
             TableError: the file is damaged.
         """
         self._path = path
+        self._hint = hint
+        self._start = 0
         self._starts: dict[str, int] = {}
         self.forms: dict[str, torch.Tensor] = {}
+        self.metadata: dict[str, str] = {}
         try:
             with open(path, "rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                end = 8 + length
-                if end > os.fstat(file.fileno()).st_size:
-                    raise ValueError("the header is longer than the file")
-                header = json.loads(file.read(length))
-                self.metadata: dict[str, str] = header.pop("__metadata__", {})
-                for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-                    form = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="meta")
-                    begin, after = entry["data_offsets"]
-                    if 8 + length + begin != end or after - begin != form.nbytes:
-                        raise ValueError(f"the offsets of {name} are wrong")
-                    self._starts[name], self.forms[name], end = end, form, end + form.nbytes
-                if end != os.fstat(file.fileno()).st_size:
-                    raise ValueError("the file does not end with its last tensor")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                start = file.read(9)
+                if start[8:] not in (b"", b"{"):
+                    raise TableError(f"{path} is no safetensors file: give another file.")
+                file.seek(0)
+                self._read_header(file)
+        except FileNotFoundError as error:
+            raise TableError(f"There is no file {path}: give another one.") from error
+        except OSError as error:
+            raise TableError(f"{path} cannot be read ({error.strerror}): make it a readable file.") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
             raise TableError(f"{path} is damaged: {hint}.") from error
+        self._digest = self.metadata.pop(_DIGEST, "")
+
+    def _read_header(self, file: Any) -> None:
+        length = int.from_bytes(file.read(8), "little")
+        end, size = 8 + length, os.fstat(file.fileno()).st_size
+        self._start = end
+        if end > size:
+            raise ValueError("the header is longer than the file")
+        header = json.loads(file.read(length))
+        self.metadata = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in [*self.metadata, *self.metadata.values()]):
+            raise ValueError("metadata are texts")
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            form = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="meta")
+            begin, after = entry["data_offsets"]
+            if 8 + length + begin != end or after - begin != form.nbytes:
+                raise ValueError(f"the offsets of {name} are wrong")
+            self._starts[name], self.forms[name], end = end, form, end + form.nbytes
+        if end != size:
+            raise ValueError("the file does not end with its last tensor")
+
+    def verify(self) -> None:
+        """Read everything once, before any of it is used. A file that another program has written has no hash.
+
+        Raises:
+            TableError: it is not what was written.
+        """
+        if not self._digest:
+            return
+        digest, place = _digest(), self._digest.encode()
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                piece = file.read(self._start).replace(place, _NO_DIGEST.encode(), 1)
+                while piece:
+                    digest.update(piece)
+                    piece = file.read(_PIECE)
+                    _forget(file.fileno())
+        except OSError as error:
+            raise TableError(f"{self._path} cannot be read ({error.strerror}): {self._hint}.") from error
+        if digest.hexdigest() != self._digest:
+            raise TableError(f"{self._path} is damaged, or was changed after it was written: {self._hint}.")
 
     def get(self, name: str) -> torch.Tensor:
         """One tensor, in memory of its own."""

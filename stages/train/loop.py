@@ -17,7 +17,8 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.measure import Measurement, measure_iteration, measure_program
 from stowage.stages.runtime.tracing import trace_iteration
-from stowage.stages.train.checkpoint import load_checkpoint, save_checkpoint
+from stowage.stages.train.checkpoint import save_checkpoint
+from stowage.stages.train.restore import load_checkpoint
 
 Batches = Callable[[int], Any]
 Progress = Callable[[int], None]

@@ -1,0 +1,252 @@
+"""Going on from what was saved: everything is checked before anything changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+
+from stowage.stages.ir.errors import ParameterError, PlanMismatchError, TableError
+from stowage.stages.ir.run import StepRecord
+from stowage.stages.runtime.contents import Contents
+from stowage.stages.runtime.tensor_file import TensorFile
+from stowage.stages.train.checkpoint import (
+    CHECKPOINT,
+    MODEL,
+    OPTIMIZER,
+    class_name,
+    kind_of,
+    model_tensors,
+    required,
+)
+from stowage.stages.train.packing import unpack
+
+HINT = "save it again, or give another file"
+OWN_HINT = "delete it to start the run again"
+_HOLDS = {
+    CHECKPOINT: "a checkpoint, which `step.load` reads",
+    OPTIMIZER: "the state of an optimizer alone, which `step.load_optimizer` reads",
+    MODEL: "the weights of a model alone, which `step.load_model` reads",
+}
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_RECORDS = TypeAdapter(list[StepRecord])
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run continues: the next iteration, and the records of those before it."""
+
+    iteration: int
+    records: list[StepRecord]
+
+
+@dataclass(frozen=True)
+class _State:
+    """A state of a parameter that is read after the optimizer has loaded the rest: position, key, name in the file."""
+
+    position: int
+    key: str
+    name: str
+
+
+def open_file(path: Path, kind: str, hint: str = HINT) -> TensorFile:
+    """A file of this kind, read once from end to end.
+
+    Raises:
+        ParameterError: there is none.
+        TableError: it holds something else, or not what was written.
+    """
+    if not path.exists():
+        what = {CHECKPOINT: "checkpoint", OPTIMIZER: "state of an optimizer", MODEL: "model"}[kind]
+        raise ParameterError(f"There is no {what} at {path}.")
+    file = TensorFile(path, hint=hint)
+    if kind_of(file) != kind:
+        raise TableError(f"{path} holds {_HOLDS[kind_of(file)]}: {hint}.")
+    file.verify()
+    return file
+
+
+def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hint: str = OWN_HINT) -> Resumed | None:
+    """Continue from `path`, or None if there is no checkpoint. Where it cannot be used, nothing is changed.
+
+    Raises:
+        TableError: the file is damaged, or holds something else.
+        PlanMismatchError: it belongs to another run, model, optimizer or schedule.
+    """
+    if not path.exists():
+        return None
+    file = open_file(path, CHECKPOINT, hint)
+    try:
+        rest = json.loads(file.metadata["rest"])
+        iteration, owner = int(file.metadata["iteration"]), file.metadata["run"]
+        records = _RECORDS.validate_json(json.dumps(rest["records"]), strict=True)
+        packed, schedule = rest["optimizer"], rest["scheduler"]
+        optimizer_class, schedule_class = map(str, rest.get("classes", ["", ""]))
+        scheduler_state = unpack(schedule, file.get) if schedule is not None else None
+        _check_generators(file)
+        if iteration < 0:
+            raise ValueError("iterations are counted from 0")
+    except (*_WRONG, RuntimeError) as error:
+        raise TableError(f"{path} is damaged, or was changed after it was written ({_line(error)}): {hint}.") from error
+    if owner != run:
+        raise PlanMismatchError(f"{path} belongs to another run: {hint}.")
+    _check_model(path, file, contents, hint)
+    _check_class(path, "optimizer", optimizer_class, contents.optimizer, packed is not None, hint)
+    _check_class(path, "scheduler", schedule_class, scheduler, schedule is not None, hint)
+    load_optimizer_state = None
+    if contents.optimizer is not None:
+        load_optimizer_state = _prepared(path, contents, contents.optimizer, packed, file, hint)
+    if scheduler is not None:
+        _load_schedule(path, scheduler, scheduler_state, hint)
+    for name, target in model_tensors(contents.model).items():
+        contents.replace(target, file, name)
+    if load_optimizer_state is not None:
+        load_optimizer_state()
+    torch.set_rng_state(file.get("random"))
+    if "random_cuda" in file.forms and torch.cuda.is_available():
+        torch.cuda.set_rng_state(file.get("random_cuda"))
+    return Resumed(iteration, records)
+
+
+def load_optimizer(path: Path, contents: Contents) -> None:
+    """Replace states and groups by those of a file.
+
+    Raises:
+        ParameterError: there is none.
+        TableError: the file is damaged, or of something else.
+        PlanMismatchError: it is of another optimizer.
+    """
+    file = open_file(path, OPTIMIZER)
+    optimizer = required(contents)
+    try:
+        packed = json.loads(file.metadata["optimizer"])
+    except ValueError as error:
+        raise TableError(f"{path} is damaged, or was changed after it was written: {HINT}.") from error
+    _check_class(path, "optimizer", file.metadata.get("class", ""), optimizer, True, HINT)
+    _prepared(path, contents, optimizer, packed, file, HINT)()
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _check_generators(file: TensorFile) -> None:
+    torch.Generator().set_state(file.get("random"))
+
+
+def _check_model(path: Path, file: TensorFile, contents: Contents, hint: str) -> None:
+    found = {name: (t.dtype, t.shape) for name, t in file.forms.items() if name.startswith("model/")}
+    wanted = {name: (t.dtype, t.shape) for name, t in model_tensors(contents.model).items()}
+    for name in [*wanted, *found]:
+        if found.get(name) != wanted.get(name):
+            mine, theirs = (_form(side.get(name)) for side in (wanted, found))
+            raise PlanMismatchError(
+                f"{path} belongs to another model: '{name.removeprefix('model/')}' is {theirs} in the file and {mine} "
+                f"in the model; {hint}."
+            )
+
+
+def _form(form: tuple[torch.dtype, torch.Size] | None) -> str:
+    return "not there" if form is None else f"{form[0]} of shape {tuple(form[1])}"
+
+
+def _check_class(path: Path, what: str, saved: str, now: Any, is_saved: bool, hint: str) -> None:
+    """The same kind of optimizer or schedule, or none in either place."""
+    if is_saved and now is None:
+        way = " pass it as `scheduler`" if what == "scheduler" else " give `fit` one"
+        raise PlanMismatchError(f"{path} was saved with {'an' if what[0] == 'o' else 'a'} {what}, {saved}:{way}.")
+    if now is not None and not is_saved:
+        raise PlanMismatchError(f"{path} was saved without {what}, and one is given: load it without, or {hint}.")
+    if now is not None and saved and saved != class_name(now):
+        raise PlanMismatchError(f"{path} was saved with the {what} {saved}, and here is {class_name(now)}: {hint}.")
+
+
+def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> None:
+    before = copy.copy(vars(scheduler))
+    try:
+        if missing := scheduler.state_dict().keys() - state.keys():
+            raise ValueError(f"it lacks {min(missing)}")
+        scheduler.load_state_dict(state)
+    except Exception as error:
+        vars(scheduler).clear()
+        vars(scheduler).update(before)
+        raise TableError(
+            f"{path} has a state that {class_name(scheduler)} does not load ({_line(error)}): {hint}."
+        ) from error
+
+
+def _states(packed: Any, file: TensorFile) -> Iterator[_State]:
+    """States of parameters that are more than one number."""
+    for name, states in packed["dict"]:
+        if name == "state":
+            for position, values in states["dict"]:
+                for key, value in values["dict"]:
+                    if isinstance(value, dict) and "tensor" in value and file.forms[value["tensor"]].dim():
+                        yield _State(position, key, value["tensor"])
+
+
+def _prepared(
+    path: Path, contents: Contents, optimizer: torch.optim.Optimizer, packed: Any, file: TensorFile, hint: str
+) -> Callable[[], None]:
+    """What loads groups and single numbers, and then states that are more than that, one at a time; checked."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    try:
+        late = list(_states(packed, file))
+        names = {s.name for s in late}
+
+        def read(name: str) -> torch.Tensor:
+            return torch.zeros((), dtype=file.forms[name].dtype) if name in names else file.get(name)
+
+        state = unpack(packed, read)
+        sizes = [len(group["params"]) for group in state["param_groups"]]
+        positions = {s.position for s in late} | {p for p in state["state"] if isinstance(p, int)}
+        if not positions <= set(range(len(parameters))):
+            raise ValueError("a state is of no parameter")
+    except _WRONG as error:
+        raise TableError(f"{path} is damaged, or was changed after it was written ({_line(error)}): {hint}.") from error
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != own:
+        raise PlanMismatchError(
+            f"{path} is of an optimizer with groups of {sizes} parameters, and here they are of {own}: {hint}."
+        )
+    for s in late:
+        form, parameter = file.forms[s.name], contents.like(parameters[s.position])
+        if form.numel() == parameter.numel() and form.shape != parameter.shape and form.dim() == parameter.dim():
+            raise PlanMismatchError(
+                f"{path} has a state '{s.key}' of shape {tuple(form.shape)} for a parameter of shape "
+                f"{tuple(parameter.shape)}: {hint}."
+            )
+    _try_on_a_twin(path, optimizer, state, hint)
+
+    def load() -> None:
+        contents.forget_states()
+        optimizer.load_state_dict(state)
+        for s in late:
+            contents.new_state(parameters[s.position], s.key, file, s.name)
+
+    return load
+
+
+def _try_on_a_twin(path: Path, optimizer: torch.optim.Optimizer, state: Any, hint: str) -> None:
+    """Optimizers that load as PyTorch's do, and keep all that they load in their groups and their state."""
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin._optimizer_load_state_dict_pre_hooks = OrderedDict()
+    twin._optimizer_load_state_dict_post_hooks = OrderedDict()
+    twin.param_groups = [dict(group) for group in optimizer.param_groups]
+    twin.state = type(optimizer.state)(getattr(optimizer.state, "default_factory", None))
+    try:
+        twin.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        raise TableError(
+            f"{path} has a state that {class_name(optimizer)} does not load ({_line(error)}): {hint}."
+        ) from error
