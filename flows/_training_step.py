@@ -22,6 +22,7 @@ from stowage.flows._step_loss import StepLoss
 from stowage.flows._steps import Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
+from stowage.flows._whole_steps import whole_step
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.plan import PlanSummary
@@ -67,6 +68,7 @@ class TrainingStep:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._say = say
         self.programs = programs = Programs(model, optimizer, planner, steps, late=late, lower=lower, say=say)
         self._budget = planner.budget
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
@@ -220,7 +222,7 @@ class TrainingStep:
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
 
-        Where it cannot be used nothing is changed.
+        Gradients that wait are dropped. Where the file cannot be used nothing is changed.
 
         Raises:
             StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
@@ -251,6 +253,8 @@ class TrainingStep:
     def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss.
 
+        Ctrl-C waits for its end; a second one breaks it off, and says what state the model is in.
+
         Args:
             batch: with the structure that the model takes.
             update: False for a micro-batch that is not the last of its update: its gradients are added to `.grad`.
@@ -267,12 +271,13 @@ class TrainingStep:
     ) -> Result:
         """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
         assert self.programs.latest is not None
-        try:
-            result = self._net.run(self.programs.latest, batch, work, loss_of)
-        except StaleStep:
-            self.programs.forget(program)
-            raise
-        self.programs.leave(program)
+        with whole_step(program, self._say):
+            try:
+                result = self._net.run(self.programs.latest, batch, work, loss_of)
+            except StaleStep:
+                self.programs.forget(program)
+                raise
+            self.programs.leave(program)
         return result
 
     def forget(self) -> None:

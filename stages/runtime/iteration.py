@@ -56,6 +56,8 @@ class Iteration:
         left: what the step leaves in the user's objects.
         random: see `RandomStates`.
         number: numbers that may be others at each call, by name.
+
+    `updated` receives the names of parameters whose update has run, or has begun on the CPU.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Iteration:
         recorder: Recorder | None = None,
         on_update: Callable[[str, torch.Tensor], None] | None = None,
         number: Mapping[str, Any] | None = None,
+        updated: list[str] | None = None,
     ) -> None:
+        self._updated = updated if updated is not None else []
         self.number = number or {}
         self.parameter = parameter
         self.gradient: Mapping[str, torch.Tensor] = _Waiting(parameter, offloading)
@@ -128,6 +132,7 @@ class Iteration:
             if scale is not None:
                 apply_scale(gradient, scale)
             self._update(name, gradient)
+        self._updated.append(name)
         if waited:
             with noted_release(gradient):
                 pass
@@ -144,6 +149,7 @@ class Iteration:
                 assert scale is not None
                 apply_scale(gradient, scale)
             self._update_together(gradients)
+        self._updated.extend(gradients)
         for gradient in waited:
             with noted_release(gradient):
                 pass
@@ -175,6 +181,7 @@ class Iteration:
         """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A
         scale, below too, clips the gradient first."""
         self._tier.update(name, gradient, scale)
+        self._updated.append(name)
 
     def changed(self, name: str) -> None:
         """What is on the device has changed: its copy below is out of date."""

@@ -81,6 +81,7 @@ class Program:
         left: what the latest iteration leaves in the user's objects, until it is taken.
         numbers: by name, what generated code reads at each call.
         constants_of: the table that its constants were made from, where they were replaced.
+        updated: parameters that the latest iteration has updated so far.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
 
@@ -116,6 +117,7 @@ class Program:
         self.constants_of: object = None
         self.grad_norm: torch.Tensor | None = None
         self.left: Sequence[torch.Tensor] = ()
+        self.updated: list[str] = []
         self._taken: list[weakref.ref[torch.Tensor]] = []
 
     def take_left(self) -> Sequence[torch.Tensor]:
@@ -186,6 +188,7 @@ class Program:
             name: torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)
             for name, like in self._rooms.items()
         }
+        self.updated.clear()
         run = Iteration(
             parameter=self.parameters(),
             buffer=dict(self._model.named_buffers()),
@@ -199,6 +202,7 @@ class Program:
             recorder=self.recorder,
             on_update=self.on_update,
             number=self.numbers,
+            updated=self.updated,
         )
         self.enter()
         if self.updates is not None:

@@ -39,7 +39,11 @@ class PerParameterUpdates:
             raise PlanMismatchError(f"The plan updates '{name}', which the optimizer does not hold any more.")
         parameter = self._parameters[name]
         parameter.grad = gradient
-        run_gradient_hooks(parameter)
+        try:
+            run_gradient_hooks(parameter)
+        except BaseException:
+            parameter.grad = None  # it would wait for the next step
+            raise
         if parameter.grad is None:
             return  # a hook has used it up, as one that updates by itself
         step_alone(self.optimizer, self._groups[name], parameter, parameter.grad)

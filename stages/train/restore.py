@@ -105,6 +105,8 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
         load_optimizer_state = _prepared(path, contents, contents.optimizer, packed, file, hint)
     if scheduler is not None:
         _load_schedule(path, scheduler, scheduler_state, hint)
+    for parameter in contents.model.parameters():
+        parameter.grad = None  # of steps that were not saved
     for name, target in model_tensors(contents.model).items():
         contents.replace(target, file, name)
     if load_optimizer_state is not None:
