@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from stowage.flows._dvc import dvc_output
 from stowage.flows._git import add_worktree, git, remove_worktree, snapshot
 from stowage.flows._inputs import input_paths
 from stowage.flows._overrides import Overrides, check, rewrite
+from stowage.stages.ir.files import locked, make_folder
 from stowage.stages.settings import load_settings
 
 SHARED_STORES = ("costs", "options")
@@ -72,17 +73,13 @@ def open_workspace(root: Path, overrides: Overrides, log: Callable[[str], None])
 
 @contextlib.contextmanager
 def _locked(path: Path, log: Callable[[str], None]) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log(f"another flow run holds {path}; waiting for it")
-        lock.acquire()
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(path, timeout_s=0))
+        except Timeout:
+            log(f"another flow run holds {path}; waiting for it")
+            held.enter_context(locked(path))
         yield
-    finally:
-        lock.release()
 
 
 def _connect(root: Path, inside: Path) -> None:
@@ -94,7 +91,7 @@ def _connect(root: Path, inside: Path) -> None:
     dvc_output(inside, "cache", "dir", "--local", str(cache))
     for name in SHARED_STORES:
         store = root / ".stowage" / name
-        store.mkdir(parents=True, exist_ok=True)
+        make_folder(store)
         _link(inside / ".stowage" / name, store)
     for path in input_paths(root, load_settings(inside / "params.yaml")):
         _link(inside / path, root / path)

@@ -26,8 +26,12 @@ def main() -> int:
             return 0
     except StowageError:
         pass
-    description = device.describe(".stowage")
-    write_record(TARGET, description)
+    try:
+        description = device.describe(".stowage")
+        write_record(TARGET, description)
+    except StowageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(f"{TARGET}: {description.name}, {description.flops_per_s / 1e9:.0f} GFLOP/s")
     return 0
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+
+from stowage.stages.ir.files import writing
 
 CHUNK = 8 << 20
 TOTAL = 128 << 20
@@ -33,7 +38,8 @@ def _write(path: str, buffer: mmap.mmap) -> None:
     handle = _open(path, os.O_WRONLY | os.O_CREAT)
     try:
         for _ in range(TOTAL // CHUNK):
-            os.write(handle, buffer)
+            if os.write(handle, buffer) < CHUNK:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -48,27 +54,35 @@ def _read(path: str, buffer: mmap.mmap) -> None:
         os.close(handle)
 
 
-def _rate(*work: threading.Thread) -> float:
+def _rate(*work: Callable[[], None]) -> float:
     start = time.perf_counter()
-    for thread in work:
-        thread.start()
-    for thread in work:
-        thread.join()
+    with ThreadPoolExecutor(len(work)) as threads:
+        for done in [threads.submit(each) for each in work]:
+            done.result()
     return len(work) * TOTAL / (time.perf_counter() - start)
 
 
 def measure_disk(folder: str) -> DiskRates:
-    """Write and read a temporary file in `folder`, one at a time and then both at once; medians of three."""
+    """Write and read a temporary file in `folder`, one at a time and then both at once; medians of three.
+
+    Raises:
+        UnwritableError: it cannot be made there, or has no room.
+    """
+    with writing(Path(folder), 2 * TOTAL):
+        return _measured(folder)
+
+
+def _measured(folder: str) -> DiskRates:
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch, mmap.mmap(-1, CHUNK) as one, mmap.mmap(-1, CHUNK) as two:
         a, b = os.path.join(scratch, "a"), os.path.join(scratch, "b")
         one.write(os.urandom(CHUNK))
 
-        def writer(path: str) -> threading.Thread:
-            return threading.Thread(target=_write, args=(path, one))
+        def writer(path: str) -> Callable[[], None]:
+            return lambda: _write(path, one)
 
-        def reader(path: str) -> threading.Thread:
-            return threading.Thread(target=_read, args=(path, two))
+        def reader(path: str) -> Callable[[], None]:
+            return lambda: _read(path, two)
 
         write = sorted(_rate(writer(a)) for _ in range(3))[1]
         read = sorted(_rate(reader(a)) for _ in range(3))[1]

@@ -32,6 +32,7 @@ class UnreadableError(TableError):
 
 FORMAT_VERSION = "2"
 """Part of the names of stores' files, so that versions of this project can share a store."""
+RECORD_VERSION = "1"
 _NAME_KEY, _VERSION_KEY, _DIGEST_KEY = b"stowage.table", b"stowage.format", b"stowage.content"
 _SCALARS: dict[Any, pa.DataType] = {
     int: pa.int64(),
@@ -174,7 +175,7 @@ def write_record(path: Path, record: Any) -> None:
     Raises:
         UnwritableError: it cannot be written.
     """
-    content = {"table": type(record).__name__, "format": FORMAT_VERSION, **dataclasses.asdict(record)}
+    content = {"table": type(record).__name__, "format": RECORD_VERSION, **dataclasses.asdict(record)}
     write_atomically(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
@@ -186,10 +187,10 @@ def read_record(path: Path, row_type: type[Row]) -> Row:
     """
     if not path.is_file():
         raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
-    what = f"{path} is damaged or not a {row_type.__name__} of format {FORMAT_VERSION}"
+    what = f"{path} is damaged or not a {row_type.__name__} of format {RECORD_VERSION}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("table") != row_type.__name__ or content.pop("format") != FORMAT_VERSION:
+        if content.pop("table") != row_type.__name__ or content.pop("format") != RECORD_VERSION:
             raise ValueError("it is another record")
         unknown = content.keys() - {f.name for f in dataclasses.fields(row_type)}  # type: ignore[arg-type]
         if unknown:

@@ -19,6 +19,8 @@ from stowage.stages.solve.moves import Moved, StepMoves, insert_moves
 from stowage.stages.solve.shift import shift
 from stowage.stages.solve.streaming import stream_everything
 
+MOST_BYTES = 1 << 60
+
 
 @dataclass(frozen=True)
 class Below:
@@ -61,6 +63,11 @@ class Below:
     def staging_for(self, reloaded: int) -> int:
         """Device memory that it needs for itself and for so many different tensors that come from it."""
         return self.staging_bytes + reloaded * self.padding_bytes
+
+    def boundless(self) -> Below:
+        """With room for anything."""
+        disk = replace(self.disk, capacity_bytes=MOST_BYTES) if self.disk is not None else None
+        return replace(self, capacity_bytes=MOST_BYTES, disk=disk)
 
     def lasting(self) -> Below:
         """Without the room on a disk, which changes from minute to minute."""

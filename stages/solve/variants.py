@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import Infeasible, NoRoomBelow, size_text, size_texts
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
-from stowage.stages.ir.plan import Option
+from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve.offload import Below
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
 
@@ -30,8 +31,40 @@ def solve_variants(variants: Sequence[Variant], options: Sequence[Option], reque
 
     Raises:
         Infeasible: no variant fits; the one that needs least is reported.
+        NoRoomBelow: one would, with more room in the tier below.
         TableError: options are missing.
     """
+    try:
+        return _fastest(variants, options, request)
+    except Infeasible as failure:
+        below = request.below
+        if below is None:
+            raise
+        try:
+            needed = _fastest(variants, options, replace(request, below=below.boundless())).summary
+        except Infeasible:
+            raise failure from None
+        raise NoRoomBelow(_room_text(request.device_budget_bytes, needed, below)) from None
+
+
+def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
+    """What is too small is not the device's budget."""
+    room, wanted = below.capacity_bytes, needed.below_bytes
+    if below.disk is not None:
+        room += below.disk.capacity_bytes
+    on_disk = below.home == "disk"
+    place = "the offload folder's disk" if on_disk else "the host" if below.disk is None else "the host and the disk"
+    have, want = size_texts(room, wanted)
+    ways = "free some there, raise `disk_budget`, or name a folder on another disk in `offload_dir`"
+    if not on_disk:
+        ways = "raise `host_budget`" + (f", {ways}" if below.disk is not None else ", or give `offload_dir`")
+    return (
+        f"The device budget of {size_text(budget_bytes)} can be met by moving {want} to {place}, which has room for "
+        f"{have}: {ways}."
+    )
+
+
+def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
     for variant in variants:

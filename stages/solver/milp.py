@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from stowage.stages.ir.files import writing
 from stowage.stages.solver.cp import load_cp_model
 from stowage.stages.solver.highs_process import solve_folder
 from stowage.stages.solver.lazy import LazyModule
@@ -91,8 +92,9 @@ def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tu
     }
     with tempfile.TemporaryDirectory(prefix="stowage-highs-") as name:
         folder = Path(name)
-        problem.writeMPS(str(folder / "model.mps"))
-        (folder / "request.json").write_text(json.dumps(request))
+        with writing(folder):
+            problem.writeMPS(str(folder / "model.mps"))
+            (folder / "request.json").write_text(json.dumps(request))
         if not solve_folder(folder, settings.time_limit_s + _GRACE_S):
             return "unknown", math.inf, -math.inf
         answer = json.loads((folder / "answer.json").read_text())

@@ -177,10 +177,10 @@ def test_what_cannot_be_loaded_is_one_sentence(away: Callable[[], TrainingStep],
     with pytest.raises(ParameterError, match="no checkpoint at"):
         step.load(tmp_path / "none")
     step.save_model(tmp_path / "model")
-    with pytest.raises(TableError, match="holds no optimizer's state"):
+    with pytest.raises(TableError, match="holds the weights of a model alone"):
         step.load_optimizer(tmp_path / "model")
     step.save_optimizer(tmp_path / "optimizer")
-    with pytest.raises(StowageError, match=r"has no tensor '0\.weight'"):
+    with pytest.raises(StowageError, match="holds the state of an optimizer alone"):
         step.load_model(tmp_path / "optimizer")
     with pytest.raises(ParameterError, match="has no save_pretrained: use save_model"):
         step.save_pretrained(tmp_path / "folder")
