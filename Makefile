@@ -59,7 +59,7 @@ tests:
 	OMP_NUM_THREADS=1 pytest -m "not long" $(SPREAD)
 
 test-long: setup lint types contracts
-	pytest --hypothesis-profile thorough $(SPREAD)
+	OMP_NUM_THREADS=1 pytest --hypothesis-profile thorough $(SPREAD)
 
 test-versions:
 	$(PYTHON) tests/versions/run.py

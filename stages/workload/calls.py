@@ -66,7 +66,8 @@ def _parameters(model: nn.Module) -> str:
 
 
 def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
-    """The scalar to differentiate: `loss(outputs, batch)`, else `outputs.loss`, else the output itself if it is one.
+    """The scalar to differentiate: `loss(outputs, batch)`, else `outputs.loss` or `outputs["loss"]`, else the output
+    itself if it is one.
 
     Raises:
         TraceError: there is no such scalar, or it depends on no trainable parameter.
@@ -75,6 +76,8 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
         result = loss(outputs, batch)
     elif isinstance(getattr(outputs, "loss", None), torch.Tensor):
         result = outputs.loss
+    elif isinstance(outputs, Mapping) and isinstance(outputs.get("loss"), torch.Tensor):
+        result = outputs["loss"]
     elif isinstance(outputs, torch.Tensor) and outputs.ndim == 0:
         result = outputs
     else:

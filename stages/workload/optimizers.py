@@ -19,6 +19,8 @@ from stowage.stages.ir.errors import ParameterError
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
 
+_REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
+"""What classes say to arguments that they do not take."""
 _NOT_PER_TENSOR = {"LBFGS": "it updates all parameters together through a closure"}
 _NEED_MORE = {
     "ReduceLROnPlateau": "it needs a validation metric",
@@ -65,7 +67,7 @@ def optimizer_factory(name: str, arguments: Mapping[str, Any] | None = None) -> 
     def make(parameters: Iterable[Any]) -> torch.optim.Optimizer:
         try:
             return found(parameters, **keywords)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except _REFUSALS as error:
             raise ParameterError(f"trace.optimizer {found.__name__} cannot be built: {error}") from error
 
     _try_optimizer(make, found.__name__)
@@ -115,7 +117,7 @@ def scheduler_factory(
     def make(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
         try:
             return build(optimizer)
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
+        except _REFUSALS as error:
             raise ParameterError(f"train.schedule {label} cannot be built: {error}") from error
 
     _try(make, label, like, steps)
@@ -135,7 +137,7 @@ def _try(make: MakeScheduler, label: str, like: torch.optim.Optimizer | None, st
         for step in range(steps):
             try:
                 schedule.step()
-            except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            except _REFUSALS as error:
                 raise ParameterError(
                     f"train.schedule {label} fails at step {step + 1} of train.steps {steps} ({error}): correct its "
                     "arguments."

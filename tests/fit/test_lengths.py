@@ -93,7 +93,7 @@ class Beside:
         self.other.load_state_dict(self.model.state_dict())
         self.optimizer = adam(self.other.parameters())
         how = {
-            "device_budget": "80%",
+            "device_budget": BUDGETS.get(kind, "80%"),
             "cache_dir": home,
             "quick": True,
             "check": "never",

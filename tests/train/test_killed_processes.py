@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -64,13 +66,25 @@ runpy.run_module(f"stowage.stages.{name}", run_name="__main__")
 """
 
 
-def run(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", RUN, *stages], cwd=folder, capture_output=True, text=True, check=False)
+def run(folder: Path, *stages: str, code: str = RUN, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Stages one after the other, in one process."""
+    environment = {**os.environ, **environment}
+    command = [sys.executable, "-c", code, *stages]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that is planned, and trained to the end."""
+def merge(content: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Set nested keys."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(content.get(key), dict):
+            merge(content[key], value)
+        else:
+            content[key] = value
+
+
+@pytest.fixture(scope="session")
+def whole_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that is planned, and trained to the end; not to be changed."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "params.yaml").write_text(yaml.safe_dump(PARAMETERS))
     target = DeviceDescription(
@@ -80,6 +94,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(folder, *PLANNING, "train")
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(whole_project: Path) -> Path:
+    """The same."""
+    return whole_project
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.workload.calls import loss_of
+from stowage.stages.workload.data import token_stream
 from stowage.stages.workload.models import (
     build_model,
     build_workload,
@@ -165,3 +168,48 @@ def test_sample_batch_is_a_function_of_the_seed() -> None:
 
 def test_resolve_finds_nested_names() -> None:
     assert resolve("pathlib:Path.cwd", "trace.loss")() == Path.cwd()
+
+
+def test_code_beside_a_configuration_is_never_run_nor_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the hub calls remote code."""
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
+    content = {"auto_map": {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}}
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "theirs"}))
+    with pytest.raises(ParameterError, match="names code of its own"):
+        build_model(directory=tmp_path, seed=0, fake=True)
+    (tmp_path / "config.json").write_text(json.dumps(content | GPT2_CONFIG))
+    assert type(build_model(directory=tmp_path, seed=0, fake=True)).__name__ == "GPT2LMHeadModel"
+    assert not ran.exists()
+    assert "trust_remote_code" not in capsys.readouterr().out
+
+
+def test_nor_beside_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Tokens: pass\n")
+    content = {"auto_map": {"AutoTokenizer": ["theirs.Tokens", None]}, "tokenizer_class": "Tokens"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    with pytest.raises(ParameterError, match="cannot be loaded") as caught:
+        token_stream("pydoc_topics", tokenizer=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not ran.exists()
+
+
+GPT2_CONFIG = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "null", '{"model_type": 3}', '{"model_type": "gpt2", "n_head": 0}'])
+def test_a_configuration_that_is_none_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ParameterError, match=str(tmp_path)) as caught:
+        build_model(directory=tmp_path, seed=0, fake=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_in_a_mapping_is_the_loss() -> None:
+    loss = torch.zeros((), requires_grad=True)
+    assert loss_of({"loss": loss, "logits": torch.zeros(3)}, None, None) is loss
