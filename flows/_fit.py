@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
+from stowage.flows._arguments import check_arguments
 from stowage.flows._budget import RunBudget
 from stowage.flows._effort import QUICK, Effort, home_folder, target_device
 from stowage.flows._planner import Planner
@@ -23,6 +24,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.trace.checks import check_module, check_parameters
 from stowage.stages.workload.calls import Loss, Objective
+from stowage.stages.workload.guard import user_code
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
@@ -63,18 +65,28 @@ def make_step(
     Raises:
         ParameterError: an argument is wrong.
     """
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ParameterError(f"accumulate is {accumulate!r}: give the number of micro-batches of an update, 1 or more.")
+    check_arguments(
+        model=model,
+        device_budget=device_budget,
+        loss=loss,
+        objective=objective,
+        accumulate=accumulate,
+        method=method,
+        host_budget=host_budget,
+        disk_budget=disk_budget,
+        offload_dir=offload_dir,
+        cache_dir=cache_dir,
+        quick=quick,
+        new_shapes=new_shapes,
+        programs=programs,
+        say=say,
+    )
     if max_grad_norm is not None:
         if isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, (int, float)) or not max_grad_norm > 0:
             raise ParameterError(f"max_grad_norm is {max_grad_norm!r}: give a number above 0, or None to clip nothing.")
         if optimizer is None:
             raise ParameterError("max_grad_norm clips before updates, but there is no optimizer: pass one to fit.")
         max_grad_norm = float(max_grad_norm)
-    if new_shapes not in get_args(NewShapes):
-        raise ParameterError(f"new_shapes is one of {', '.join(get_args(NewShapes))}, not {new_shapes!r}.")
-    if isinstance(programs, bool) or not isinstance(programs, int) or programs < 1:
-        raise ParameterError(f"programs is {programs!r}: give how many may be in memory, 1 or more.")
     check_module(model)
     check_parameters(model)
     home = home_folder(cache_dir)
@@ -191,6 +203,9 @@ def fit(
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
     """
+    check_arguments(
+        model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights, say=say
+    )
     if loss is not None and forward is not None:
         raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
     if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
@@ -200,7 +215,8 @@ def fit(
         )
     late = LateWeights(model, batch, weights)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(list(model.parameters()))
+        with user_code(f"The function {getattr(optimizer, '__name__', type(optimizer).__name__)!r} for the optimizer"):
+            optimizer = optimizer(list(model.parameters()))
     if optimizer is not None:
         _check_holds(optimizer, model)
     step = make_step(

@@ -42,6 +42,14 @@ def _path(text: str) -> str:
     return text
 
 
+def is_path(text: str) -> bool:
+    """Whether a file or folder can be called so."""
+    try:
+        return _path(text) == text
+    except ValueError:
+        return False
+
+
 def _class_name(text: str) -> str:
     if not text.isidentifier():
         raise ValueError(f"{text!r} is not the name of a class")

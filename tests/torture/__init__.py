@@ -1,0 +1,1 @@
+"""What was done by hand to break the pipeline and its files, at random: `make torture`."""
