@@ -4,6 +4,7 @@
 # make check   the same without setup
 # make test-long      make test and everything that is exhaustive: before a release
 # make test-versions  a short exactness suite on every Python and torch that is at hand
+# make torture       random kills, interrupts, full disks, and changes of every file and parameter; MINUTES=60 SEED=7
 # make format  rewrite the code as `make check` wants it
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 
-.PHONY: run setup test check lint types contracts tests test-long test-versions format
+.PHONY: run setup test check lint types contracts tests test-long test-versions torture format
 
 run: setup
 	python -m stowage.stages.device $(DEVICE)
@@ -63,6 +64,10 @@ test-long: setup lint types contracts
 
 test-versions:
 	$(PYTHON) tests/versions/run.py
+
+MINUTES ?= 10
+torture: setup $(PACKAGE)
+	PYTHONPATH=build/typing python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 format:
 	ruff check --fix .

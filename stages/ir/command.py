@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +19,7 @@ DEVICE = ARTIFACTS / "device.json"
 USAGE_STATUS = 2
 """Exit status of a command that was asked for something it does not have."""
 INTERRUPTED_STATUS = 130
+_LONGEST = 300
 _STAGE = "Takes no options: its parameters are in params.yaml of the current folder."
 
 
@@ -58,6 +61,23 @@ def run_stage(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED_STATUS)
+    except Exception as error:
+        if os.environ.get("STOWAGE_TRACEBACK") == "long":
+            raise
+        print(f"error: {_unexpected(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _unexpected(error: Exception) -> str:
+    """Of what no stage says of itself: it may be ours, the model's, or of artifacts that were edited."""
+    said = " ".join(str(error).split())[:_LONGEST]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    line = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return (
+        f"{_running()} met {type(error).__name__}{': ' if said else ''}{said}{line}: if artifacts were edited, make "
+        "them again (`dvc repro --force`); else it is a mistake in the model's code or in Stowage, and "
+        "STOWAGE_TRACEBACK=long shows where."
+    )
 
 
 def _running() -> str:

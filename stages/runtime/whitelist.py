@@ -94,9 +94,9 @@ class _Checker:
                 self._call(call)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    if not isinstance(target, ast.Name):
-                        self._refuse(node, "a deletion of something else than a name")
-                    self._names.discard(target.id)
+                    if not isinstance(target, ast.Name) or target.id not in self._names:
+                        self._refuse(node, "a deletion of something that it has not made")
+                    self._names.remove(target.id)
             case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=None)], body=body):
                 if _path(call.func) not in _AROUND:
                     self._refuse(node, "a block of another kind")

@@ -73,16 +73,18 @@ def _not_plain(content: Any) -> str | None:
         item, key, depth = waiting.pop()
         items += 1
         if depth > _DEPTH or items > _ITEMS:
-            return f"nests too deep or repeats itself below {key.split('.')[0] or 'its top'}: write its values out"
+            return (
+                f"nests too deep or repeats itself below {_name(key.split('.')[0]) or 'its top'}: write its values out"
+            )
         if isinstance(item, dict):
             for name, value in item.items():
                 if not isinstance(name, str):
-                    return f"has the key {name!r} in {key or 'its top'}, which is no text: put it in quotes"
+                    return f"has the key {name!r} in {_name(key) or 'its top'}, which is no text: put it in quotes"
                 waiting.append((value, f"{key}.{name}" if key else name, depth + 1))
         elif isinstance(item, list):
             waiting += [(value, key, depth + 1) for value in item]
         elif not (item is None or isinstance(item, bool | int | float | str)):
-            return f"has a {type(item).__name__} in {key or 'its top'}: put it in quotes, or write a number or a list"
+            return f"has a {type(item).__name__} in {_name(key) or 'its top'}: put it in quotes, or write a number or a list"
     return None
 
 
@@ -102,7 +104,7 @@ def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -
 
 def _sentence(error: Mapping[str, Any]) -> str:
     location, value = error["loc"], error["input"]
-    key = ".".join(str(part) for part in location) or "the file"
+    key = _name(".".join(str(part) for part in location)) or "the file"
     match error["type"]:
         case "extra_forbidden":
             return f"{key} is not a known key; {_suggestion(location)}"
@@ -115,6 +117,12 @@ def _sentence(error: Mapping[str, Any]) -> str:
         case _:
             wanted = str(error["msg"]).removeprefix("Input should be ")
             return f"{key} must be {wanted}, and is {_kind(value)}; correct the value"
+
+
+def _name(text: str) -> str:
+    """A key, on one line and not too long."""
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 
 
 def _suggestion(location: Sequence[str | int]) -> str:

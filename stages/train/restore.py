@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
+from stowage.stages.ir.table import record_of
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.runtime.tensor_file import TensorFile
 from stowage.stages.train.checkpoint import (
@@ -36,7 +36,6 @@ _HOLDS = {
     MODEL: "the weights of a model alone, which `step.load_model` reads",
 }
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
-_RECORDS = TypeAdapter(list[StepRecord])
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
     try:
         rest = json.loads(file.metadata["rest"])
         iteration, owner = int(file.metadata["iteration"]), file.metadata["run"]
-        records = _RECORDS.validate_json(json.dumps(rest["records"]), strict=True)
+        records = [record_of(StepRecord, record) for record in rest["records"]]
         packed, schedule = rest["optimizer"], rest["scheduler"]
         optimizer_class, schedule_class = map(str, rest.get("classes", ["", ""]))
         scheduler_state = unpack(schedule, file.get) if schedule is not None else None

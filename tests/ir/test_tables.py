@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stowage.stages.ir import table
+from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.table import arrow_schema, read_record, read_rows, rows_by, write_record, write_rows
@@ -141,6 +145,7 @@ def test_another_table_is_refused(tmp_path: Path) -> None:
 
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "FORMAT_VERSION", "0")
+    monkeypatch.setattr(table, "RECORD_VERSION", "0")
     write_rows(tmp_path / "storages.parquet", Storage, STORAGES)
     write_record(tmp_path / "meta.json", META)
     monkeypatch.undo()
@@ -189,3 +194,69 @@ def test_a_type_without_an_arrow_type_is_refused() -> None:
 
 def test_rows_are_indexed() -> None:
     assert rows_by(STORAGES[:2], "nbytes") == {0: STORAGES[0], 100: STORAGES[1]}
+
+
+def rewritten(path: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """As a script of somebody's would, with the schema and its metadata kept."""
+    found = pq.read_table(path)
+    rows = found.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=found.schema), path)
+
+
+CHANGES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "a value": lambda rows: rows[0].update(nbytes=rows[0]["nbytes"] + 1),
+    "a text": lambda rows: rows[0].update(name="other"),
+    "a row less": lambda rows: rows.pop(),
+    "a row twice": lambda rows: rows.append(rows[0]),
+    "another order": lambda rows: rows.reverse(),
+    "nothing there": lambda rows: rows[0].update(nbytes=None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_is_seen(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "storages.parquet"
+    write_rows(path, Storage, [Storage(0, 1, "input", "a"), Storage(1, 2, "input", "b")])
+    rewritten(path, lambda rows: None)
+    assert len(read_rows(path, Storage)) == 2, "written anew with the same content"
+    rewritten(path, CHANGES[change])
+    assert "was changed after it was written" in refused(path, Storage)
+
+
+@pytest.mark.parametrize("row", [Storage(0, 1, "elsewhere", "a"), Storage(0, None, "input", "a")])  # type: ignore[arg-type]
+def test_values_that_no_row_has_are_refused(tmp_path: Path, row: Storage) -> None:
+    path = tmp_path / "storages.parquet"
+    write_rows(path, Storage, [row])
+    assert "which cannot be there" in refused(path, Storage)
+
+
+TARGET = DeviceDescription("0" * 16, "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6)
+WRONG: dict[str, Any] = {
+    "flops_per_s": ["abc", "1e10", None, True, [], {}, -1.0, 0.0, float("inf"), float("nan"), 10**400],
+    "memory_bytes": [1.5, "1", -1, 0, 1 << 70],
+    "type": ["tpu", 1, None, "CPU"],
+    "fingerprint": ["", "../../x", "a/b", 3, None, "x" * 500],
+    "name": [3, None, ["x"]],
+    "dispatch_s": [0.0, -1e-6],
+    "no_such_key": [1],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_records_are_checked_by_type_and_by_what_there_can_be(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "device.json"
+    write_record(path, TARGET)
+    content = json.loads(path.read_text())
+    content[key] = value
+    path.write_text(json.dumps(content))
+    said = refused(path, DeviceDescription, read_record)
+    assert key in said
+    assert "\n" not in said
+
+
+def test_a_device_of_any_name_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "device.json"
+    named = dataclasses.replace(TARGET, name='"""\nimport os')
+    write_record(path, named)
+    assert read_record(path, DeviceDescription) == named

@@ -76,6 +76,8 @@ WRONG = [
     "torch.ops = 1",
     "x[0] = 1",
     "del run.parameter",
+    "del run",
+    "del never_assigned",
     "if True:\n        pass",
     "while True:\n        pass",
     "for x in ():\n        pass",
