@@ -60,7 +60,7 @@ tests:
 	OMP_NUM_THREADS=1 pytest -m "not long" $(SPREAD)
 
 test-long: setup lint types contracts
-	OMP_NUM_THREADS=1 pytest --hypothesis-profile thorough $(SPREAD)
+	pytest --hypothesis-profile thorough $(SPREAD)
 
 test-versions:
 	$(PYTHON) tests/versions/run.py

@@ -46,7 +46,7 @@ def run_stage(main: Callable[[], None]) -> None:
     try:
         main()
     except StowageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
@@ -68,9 +68,14 @@ def run_stage(main: Callable[[], None]) -> None:
         sys.exit(1)
 
 
+def one_line(text: str) -> str:
+    """A sentence as a terminal can show it, whatever names are in it."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+
+
 def _unexpected(error: Exception) -> str:
     """Of what no stage says of itself: it may be ours, the model's, or of artifacts that were edited."""
-    said = " ".join(str(error).split())[:_LONGEST]
+    said = one_line(str(error))[:_LONGEST]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
     line = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return (

@@ -84,7 +84,8 @@ def _not_plain(content: Any) -> str | None:
         elif isinstance(item, list):
             waiting += [(value, key, depth + 1) for value in item]
         elif not (item is None or isinstance(item, bool | int | float | str)):
-            return f"has a {type(item).__name__} in {_name(key) or 'its top'}: put it in quotes, or write a number or a list"
+            where = _name(key) or "its top"
+            return f"has a {type(item).__name__} in {where}: put it in quotes, or write a number or a list"
     return None
 
 

@@ -112,8 +112,8 @@ def _home(place: Place) -> Path:
     ready = place.home / "fit"
     if not ready.exists():
         ready.mkdir()
-        ended = forks.run(training(saves=True), ready, ready.with_suffix(".log"))
-        alone = forks.run(lambda: print(json.dumps(plain())), ready, ready.with_suffix(".log"))
+        ended = forks.run(training(saves=True), ready)
+        alone = forks.run(lambda: print(json.dumps(plain())), ready)
         place.fit_reference = json.loads(alone.shown)
         if ended.code or json.loads(ended.shown.splitlines()[-1]) != place.fit_reference:
             raise RuntimeError(f"undisturbed, fit fails: {ended.said}{ended.shown}")
@@ -143,7 +143,7 @@ def plans(place: Place, rng: Random) -> Case:
         what = mutations.record(rng, path)
     else:
         what = mutations.raw_bytes(rng, path)
-    return _judged(place, folder, what, forks.run(training(), folder, folder.with_suffix(".log")))
+    return _judged(place, folder, what, forks.run(training(), folder))
 
 
 def stores(place: Place, rng: Random) -> Case:
@@ -156,7 +156,7 @@ def stores(place: Place, rng: Random) -> Case:
         what = mutations.raw_bytes(rng, path)
     else:
         what = mutations.table(rng, path, ROWS) if path.suffix == ".parquet" else mutations.record(rng, path)
-    return _judged(place, folder, what, forks.run(training(), folder, folder.with_suffix(".log")))
+    return _judged(place, folder, what, forks.run(training(), folder))
 
 
 def saved_steps(place: Place, rng: Random) -> Case:
@@ -166,7 +166,7 @@ def saved_steps(place: Place, rng: Random) -> Case:
     folder = _home(place)
     path = folder / SAVED
     what = mutations.raw_bytes(rng, path) if rng.random() < 0.6 else _metadata(rng, path)
-    ended = forks.run(training(loads=True), folder, folder.with_suffix(".log"))
+    ended = forks.run(training(loads=True), folder)
     return _judged(place, folder, what, ended, STEPS // 2)
 
 
@@ -180,7 +180,7 @@ def arguments(place: Place, rng: Random) -> Case:
     folder = _home(place)
     name = rng.choice(NAMES)
     given = {name: mutations.value(rng, ARGUMENTS.get(name))}
-    ended = forks.run(training(given=given), folder, folder.with_suffix(".log"))
+    ended = forks.run(training(given=given), folder)
     what = f"{name} = {str(given[name])[:60]!r}"
     fault = judge.fault(ended) or judge.left(folder)
     if not fault and ended.code == 0 and name in ("device_budget", "quick", "check", "programs", "cache_dir", "method"):
@@ -208,12 +208,12 @@ def _broken(place: Place, rng: Random, number: int) -> Case:
     after_s = rng.random() * 1.5
     what = f"signal {number} after {after_s:.2f} s"
     work = training(saves=not loads, loads=loads)
-    ended = forks.run(work, folder, folder.with_suffix(".log"), Disturbance(number, after_s))
+    ended = forks.run(work, folder, Disturbance(number, after_s))
     if number == signal.SIGINT and ended.code not in (0, 130, 1):
         return Case(what, f"exit status {ended.code}", ended)
     if number == signal.SIGINT and (fault := judge.left(folder)):
         return Case(what, fault, ended)
-    again = forks.run(work, folder, folder.with_suffix(".log"))
+    again = forks.run(work, folder)
     if again.code:
         return Case(what, f"the next run failed: {again.said[-300:]}", again)
     return _judged(place, folder, what, again, STEPS // 2 if loads else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -46,29 +47,39 @@ class Disturbance:
 UNDISTURBED = Disturbance()
 
 
-def run(work: Callable[[], None], folder: Path, log: Path, disturbance: Disturbance = UNDISTURBED) -> Ended:
-    """Run `work` in `folder`; `log` is where its output goes."""
+def run(work: Callable[[], None], folder: Path, disturbance: Disturbance = UNDISTURBED) -> Ended:
+    """Run `work` in `folder`."""
     began = time.monotonic()
+    pipes = [os.pipe() for _ in range(2)]  # no files: these may be limited
     pid = os.fork()
     if pid == 0:
-        _child(work, folder, log, disturbance)
-    sent = too_long = False
-    while True:
+        _child(work, folder, [write for _, write in pipes], disturbance)
+    heard = {read: bytearray() for read, _ in pipes}
+    for _, write in pipes:
+        os.close(write)
+    sent = too_long = ended = False
+    while not ended:
         done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
+        ended = bool(done)
+        if ended:
+            _end_group(pid)
         now = time.monotonic() - began
-        if disturbance.signal and not sent and now >= disturbance.after_s:
+        if not ended and disturbance.signal and not sent and now >= disturbance.after_s:
             _send(pid, disturbance.signal)
             sent = True
-        if now > LONGEST_S:
+        if not ended and now > LONGEST_S:
             too_long = True
             _send(pid, signal.SIGKILL)
-        time.sleep(0.002)
-    _end_group(pid)
-    code = os.waitstatus_to_exitcode(status)
-    said, shown = (log.with_suffix(s).read_text(errors="replace") for s in (".err", ".out"))
-    return Ended(code, said, shown, time.monotonic() - began, too_long)
+        while ready := select.select(list(heard), [], [], 0 if ended else 0.002)[0]:
+            pieces = {read: os.read(read, 1 << 16) for read in ready}
+            for read, piece in pieces.items():
+                heard[read] += piece
+            if not any(pieces.values()):
+                break
+    for read in heard:
+        os.close(read)
+    shown, said = (content.decode(errors="replace") for content in heard.values())
+    return Ended(os.waitstatus_to_exitcode(status), said, shown, time.monotonic() - began, too_long)
 
 
 def _send(pid: int, number: int) -> None:
@@ -83,12 +94,11 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _child(work: Callable[[], None], folder: Path, log: Path, disturbance: Disturbance) -> None:
+def _child(work: Callable[[], None], folder: Path, outputs: list[int], disturbance: Disturbance) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
-        for number, suffix in ((1, ".out"), (2, ".err")):
-            handle = os.open(log.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for number, handle in zip((1, 2), outputs):
             os.dup2(handle, number)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

@@ -52,7 +52,7 @@ class Place:
 
     def run(self, folder: Path, *names: str, disturbance: Disturbance = UNDISTURBED) -> Ended:
         """Stages in a copy."""
-        return forks.run(projects.stages(*names), folder, folder.with_suffix(".log"), disturbance)
+        return forks.run(projects.stages(*names), folder, disturbance)
 
 
 Kind = Callable[[Place, Random], Case]
@@ -284,8 +284,7 @@ def at_once(place: Place, rng: Random) -> Case:
     first = rng.randrange(len(PLANNING))
     folder = project.copy(place.fresh(), without=STAGES[first:])
     other: list[Ended] = []
-    log = folder.with_name(folder.name + "b.log")
-    thread = threading.Thread(target=lambda: other.append(forks.run(projects.stages(*STAGES[first:]), folder, log)))
+    thread = threading.Thread(target=lambda: other.append(forks.run(projects.stages(*STAGES[first:]), folder)))
     thread.start()
     mine = place.run(folder, *STAGES[first:])
     thread.join()

@@ -170,7 +170,7 @@ def make(folder: Path, parameters: dict[str, Any], device: Path) -> Project:
     shutil.copyfile(device, folder / "artifacts" / "device.json")
     took: dict[str, float] = {}
     for name in STAGES:
-        ended = forks.run(stages(name), folder, folder.with_suffix(".log"))
+        ended = forks.run(stages(name), folder)
         if ended.code:
             raise RuntimeError(f"the undisturbed run failed in {name}: {ended.said}")
         took[name] = ended.took_s
