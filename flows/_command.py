@@ -11,7 +11,7 @@ import typer
 
 from stowage.flows._overrides import check, parse_assignments
 from stowage.flows._project import find_root
-from stowage.stages.ir.command import INTERRUPTED_STATUS, USAGE_STATUS
+from stowage.stages.ir.command import INTERRUPTED_STATUS, USAGE_STATUS, one_line
 from stowage.stages.ir.errors import StowageError
 
 Assignments = Annotated[
@@ -36,7 +36,11 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except StowageError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {one_line(str(error))}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        typer.echo(f"error: {error.strerror or error}{where}: nothing half-written was left behind.", err=True)
         raise typer.Exit(1) from None
 
 

@@ -24,7 +24,8 @@ def summary_table(summary: PlanSummary, steps: Sequence[StepRecord], memory: Ite
         memory: allocator samples; plain PyTorch's peak comes from its series `eager`.
     """
     facts = gather(steps, memory)
-    table = Table(title=f"{summary.method} on {summary.device}", caption=verdict(facts), title_justify="left")
+    title = Text(f"{summary.method} on {summary.device}")  # no markup: a device may be called anything
+    table = Table(title=title, caption=verdict(facts), title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("this plan", "plain PyTorch", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
