@@ -13,7 +13,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from stowage.stages.inputs.named import READERS
 from stowage.stages.ir.errors import StowageError
-from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.files import UnwritableError, write_atomically
 
 LIST = Path("artifacts/inputs.yaml")
 PIPELINE = Path("dvc.yaml")
@@ -21,6 +21,9 @@ _HEAD = """\
 # Files that the model and data of params.yaml are made of. Written by `trace`, the flows and
 # `python -m stowage.stages.inputs`, which put each of them among the deps of its stage in dvc.yaml; not by hand.
 """
+
+
+_NOT_YAML = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, YAMLError)
 
 
 class StaleInputsError(StowageError):
@@ -58,7 +61,10 @@ def write_inputs(root: Path, wanted: Mapping[str, Iterable[str]]) -> dict[str, l
     pipeline = root / PIPELINE
     if not pipeline.is_file():
         return {}
-    text = pipeline.read_text(encoding="utf-8")
+    try:
+        text = pipeline.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StowageError(f"{pipeline} cannot be read ({_line(error)}): restore it with `git checkout`.") from error
     content, style = _load_with_style(text, pipeline)
     before, after = listed_inputs(root), dict[str, list[str]]()
     unknown: dict[str, list[str]] = {}
@@ -100,7 +106,7 @@ def covers(root: Path, deps: Iterable[str], path: str) -> bool:
 def _load(path: Path) -> Any:
     try:
         return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+    except _NOT_YAML as error:
         raise StowageError(f"{path} cannot be read ({_line(error)}): restore it with `git checkout`.") from error
 
 
@@ -108,7 +114,7 @@ def _load_with_style(text: str, path: Path) -> tuple[Any, YAML]:
     """Content with its comments, and a writer that indents as the file does."""
     try:
         content, _, offset = load_yaml_guess_indent(text, yaml=_style(0))
-    except YAMLError as error:
+    except _NOT_YAML as error:
         raise StowageError(f"{path} is not valid YAML ({_line(error)}): mend it.") from error
     if not isinstance(content, dict):
         raise StowageError(f"{path} must be a mapping with `stages`: restore it with `git checkout`.")
@@ -132,11 +138,9 @@ def _dumped(content: Any, style: YAML) -> str:
 def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text.encode())
-    except OSError as error:
-        raise StowageError(
-            f"{path} should name files that the model is made of, and cannot be written ({error}): make it writable."
-        ) from error
+    except UnwritableError as error:
+        raise StowageError(f"{path} should name files that the model is made of: {error}") from error
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split())[:300] or type(error).__name__

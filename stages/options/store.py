@@ -31,7 +31,7 @@ from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "9"
+VERSION = "10"
 FORMULATIONS = (
     retention,
     rk_checkmate,

@@ -61,7 +61,7 @@ def bind(
     if offloading is None and device.type == "cpu":
         keep_freed_memory()
     return Program(
-        load_step(source, source_hash, filename),
+        load_step(source, source_hash, filename, {c.target for c in trace.calls}),
         model,
         optimizer,
         constant_tensors(trace.constants, trace.values, device),

@@ -6,7 +6,7 @@ import hashlib
 import linecache
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,14 @@ def source_hash(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Iteration], Any]:
+def load_step(
+    source: str, expected_hash: str, filename: str, operators: Collection[str] = ()
+) -> Callable[[Iteration], Any]:
     """Compile generated code, if it is what codegen wrote, and of nothing but what codegen writes.
+
+    Args:
+        source, expected_hash, filename: of the text.
+        operators: of the trace; see `whitelist.checked`.
 
     Raises:
         PlanMismatchError: the text's hash differs from the manifest's, or it holds something that no step has.
@@ -39,7 +45,7 @@ def load_step(source: str, expected_hash: str, filename: str) -> Callable[[Itera
         raise PlanMismatchError(
             f"{filename} is not what codegen wrote (its hash differs from the manifest's): run `dvc repro` again."
         )
-    module = checked(source, filename)
+    module = checked(source, filename, operators)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {"__name__": f"stowage_step_{expected_hash[:12]}"}
     exec(compile(module, filename, "exec"), namespace)

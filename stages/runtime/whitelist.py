@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Collection
 from typing import NoReturn
 
 import torch
@@ -38,11 +39,16 @@ _TENSOR = frozenset(METHODS.values()) | {"clone"}
 _WORDS = frozenset().union(*WORDS.values())
 _FORBIDDEN = frozenset({"aten.from_file"})
 """Operators that reach for files."""
+_ATEN = ("aten.", "torch.ops.aten.")
 _READS = ROLES | {"number"}
 
 
-def checked(source: str, filename: str) -> ast.Module:
+def checked(source: str, filename: str, operators: Collection[str] = ()) -> ast.Module:
     """The syntax tree of a generated step.
+
+    Args:
+        source, filename: of its text.
+        operators: that it may call besides ATen's: those of the trace, `mylib.add.default`.
 
     Raises:
         PlanMismatchError: it is no step, or holds something that no step has.
@@ -51,15 +57,16 @@ def checked(source: str, filename: str) -> ast.Module:
         module = ast.parse(source, filename)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise PlanMismatchError(f"{filename} is no generated step ({error}): run `dvc repro` again.") from None
-    _Checker(filename).module(module)
+    _Checker(filename, operators).module(module)
     return module
 
 
 class _Checker:
     """Walks a step in the order of execution."""
 
-    def __init__(self, filename: str) -> None:
+    def __init__(self, filename: str, operators: Collection[str]) -> None:
         self._filename = filename
+        self._others = frozenset(operators)
         self._names: set[str] = set()
         self._operators: dict[str, bool] = {}
 
@@ -165,7 +172,8 @@ class _Checker:
 
     def _is_operator(self, path: str) -> bool:
         if path not in self._operators:
-            self._operators[path] = _is_operator(path)
+            known = path.startswith(_ATEN) or path.removeprefix("torch.ops.") in self._others
+            self._operators[path] = known and _is_operator(path)
         return self._operators[path]
 
     def _arguments(self, node: ast.Call) -> None:

@@ -33,9 +33,11 @@ RIGHT = [
     "x = aten.full.default([2], complex(1.0, 2.0), layout=torch.strided, memory_format=torch.contiguous_format)",
     "with run.as_in_forward():\n        x = aten.rand.default([1])\n    run.keep_below('x')",
     'gradients = {\n        "a": run.gradient["a"],\n    }\n    run.update_all(gradients)\n    del gradients',
-    "x = torch.ops.prims.iota.default(3, start=0, step=1, dtype=torch.int64, device=torch.device('cpu'), "
-    "requires_grad=False)",
 ]
+OTHER = (
+    "x = torch.ops.prims.iota.default(3, start=0, step=1, dtype=torch.int64, device=torch.device('cpu'), "
+    "requires_grad=False)"
+)
 
 WRONG = [
     "import os",
@@ -123,6 +125,13 @@ def test_anything_else_is_refused_before_it_runs(body: str, tmp_path: Path) -> N
     source = f"{HEAD}    x = run.input['a']\n    {body}\n"
     with pytest.raises(PlanMismatchError, match=r"step\.py.*dvc repro"):
         load_step(source, source_hash(source), "step.py")
+
+
+def test_operators_of_other_libraries_are_those_of_the_trace() -> None:
+    source = f"{HEAD}    {OTHER}\n"
+    checked(source, "step.py", {"prims.iota.default"})
+    with pytest.raises(PlanMismatchError, match=r"a call of torch\.ops\.prims\.iota\.default"):
+        checked(source, "step.py", {"prims.other.default"})
 
 
 @pytest.mark.parametrize("head", HEADS)

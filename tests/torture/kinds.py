@@ -179,8 +179,12 @@ def sources(place: Place, rng: Random) -> Case:
     project = rng.choice([place.plain, place.own, place.own])
     names = ["text.txt"] if project is place.plain else ["my_model.py", "helper.py"]
     folder = project.copy(place.fresh(), without=STAGES)
-    path = folder / rng.choice(names)
-    if rng.random() < 0.5:
+    path = folder / rng.choice([*names, "artifacts/inputs.yaml"])
+    if path.name == "inputs.yaml":
+        content = {"trace": ["helper.py", "my_model.py"], "train": ["text.txt"]}
+        what = mutations.mapping(rng, content)
+        path.write_text(json.dumps(content) if rng.random() < 0.7 else rng.choice(mutations.STRINGS))
+    elif rng.random() < 0.5:
         what = mutations.raw_bytes(rng, path)
     else:
         lines = path.read_text().splitlines() or [""]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from stowage.stages.device import device_of
 from stowage.stages.ir import table
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.table import write_record
 
-NOBODY = 65534
 SCRIPT = """
-import json, os, sys, tempfile
-home, user, mask = sys.argv[1], int(sys.argv[2]), int(sys.argv[3], 8)
+import json, os, sys
+from pathlib import Path
 import torch
 from torch import nn
 from stowage.flows import fit
 from stowage.stages.ir.errors import StowageError
+
+NOBODY = 65534
 
 
 def train(home):
@@ -34,77 +38,102 @@ def train(home):
     return [float(step(batch)) for batch in batches]
 
 
-if user:  # another user may not be able to read this Python's files: everything is imported before
-    with tempfile.TemporaryDirectory() as warm:
-        train(warm)
-    os.setgid(user)
-    os.setuid(user)
-os.umask(mask)
-try:
-    print(json.dumps(train(home)))
-except StowageError as error:
-    print("error:", error)
-    sys.exit(1)
+def attempt(home, user=0, mask=0o022):
+    # In a process of its own, which has imported everything: another user may not be able to read this Python's files.
+    read, write = os.pipe()
+    if os.fork() == 0:
+        if user:
+            os.setgid(user)
+            os.setuid(user)
+        os.umask(mask)
+        try:
+            said = train(home)
+        except StowageError as error:
+            said = f"error: {error}"
+        except BaseException as error:
+            said = f"Traceback: {error!r}"
+        os.write(write, json.dumps(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        return json.load(answer)
+
+
+def modes(home, folders, files):
+    for path in (home, *home.rglob("*")):
+        path.chmod(folders if path.is_dir() else files)
+
+
+home, warm = Path(sys.argv[1]), sys.argv[2]
+found = {"warm": train(warm)}
 """
-as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="becomes another user")
+USERS = """
+modes(home, 0o777, 0o666)
+found["first"] = attempt(home, mask=0)
+found["both may write"] = attempt(home, NOBODY, 0)
+modes(home, 0o755, 0o644)
+found["one may read"] = attempt(home, NOBODY)
+modes(home, 0o755, 0o600)
+found["one may not read"] = attempt(home, NOBODY)
+found["first again"] = attempt(home)
+"""
+VERSIONS = f"""
+found["first"] = attempt(home)
+theirs = {{}}
+for path in list(home.rglob("*.parquet")):
+    other = path.with_name(path.name.replace(".{table.FORMAT_VERSION}.", ".0."))
+    if other != path:
+        other.write_bytes(b"of another version")
+        theirs[other] = other.read_bytes()
+found["number"] = len(theirs)
+found["again"] = attempt(home)
+found["kept"] = theirs == {{path: path.read_bytes() for path in theirs}}
+"""
+AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 
-def train(home: Path, user: int = 0, mask: str = "022") -> str:
-    """Losses of a few steps, or a sentence; never a traceback."""
-    command = [sys.executable, "-c", SCRIPT, str(home), str(user), mask]
-    environment = {**os.environ, "HOME": str(home.parent), "OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What becomes of both, with a store that knows the device."""
+    folder = tmp_path_factory.mktemp("sharing")
+    for each in (folder, *list(folder.parents)[:3]):
+        each.chmod(0o755)
+    here = device_of("cpu").fingerprint()
+    target = DeviceDescription(here, "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6)
+    for name in ("shared", "warm"):
+        write_record(folder / name / "devices" / f"{here}.json", target)
+    script = SCRIPT + VERSIONS + (USERS if AS_ROOT else "") + "print(json.dumps(found))"
+    command = [sys.executable, "-c", script, str(folder / "shared"), str(folder / "warm")]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(device_threads())}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout.strip()
+    shutil.rmtree(folder / "shared")
+    assert done.returncode == 0, done.stderr
+    ended: dict[str, object] = json.loads(done.stdout)
+    return ended
 
 
-def losses(said: str) -> list[float]:
-    assert not said.startswith("error"), said
-    found: list[float] = json.loads(said)
-    return found
+def device_threads() -> int:
+    """Part of the device's fingerprint."""
+    import torch
+
+    return torch.get_num_threads()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A folder that every user reaches."""
-    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
-        folder.chmod(0o755)
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    return shared
+@pytest.mark.skipif(not AS_ROOT, reason="becomes another user")
+def test_two_users_of_one_store(found: dict[str, object]) -> None:
+    expected = found["warm"]
+    assert isinstance(expected, list)
+    assert found["first"] == found["both may write"] == found["first again"] == expected
+    for case, said in (("one may read", "cannot be written"), ("one may not read", "cannot be ")):
+        text = str(found[case])
+        assert text.startswith("error: "), text
+        assert said in text
+        assert "damaged" not in text, "of good files"
+    assert "free" in str(found["one may read"])
 
 
-@as_root
-def test_two_users_of_one_store(home: Path) -> None:
-    home.chmod(0o777)
-    expected = losses(train(home, mask="000"))
-    assert losses(train(home, NOBODY, "000")) == expected, "both may write"
-    for path in home.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    home.chmod(0o755)
-    said = train(home, NOBODY)
-    assert said.startswith("error: ") or losses(said) == expected, "one may read"
-    if said.startswith("error: "):
-        assert "cannot be written" in said
-        assert "free" in said
-    for path in home.rglob("*.parquet"):
-        path.chmod(0o600)
-    said = train(home, NOBODY)
-    assert said.startswith("error: ")
-    assert "cannot be" in said
-    assert "damaged" not in said, "of good files"
-    assert losses(train(home)) == expected, "and nothing of the first user's was lost"
-
-
-def test_two_versions_of_one_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_versions_of_one_store(found: dict[str, object]) -> None:
     """What another version has left is neither taken for ours nor lost."""
-    expected = losses(train(home))
-    theirs = {}
-    for path in list(home.rglob("*.parquet")):
-        other = path.with_name(path.name.replace(f".{table.FORMAT_VERSION}.", ".0."))
-        if other != path:
-            other.write_bytes(b"of another version")
-            theirs[other] = other.read_bytes()
-    assert theirs
-    assert losses(train(home)) == expected
-    assert {path: path.read_bytes() for path in theirs} == theirs
+    assert found["number"]
+    assert found["first"] == found["again"] == found["warm"]
+    assert found["kept"]

@@ -110,6 +110,7 @@ def test_a_checkpoint_past_the_steps_is_not_used_and_not_lost(project: Path, who
     assert checkpoints(project) == []
 
 
+@pytest.mark.long
 def test_a_run_on_another_text_begins_anew(project: Path) -> None:
     text = project / "text.txt"
     text.write_text("the quick brown fox " * 200)
