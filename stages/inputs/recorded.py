@@ -8,6 +8,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -81,8 +82,13 @@ def _libraries(root: Path) -> Iterator[Path]:
 def _is_pythons(path: Path) -> bool:
     """In the standard library's folder, wherever a link leads from there: distributions keep a `sitecustomize.py`
     among their settings."""
+    return _INSTALLED.isdisjoint(path.parts) and any(map(path.is_relative_to, _standard_library()))
+
+
+@cache
+def _standard_library() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
-    return _INSTALLED.isdisjoint(path.parts) and any(path.is_relative_to(paths[n]) for n in ("stdlib", "platstdlib"))
+    return tuple({paths["stdlib"], paths["platstdlib"]})
 
 
 def _own_stages() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,13 +21,12 @@ from stowage.stages.formulations import (
     tw_remat,
 )
 from stowage.stages.ir.block import BlockGraph
-from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.simulate.block import replay_block
+from stowage.stages.simulate.tail import with_costs, with_tail_costs
 from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings
@@ -82,12 +82,14 @@ class OptionStore:
         """
         if not self.path(key).exists():
             return None
+        name = graph.content_hash()
         try:
             options = read_rows(self.path(key), Option)
-            for option in options:
-                cost = replay_block(graph, schedule_of(option))
-                stated = (option.save_bytes, option.forward_peak_bytes, option.backward_peak_bytes)
-                if stated != (cost.save_bytes, cost.forward_peak_bytes, cost.backward_peak_bytes):
+            for position, option in enumerate(options):
+                judged = with_tail_costs(with_costs(option, graph), graph)
+                if judged != option or (option.block_hash, option.option) != (name, position):
+                    return None
+                if not 0 <= option.gap < math.inf:
                     return None
         except (TableError, IllegalPlanError, IndexError):
             return None

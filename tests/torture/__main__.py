@@ -69,10 +69,7 @@ def main() -> int:
 
 
 def _place(home: Path, console: Console) -> Place:
-    import transformers  # noqa: F401 - before the first fork
-
-    import stowage.flows._fit
-    import stowage.stages.train.__main__  # noqa: F401
+    import stowage.flows._fit  # noqa: F401 - before the first fork
     from stowage.stages.device import device_of
     from stowage.stages.ir.costs import DeviceDescription
     from stowage.stages.ir.table import write_record
@@ -82,6 +79,7 @@ def _place(home: Path, console: Console) -> Place:
     )
     write_record(home / "device.json", target)
     began = time.monotonic()
+    projects.import_what_stages_import(home / "first", projects.PARAMETERS, home / "device.json")
     made = [
         projects.make(home / name, content, home / "device.json")
         for name, content in (

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,7 @@ def _child(work: Callable[[], None], folder: Path, outputs: list[int], disturban
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        warnings.simplefilter("ignore")
         if disturbance.file_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (disturbance.file_bytes, disturbance.file_bytes))
         os.chdir(folder)

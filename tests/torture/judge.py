@@ -35,5 +35,15 @@ def fault(ended: Ended) -> str:
 
 def left(folder: Path) -> str:
     """Empty unless temporary files are left."""
-    found = [p.relative_to(folder).as_posix() for p in folder.rglob(".*") if _TEMPORARY.fullmatch(p.name)]
+    found = [p.relative_to(folder).as_posix() for p in _temporary(folder)]
     return f"left behind: {', '.join(found[:3])}" if found else ""
+
+
+def forget(folder: Path) -> None:
+    """Remove temporary files."""
+    for path in _temporary(folder):
+        path.unlink()
+
+
+def _temporary(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob(".*") if _TEMPORARY.fullmatch(p.name)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -17,6 +20,7 @@ from tests.torture import forks, judge, mutations, projects
 from tests.torture.forks import UNDISTURBED, Disturbance, Ended
 from tests.torture.projects import PLANNING, PRODUCTS, STAGES, Project
 
+DISK_BYTES = 256 << 20
 ROWS = {row_type.__name__: row_type for row_type in TABLES}
 
 
@@ -155,6 +159,7 @@ def checkpoints(place: Place, rng: Random) -> Case:
     found = sorted((folder / ".stowage" / "checkpoints").rglob("*.safetensors"))
     if not found:
         return Case("killed before the first checkpoint", project.same_end(folder) if ended.code == 0 else "", ended)
+    judge.forget(folder)  # what the killed run was writing goes with its next write
     path = rng.choice(found)
     what = mutations.raw_bytes(rng, path) if rng.random() < 0.7 else _metadata(rng, path)
     return _judged(folder, what, place.run(folder, "train"), project)
@@ -248,9 +253,10 @@ def interrupts(place: Place, rng: Random) -> Case:
     after_s = rng.random() * project.took_s[stage]
     what = f"{stage} interrupted after {after_s:.2f} s"
     ended = place.run(folder, stage, disturbance=Disturbance(signal.SIGINT, after_s))
-    if ended.code not in (0, 130):
+    before_it_began = ended.said.rstrip().endswith("KeyboardInterrupt") and "in run_stage" not in ended.said
+    if ended.code not in (0, 130) and not before_it_began:  # while Python imports, it is Python's to say
         return Case(what, f"exit status {ended.code}", ended)
-    if "Traceback" in ended.said:
+    if "Traceback" in ended.said and not before_it_began:
         return Case(what, "a traceback", ended)
     if fault := judge.left(folder):
         return Case(what, fault, ended)
@@ -260,24 +266,59 @@ def interrupts(place: Place, rng: Random) -> Case:
 
 
 def full_disks(place: Place, rng: Random) -> Case:
-    """No file may grow beyond some size, in one stage; then there is room again."""
+    """No file may grow beyond some size, or a disk has so much room left, in one stage; then there is room again."""
     project = rng.choice([place.plain, place.own, place.offloading])
     stage = rng.choice([*STAGES, "train"])
     first = STAGES.index(stage)
-    folder = project.copy(place.fresh(), without=STAGES[first:])
-    limit = int(2 ** (rng.random() * 24))
-    what = f"{stage} with files of at most {limit} bytes"
-    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    ended = place.run(folder, stage, disturbance=Disturbance(file_bytes=limit))
-    if fault := judge.fault(ended) or judge.left(folder):
-        return Case(what, fault, ended)
-    lost = [p.name for p, content in before.items() if not p.is_file() or len(p.read_bytes()) < len(content)]
-    if lost:
-        return Case(what, f"lost or cut: {lost[0]}", ended)
-    again = place.run(folder, *STAGES[first:])
-    if again.code:
-        return Case(what, f"the next run failed: {again.said.strip()[-300:]}", again)
-    return _judged(folder, what, again, project)
+    room = int(2 ** (rng.random() * 24))
+    with small_disk(place.fresh()) if rng.random() < 0.5 else contextlib.nullcontext() as disk:
+        folder = project.copy((disk or place.fresh()) / "project", without=STAGES[first:])
+        before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        if disk is None:
+            what = f"{stage} with files of at most {room} bytes"
+            ended = place.run(folder, stage, disturbance=Disturbance(file_bytes=room))
+        else:
+            what = f"{stage} with {room} bytes free"
+            with _filled(disk, room):
+                ended = place.run(folder, stage)
+        if fault := judge.fault(ended) or judge.left(folder):
+            return Case(what, fault, ended)
+        lost = [p.name for p, content in before.items() if not p.is_file() or len(p.read_bytes()) < len(content)]
+        if lost:
+            return Case(what, f"lost or cut: {lost[0]}", ended)
+        again = place.run(folder, *STAGES[first:])
+        if again.code:
+            return Case(what, f"the next run failed: {again.said.strip()[-300:]}", again)
+        return _judged(folder, what, again, project)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """A file system of its own in memory, for those who may mount one; else None."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    try:
+        yield folder if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@contextlib.contextmanager
+def _filled(disk: Path, room: int) -> Iterator[None]:
+    """Leave so many bytes of it."""
+    ballast = disk / "ballast"
+    free = shutil.disk_usage(disk).free
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, free - room))
+    try:
+        yield
+    finally:
+        ballast.unlink()
 
 
 def at_once(place: Place, rng: Random) -> Case:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import json
 import runpy
 import shutil
@@ -48,13 +50,13 @@ PARAMETERS: dict[str, Any] = {
     },
     "solve": {"device_budget": "90%", "method": "auto", "memory_slots": 50, "offload_dir": None, "disk_budget": None},
     "train": {
-        "steps": 6,
-        "checkpoint_every": 2,
+        "steps": 4,
+        "checkpoint_every": 1,
         "seed": 0,
         "schedule": {"name": "CosineAnnealingLR", "arguments": {"T_max": 60}},
         "data": {"source": "text.txt", "column": None, "tokenizer": None},
         "compare_eager": True,
-        "measure_every": 3,
+        "measure_every": 0,
     },
 }
 MODEL = """
@@ -159,15 +161,28 @@ def losses_equal(folder: Path) -> bool | None:
     return found
 
 
+def import_what_stages_import(folder: Path, project: dict[str, Any], device: Path) -> None:
+    """In this process, so that no case does it again."""
+    listed = folder.with_suffix(".modules")
+
+    def work() -> None:
+        stages(*STAGES)()
+        listed.write_text(json.dumps(list(sys.modules)))
+
+    _write(folder, project, device)
+    ended = forks.run(work, folder)
+    if ended.code:
+        raise RuntimeError(f"the undisturbed run failed: {ended.said}")
+    own = {"my_model", "helper"}
+    for name in json.loads(listed.read_text()):
+        if name not in sys.modules and not name.endswith("__main__") and name.partition(".")[0] not in own:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+
 def make(folder: Path, parameters: dict[str, Any], device: Path) -> Project:
     """Plan and train a project."""
-    folder.mkdir(parents=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump(parameters, sort_keys=False))
-    (folder / "text.txt").write_text(TEXT)
-    (folder / "my_model.py").write_text(MODEL)
-    (folder / "helper.py").write_text(HELPER)
-    (folder / "artifacts").mkdir()
-    shutil.copyfile(device, folder / "artifacts" / "device.json")
+    _write(folder, parameters, device)
     took: dict[str, float] = {}
     for name in STAGES:
         ended = forks.run(stages(name), folder)
@@ -178,3 +193,13 @@ def make(folder: Path, parameters: dict[str, Any], device: Path) -> Project:
         raise RuntimeError("the undisturbed run has other losses than plain PyTorch")
     final = (folder / "artifacts" / "train" / "final.safetensors").read_bytes()
     return Project(folder, losses(folder), final, took)
+
+
+def _write(folder: Path, parameters: dict[str, Any], device: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters, sort_keys=False))
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "my_model.py").write_text(MODEL)
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "artifacts").mkdir()
+    shutil.copyfile(device, folder / "artifacts" / "device.json")
