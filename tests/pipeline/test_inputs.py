@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pipeline_projects import ROOT, TINY, commit, run, set_parameters
 from stowage.flows._dvc import changed_stages, reproduce
 from stowage.flows._project import import_path, stage_environment
 from stowage.flows._workspace import open_workspace
-from stowage.stages.inputs import LIST, imported_files, listed_inputs, mend, refresh
+from stowage.stages.inputs import LIST, imported_files, listed_inputs, mend, recorded, refresh
 from stowage.stages.inputs.listing import write_inputs
 from stowage.stages.settings import Settings, load_settings
 
@@ -112,8 +111,7 @@ def test_a_link_in_the_standard_library_is_pythons(tmp_path: Path, monkeypatch: 
     write(tmp_path, {"etc/sitecustomize.py": "", "mine.py": "", "lib/python/site-packages/__init__.py": ""})
     (library / "sitecustomize.py").symlink_to(tmp_path / "etc" / "sitecustomize.py")
     (library / "site-packages" / "linked.py").symlink_to(tmp_path / "mine.py")  # as some editable installs are
-    paths = {**sysconfig.get_paths(), "stdlib": str(library)}
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    monkeypatch.setattr(recorded, "_standard_library", lambda: (str(library),))
     files = [str(library / "sitecustomize.py"), str(library / "site-packages" / "linked.py")]
     found = imported_files(tmp_path / "project", files)
     assert str(tmp_path / "mine.py") in found
