@@ -40,6 +40,7 @@ _WORDS = frozenset().union(*WORDS.values())
 _FORBIDDEN = frozenset({"aten.from_file"})
 """Operators that reach for files."""
 _ATEN = ("aten.", "torch.ops.aten.")
+_LITERALS = (type(None), bool, int, float, str)
 _READS = ROLES | {"number"}
 
 
@@ -128,16 +129,18 @@ class _Checker:
                 self._refuse(target, "an assignment to something else than names")
 
     def _expression(self, node: ast.expr) -> None:
+        kind = type(node)  # a step has thousands of them: the frequent ones without patterns
+        if kind is ast.Name and node.id in self._names:  # type: ignore[attr-defined]
+            return
+        if kind is ast.Constant and type(node.value) in _LITERALS:  # type: ignore[attr-defined]
+            return
+        if kind is ast.List or kind is ast.Tuple:
+            for part in node.elts:  # type: ignore[attr-defined]
+                self._expression(part)
+            return
         match node:
-            case ast.Constant(value=None | bool() | int() | float() | str()):
-                return
-            case ast.Name(id=name) if name in self._names:
-                return
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
                 return
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                for part in parts:
-                    self._expression(part)
             case ast.Dict(keys=keys, values=values):
                 for key, value in zip(keys, values):
                     if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
