@@ -13,6 +13,8 @@ from stowage.flows._steps import NewShapes
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.settings.models import is_path
 
+_SHOWN = 60
+
 
 def _is_function(value: Any) -> bool:
     return value is None or callable(value)
@@ -28,6 +30,10 @@ def _is_optional_size(value: Any) -> bool:
 
 def _is_place(value: Any) -> bool:
     return value is None or (isinstance(value, str | Path) and is_path(str(value)))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier() and len(value) <= _SHOWN
 
 
 def _is_count(value: Any) -> bool:
@@ -53,7 +59,7 @@ _RULES: dict[str, _Rule] = {
     "forms": (lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes), "several batches"),
     "accumulate": (_is_count, "the number of micro-batches of an update, 1 or more"),
     "programs": (_is_count, "how many may be in memory, 1 or more"),
-    "method": (lambda value: isinstance(value, str), "the name of a method, 'auto' to have the best"),
+    "method": (_is_word, "the name of a method, 'auto' to have the best"),
     "quick": (lambda value: isinstance(value, bool), "True or False"),
     "say": (callable, "a function of one text"),
     "new_shapes": (lambda value: value in get_args(NewShapes), f"one of {', '.join(get_args(NewShapes))}"),
@@ -61,7 +67,6 @@ _RULES: dict[str, _Rule] = {
     "weights": _PLACE,
     "cache_dir": _PLACE,
 }
-_SHOWN = 60
 
 
 def check_arguments(**given: Any) -> None:
