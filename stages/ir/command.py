@@ -41,9 +41,11 @@ class Parser(argparse.ArgumentParser):
 
 def run_stage(main: Callable[[], None]) -> None:
     """Run a stage; a `StowageError` ends the process with its sentence and exit code 1."""
-    about = [sys.modules["__main__"].__doc__, main.__doc__, _STAGE]
-    Parser("\n\n".join(text.strip() for text in about if text)).parse_args()
+    asked = False
     try:
+        about = [sys.modules["__main__"].__doc__, main.__doc__, _STAGE]
+        Parser("\n\n".join(text.strip() for text in about if text)).parse_args()
+        asked = True
         main()
     except StowageError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
@@ -55,7 +57,10 @@ def run_stage(main: Callable[[], None]) -> None:
     except MemoryError:
         print("error: the memory of this machine is full: make the model or the batch smaller.", file=sys.stderr)
         sys.exit(1)
-    except SystemExit as error:  # of the user's code: what was asked for is not there
+    except SystemExit as error:
+        if not asked:  # `--help`, or an option that there is not
+            raise
+        # Of the user's code: what was asked for is not there.
         print(f"error: code that the model runs called sys.exit({error.code!r}): take that out.", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -183,14 +183,31 @@ def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> None:
         ) from error
 
 
-def _states(packed: Any, file: TensorFile) -> Iterator[_State]:
-    """States of parameters that are more than one number."""
+def _states(packed: Any) -> Iterator[_State]:
+    """States of parameters that are tensors."""
     for name, states in packed["dict"]:
         if name == "state":
             for position, values in states["dict"]:
                 for key, value in values["dict"]:
-                    if isinstance(value, dict) and "tensor" in value and file.forms[value["tensor"]].dim():
+                    if isinstance(value, dict) and "tensor" in value:
                         yield _State(position, key, value["tensor"])
+
+
+def _check_forms(states: list[_State], parameters: list[torch.Tensor], contents: Contents, file: TensorFile) -> None:
+    """A state is one number for every parameter, or has the shape of each, or neither for any.
+
+    Raises:
+        ValueError: one is like its parameter and another of the same name is not.
+    """
+    kinds: dict[str, set[str]] = {}
+    for s in states:
+        form, like = file.forms[s.name], contents.like(parameters[s.position])
+        if like.numel() > 1:
+            kind = "number" if not form.dim() else "like" if form.shape == like.shape else "other"
+            kinds.setdefault(s.key, set()).add(kind)
+    wrong = sorted(key for key, found in kinds.items() if len(found) > 1)
+    if wrong:
+        raise ValueError(f"states '{wrong[0]}' are not alike")
 
 
 def _prepared(
@@ -199,7 +216,8 @@ def _prepared(
     """What loads groups and single numbers, and then states that are more than that, one at a time; checked."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     try:
-        late = list(_states(packed, file))
+        states = list(_states(packed))
+        late = [s for s in states if file.forms[s.name].dim()]
         names = {s.name for s in late}
 
         def read(name: str) -> torch.Tensor:
@@ -210,6 +228,8 @@ def _prepared(
         positions = {s.position for s in late} | {p for p in state["state"] if isinstance(p, int)}
         if not positions <= set(range(len(parameters))):
             raise ValueError("a state is of no parameter")
+        if type(optimizer).__module__.startswith("torch.optim."):  # of others states may be of any shapes
+            _check_forms(states, parameters, contents, file)
     except _WRONG as error:
         raise TableError(f"{path} is damaged, or was changed after it was written ({_line(error)}): {hint}.") from error
     own = [len(group["params"]) for group in optimizer.param_groups]

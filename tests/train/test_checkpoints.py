@@ -218,11 +218,21 @@ def set_state(rest: dict[str, Any], to: Any) -> None:
     rest["optimizer"]["dict"][0][1] = to
 
 
+def exchange(rest: dict[str, Any]) -> None:
+    """The momentum of one parameter for the number of steps of another."""
+    states = rest["optimizer"]["dict"][0][1]["dict"]
+    one, other = (dict(states[i][1]["dict"]) for i in (0, 1))
+    one["exp_avg"], other["step"] = other["step"], one["exp_avg"]
+    for i, changed in ((0, one), (1, other)):
+        states[i][1]["dict"] = [list(item) for item in changed.items()]
+
+
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a record": lambda rest: rest["records"][0].update(loss="x"),
     "no record": lambda rest: rest.update(records=3),
     "a missing key": lambda rest: rest.pop("optimizer"),
     "a state of no parameter": lambda rest: set_state(rest, {"dict": [[99, {"dict": []}]]}),
+    "another one's state": lambda rest: exchange(rest),
     "no state": lambda rest: set_state(rest, 5),
     "a tensor that is not there": lambda rest: set_state(
         rest, {"dict": [[0, {"dict": [["step", {"tensor": "nowhere"}]]}]]}
