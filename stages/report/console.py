@@ -25,7 +25,8 @@ def summary_table(summary: PlanSummary, steps: Sequence[StepRecord], memory: Ite
     """
     facts = gather(steps, memory)
     title = Text(f"{summary.method} on {summary.device}")  # no markup: a device may be called anything
-    table = Table(title=title, caption=verdict(facts), title_justify="left")
+    caption = Text(verdict(facts), style="" if facts.equal == facts.compared else "bold red")
+    table = Table(title=title, caption=caption, title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("this plan", "plain PyTorch", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)

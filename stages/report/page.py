@@ -55,7 +55,7 @@ class Page:
             f"<h1>{escape(self.title)}</h1>",
             f'<p class="quiet">Method <code>{escape(s.method)}</code>, device {escape(s.device)}, '
             f"plan <code>{escape(s.plan_hash[:12])}</code></p>",
-            f'<p class="lead">{escape(_lead(s, self.facts))} {escape(verdict(self.facts))}</p>',
+            f'<p class="lead">{escape(_lead(s, self.facts))} {_verdict(self.facts)}</p>',
             _headline_table(s, self.facts),
             "<h2>Memory over one iteration</h2>",
             "<p>Everything on the device: parameters, gradients, optimizer states, activations, buffers, inputs and "
@@ -282,3 +282,9 @@ def _plan_facts(s: PlanSummary) -> list[tuple[str, str]]:
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:
     body = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows)
     return f"<table><tbody>{body}</tbody></table>" if body else '<p class="quiet">None were named.</p>'
+
+
+def _verdict(facts: Facts) -> str:
+    """Red where losses differ."""
+    text = escape(verdict(facts))
+    return text if facts.equal == facts.compared else f'<span class="bad">{text}</span>'
