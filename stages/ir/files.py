@@ -139,21 +139,23 @@ def _beside(path: Path) -> tuple[BinaryIO, Path]:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         file = os.fdopen(handle, "w+b")
-        _hold(file)
+        held = _hold(file)
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(temporary), os.fstat(handle)):
+            if held is not False and os.path.samestat(os.stat(temporary), os.fstat(handle)):
                 return file, temporary
         file.close()  # another writer took it for left before it was held
 
 
-def _hold(file: IO[bytes]) -> bool:
-    """Whether this process holds the file now; false where another one does, or file systems know no locks."""
+def _hold(file: IO[bytes]) -> bool | None:
+    """Whether this process holds the file now; false where another one does, None where file systems know no locks."""
     if fcntl is None:
-        return False
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,19 @@ def test_a_folder_below_a_file_is_one_sentence(tmp_path: Path, write: Callable[[
         write(tmp_path / "file" / "folder")
     assert str(tmp_path / "file" / "folder") in str(error.value)
     assert str(error.value).count(". ") == 0
+
+
+def test_many_writers_to_one_name(tmp_path: Path) -> None:
+    """Each removes what others have left, and never what they are writing."""
+    path = tmp_path / "file"
+    contents = [bytes([65 + i]) * 1000 for i in range(8)]
+
+    def write(content: bytes) -> None:
+        for _ in range(60):
+            write_atomically(path, content)
+
+    with ThreadPoolExecutor(len(contents)) as threads:
+        for done in [threads.submit(write, content) for content in contents]:
+            done.result()
+    assert path.read_bytes() in contents
+    assert os.listdir(tmp_path) == ["file"]
