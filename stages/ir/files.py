@@ -121,29 +121,28 @@ def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
     """
     make_folder(path.parent)
     _remove_left(path)
-    with writing(path, needed_bytes):
-        file, temporary = _beside(path)
-        try:
-            with file:
-                yield file
-                file.flush()
-                os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with writing(path, needed_bytes), contextlib.ExitStack() as undo:
+        while True:
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
+            undo.callback(temporary.unlink, missing_ok=True)  # before it is there: Ctrl-C may come at any moment
+            file = undo.enter_context(_new_file(temporary))
+            if _is_held(file, temporary):
+                break
+        yield file
+        file.flush()
+        os.replace(temporary, path)
 
 
-def _beside(path: Path) -> tuple[BinaryIO, Path]:
-    """A new file beside `path` that this process holds."""
-    while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        file = os.fdopen(handle, "w+b")
-        held = _hold(file)
-        with contextlib.suppress(FileNotFoundError):
-            if held is not False and os.path.samestat(os.stat(temporary), os.fstat(handle)):
-                return file, temporary
-        file.close()  # another writer took it for left before it was held
+def _new_file(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "w+b")
+
+
+def _is_held(file: BinaryIO, path: Path) -> bool:
+    """Whether a new file is this process's; another writer may have taken it for left before it was held."""
+    held = _hold(file)
+    with contextlib.suppress(FileNotFoundError):
+        return held is not False and os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    return False
 
 
 def _hold(file: IO[bytes]) -> bool | None:
