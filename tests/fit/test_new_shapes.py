@@ -59,7 +59,7 @@ def test_error_still_plans_other_micro_batches(fit_home: Path) -> None:
 
 
 def test_an_unknown_word(fit_home: Path) -> None:
-    with pytest.raises(ParameterError, match="plan, quick, error, not 'ask'"):
+    with pytest.raises(ParameterError, match="new_shapes is 'ask': give one of plan, quick, error"):
         Beside(Tagger, fit_home, 8, new_shapes="ask")
 
 
