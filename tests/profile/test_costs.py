@@ -30,6 +30,7 @@ from stowage.stages.profile.timing import FEW
 from stowage.stages.runtime.generators import GeneratorStates
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_workload
+from tests.permissions import let_others_in
 
 ELSEWHERE = DeviceDescription(
     fingerprint="0123456789abcdef",
@@ -136,10 +137,9 @@ def test_devices_are_no_paths(tmp_path: Path, device: str) -> None:
 def test_a_store_of_another_user_is_one_sentence(tmp_path: Path) -> None:
     """Read where that may be; else one sentence, which does not call good files damaged."""
     CostStore(tmp_path).add("device", [cost("a")])
-    for mode, folder_mode, expected in ((0o644, 0o755, "['a']"), (0o600, 0o755, "cannot be read")):
+    let_others_in(tmp_path)
+    for mode, expected in ((0o644, "['a']"), (0o600, "cannot be read")):
         path_in(tmp_path).chmod(mode)
-        for folder in (tmp_path, *list(tmp_path.parents)[:3]):
-            folder.chmod(folder_mode)
         assert expected in _as_nobody(tmp_path, "print(list(store.read('device')))")
     path_in(tmp_path).chmod(0o644)
     assert "cannot be written" in _as_nobody(tmp_path, "store.add('device', [])")

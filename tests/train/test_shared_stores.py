@@ -14,6 +14,7 @@ from stowage.stages.device import device_of
 from stowage.stages.ir import table
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.table import write_record
+from tests.permissions import let_others_in
 
 SCRIPT = """
 import json, os, sys
@@ -96,8 +97,7 @@ AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What becomes of both, with a store that knows the device."""
     folder = tmp_path_factory.mktemp("sharing")
-    for each in (folder, *list(folder.parents)[:3]):
-        each.chmod(0o755)
+    let_others_in(folder)
     here = device_of("cpu").fingerprint()
     target = DeviceDescription(here, "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6)
     for name in ("shared", "warm"):
