@@ -96,26 +96,32 @@ def _torture(place: Place, chosen: list[str], seed: int, asked: argparse.Namespa
     until = time.monotonic() + 60 * asked.minutes
     seeds = random.Random(seed)
     tried, passed, refused = (dict.fromkeys(chosen, 0) for _ in range(3))
-    while time.monotonic() < until and min(tried.values()) < asked.cases:
-        for name in chosen:
-            if tried[name] >= asked.cases or time.monotonic() >= until:
-                continue
-            own = asked.case_seed if asked.case_seed is not None else seeds.randrange(1 << 48)
-            case = KINDS[name](place, random.Random(own))
-            tried[name] += 1
-            passed[name] += not case.fault
-            refused[name] += bool(case.ended and case.ended.code)
-            if case.fault or asked.case_seed is not None:
-                said = case.ended.said[-1500:] if case.ended else ""
-                print(f"{name}, case seed {own}: {case.what}\n  {case.fault or 'passed'}\n  {said}", flush=True)
-            _forget(place)
-        if asked.case_seed is not None:
-            break
+    try:
+        while time.monotonic() < until and min(tried.values()) < asked.cases:
+            for name in chosen:
+                if tried[name] >= asked.cases or time.monotonic() >= until:
+                    continue
+                own = asked.case_seed if asked.case_seed is not None else seeds.randrange(1 << 48)
+                case = KINDS[name](place, random.Random(own))
+                tried[name] += 1
+                passed[name] += not case.fault
+                refused[name] += bool(case.ended and case.ended.code)
+                if case.fault or asked.case_seed is not None:
+                    said = case.ended.said[-1500:] if case.ended else ""
+                    print(f"{name}, case seed {own}: {case.what}\n  {case.fault or 'passed'}\n  {said}", flush=True)
+                _forget(place)
+            if asked.case_seed is not None:
+                break
+    finally:
+        _show(console, seed, chosen, tried, passed, refused)
+    return 0 if tried == passed else 1
+
+
+def _show(console: Console, seed: int, chosen: list[str], *counts: dict[str, int]) -> None:
     table = Table("kind", "tried", "passed", "ended in a sentence", title=f"seed {seed}")
     for name in chosen:
-        table.add_row(name, str(tried[name]), str(passed[name]), str(refused[name]))
+        table.add_row(name, *(str(count[name]) for count in counts))
     console.print(table)
-    return 0 if tried == passed else 1
 
 
 def _forget(place: Place) -> None:

@@ -172,7 +172,9 @@ def _metadata(rng: Random, path: Path) -> str:
     header = json.loads(content[8 : 8 + length])
     what = mutations.mapping(rng, header)
     if rng.random() < 0.5:
-        (header.get("__metadata__") or {}).pop("stowage.digest", None) if isinstance(header, dict) else None
+        metadata = header.get("__metadata__")
+        if isinstance(metadata, dict):
+            metadata.pop("stowage.digest", None)
         what += ", without its hash"
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
