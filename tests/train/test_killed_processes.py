@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -71,15 +69,6 @@ def run(folder: Path, *stages: str, code: str = RUN, **environment: str) -> subp
     environment = {**os.environ, **environment}
     command = [sys.executable, "-c", code, *stages]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def merge(content: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Set nested keys."""
-    for key, value in changes.items():
-        if isinstance(value, Mapping) and isinstance(content.get(key), dict):
-            merge(content[key], value)
-        else:
-            content[key] = value
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,8 @@ from stowage.stages.train.comparison import require_equal, unequal
 from stowage.stages.train.identity import run_name
 from stowage.stages.train.setup import Setup
 from stowage.stages.workload.models import build_model
-from tests.train.test_killed_processes import PARAMETERS, PLANNING, losses, merge, run, whole_project
+from tests.pipeline.pipeline_projects import merge
+from tests.train.test_killed_processes import PARAMETERS, PLANNING, losses, run, whole_project
 
 __all__ = ["whole_project"]
 
