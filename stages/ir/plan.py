@@ -119,7 +119,7 @@ def tier_state(slots: Iterable[Slot]) -> TierState:
         return frozenset(s.storage for s in kept if s.start == start)
 
     return TierState(
-        at("below"),
+        at("below") | at("updating"),  # what the CPU updates is on no device
         at("reloading"),
         at("offloading"),
         frozenset(s.storage for s in kept if s.copied),

@@ -63,7 +63,7 @@ def _replayed(
     steps = [Step(row.node, row.storage, row.step, row.action) for row in rows]
     on_device = baseline_bytes(trace.storages) - sum(trace.storages[s].nbytes for s in start.below)
     staging = summary.baseline_bytes - on_device  # the one thing that a plan does not show
-    if staging < 0 or (staging and not slots):
+    if staging < 0:
         raise IllegalPlanError("a stored plan takes other memory between iterations than its summary says")
     outcome = replay_plan(
         trace.storages,
