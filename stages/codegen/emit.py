@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 
 from stowage.stages.ir.arguments import render_arguments, split_receiver
 from stowage.stages.ir.errors import MIB
@@ -161,6 +162,25 @@ class _Emitter:
         scale = "".join(f", {self.name(v)}" for v in call.reads[2 * len(gradients) :])
         self.lines += ["gradients = {", *names, "}", f"run.update_all(gradients{scale}){note}", "del gradients"]
 
+    def is_update(self, row: PlanRow) -> bool:
+        """Whether a row is the update of one parameter on the device."""
+        calls = self.nodes[row.node].calls if row.action == "compute" else ()
+        return [self.trace.calls[c].target for c in calls] == [UPDATE]
+
+    def updates(self, rows: Sequence[PlanRow]) -> None:
+        """Updates with nothing between them: one step of the optimizer, a gradient a line."""
+        calls = [self.trace.calls[c] for row in rows for c in self.nodes[row.node].calls]
+        for read in (v for call in calls for v in call.reads):
+            self._ensure(read)
+        lines = [f"    {quoted(updated_parameter(c.arguments)[0])}: {self.name(c.reads[0])}," for c in calls]
+        scale = "".join(f", {self.name(v)}" for v in calls[0].reads[2:])
+        time_s = sum(self.nodes[row.node].time_s for row in rows)
+        note = f"  # {len(rows)} updates, {time_s * 1e3:.2f} ms"
+        self.lines += ["gradients = {", *lines, "}", f"run.update_together(gradients{scale}){note}", "del gradients"]
+        for row in rows:
+            self.runs[row.node] += 1
+            self._gradients_changed(self.nodes[row.node])
+
     def compute(self, row: PlanRow) -> None:
         node = self.nodes[row.node]
         again = self.runs[row.node] > 0
@@ -316,11 +336,16 @@ def emit_step(
         "update": emitter.update,
     }
     label = ""
-    for row in rows:
-        if row.step != label:
-            label = row.step
-            emitter.lines += ["", f"run.begin({quoted(label)})"]
-        act[row.action](row)
+    for together, found in groupby(rows, emitter.is_update):
+        group = list(found)
+        for row in group:
+            if row.step != label:
+                label = row.step
+                emitter.lines += ["", f"run.begin({quoted(label)})"]
+            if not together or len(group) == 1:
+                act[row.action](row)
+        if together and len(group) > 1:
+            emitter.updates(group)
     behind = left_behind(trace)
     left = [
         g

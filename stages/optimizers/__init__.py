@@ -6,7 +6,7 @@ from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import held_by
 from stowage.stages.optimizers.known import KnownOptimizer
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
-from stowage.stages.optimizers.single import bare_step, step_alone
+from stowage.stages.optimizers.single import bare_step, step_alone, step_some
 from stowage.stages.optimizers.states import Form, KeptStates, StateTensor, kept_states
 from stowage.stages.optimizers.trial import Habits, habits_of
 from stowage.stages.optimizers.twin import twin_of
@@ -25,5 +25,6 @@ __all__ = [
     "kept_states",
     "signature_of",
     "step_alone",
+    "step_some",
     "twin_of",
 ]

@@ -1,8 +1,8 @@
-"""One `step()` of an optimizer for one of its parameters alone."""
+"""One `step()` of an optimizer for one of its parameters alone, or for some."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,15 +48,30 @@ def step_alone(
         parameter, gradient: the latter is not kept.
         step: what is called.
     """
+    parameter.grad = gradient
+    step_some(optimizer, {group_of: [parameter]}, step)
+
+
+def step_some(
+    optimizer: torch.optim.Optimizer, members: Mapping[int, Sequence[torch.Tensor]], step: Step = class_step
+) -> None:
+    """Step while the groups are narrowed to some parameters, whose `.grad` is set, and is not kept.
+
+    Args:
+        optimizer: any.
+        members: of a group's position, those of its parameters that are updated, in its order.
+        step: what is called.
+    """
     groups = optimizer.param_groups
     whole: list[list[Any]] = [group["params"] for group in groups]
-    parameter.grad = gradient
     try:
         for index, group in enumerate(groups):
-            group["params"] = [parameter] if index == group_of else []
+            group["params"] = list(members.get(index, ()))
         with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
             step(optimizer)
     finally:
-        for group, members in zip(groups, whole, strict=True):
-            group["params"] = members
-        parameter.grad = None
+        for group, before in zip(groups, whole, strict=True):
+            group["params"] = before
+        for updated in members.values():
+            for parameter in updated:
+                parameter.grad = None

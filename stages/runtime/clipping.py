@@ -26,6 +26,10 @@ def clip_scale(norms: Sequence[torch.Tensor], max_norm: float) -> tuple[torch.Te
     return total, torch.clamp(max_norm / (total + 1e-6), max=1.0)
 
 
-def apply_scale(gradient: torch.Tensor, scale: torch.Tensor) -> None:
-    """Clip one gradient in place."""
-    torch._foreach_mul_([gradient], scale.to(gradient.device))
+def apply_scale(gradients: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+    """Clip gradients in place: all of one device and type in one call, as `clip_grad_norm_` does it."""
+    grouped = _group_tensors_by_device_and_dtype([list(gradients)]) if len(gradients) > 1 else None
+    lists = [list(gradients)] if grouped is None else [group for ([group], _) in grouped.values()]
+    for same in lists:
+        present = [gradient for gradient in same if gradient is not None]
+        torch._foreach_mul_(present, scale.to(present[0].device))

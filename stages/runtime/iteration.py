@@ -70,6 +70,7 @@ class Iteration:
         outside: Mapping[str, torch.Tensor] | None = None,
         random: RandomStates,
         update: Callable[[str, torch.Tensor], None],
+        update_some: Callable[[Mapping[str, torch.Tensor]], None],
         update_all: Callable[[Mapping[str, torch.Tensor]], None],
         offloading: Offloading | None = None,
         recorder: Recorder | None = None,
@@ -89,6 +90,7 @@ class Iteration:
         self.outside = outside or {}
         self.random = random
         self._update = update
+        self._update_some = update_some
         self._update_together = update_all
         self._offloading = offloading
         self._recorder = recorder
@@ -130,25 +132,38 @@ class Iteration:
         self._keep_to_limit()
         with self._span("update", name):
             if scale is not None:
-                apply_scale(gradient, scale)
+                apply_scale([gradient], scale)
             self._update(name, gradient)
         self._updated.append(name)
         if waited:
             with noted_release(gradient):
                 pass
 
+    def update_together(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
+        """Update some parameters now, by one step of the optimizer that knows no others. A scale clips the gradients
+        first."""
+        self._several(gradients, scale, self._update_some, f"{len(gradients)} parameters")
+
     def update_all(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
         """One step of the optimizer now, for all parameters; every gradient is complete. A scale clips them first."""
+        self._several(gradients, scale, self._update_together, "all parameters")
+
+    def _several(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        scale: torch.Tensor | None,
+        update: Callable[[Mapping[str, torch.Tensor]], None],
+        label: str,
+    ) -> None:
         for name, gradient in gradients.items() if self._on_update is not None else ():
             assert self._on_update is not None
             self._on_update(name, gradient)
         waited = [g for name, g in gradients.items() if self.parameter[name].grad is g]
         self._keep_to_limit()
-        with self._span("update", "all parameters"):
-            for gradient in gradients.values() if scale is not None else ():
-                assert scale is not None
-                apply_scale(gradient, scale)
-            self._update_together(gradients)
+        with self._span("update", label):
+            if scale is not None:
+                apply_scale(list(gradients.values()), scale)
+            update(gradients)
         self._updated.extend(gradients)
         for gradient in waited:
             with noted_release(gradient):
@@ -194,7 +209,7 @@ class Iteration:
     def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does. A scale clips it first."""
         if scale is not None:
-            apply_scale(gradient, scale)
+            apply_scale([gradient], scale)
         parameter = self.parameter[name]
         if parameter.grad is None:
             parameter.grad = gradient

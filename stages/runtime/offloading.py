@@ -274,7 +274,7 @@ class Offloading:
             clipped_by = self._content(scale) if scale is not None else None
             began.append(time.perf_counter())
             if clipped_by is not None:
-                apply_scale(content[1], clipped_by)
+                apply_scale([content[1]], clipped_by)
             return content
 
         def keep(weight: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:

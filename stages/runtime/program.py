@@ -170,6 +170,17 @@ class Program:
         if self.offloading is not None:
             self.offloading.changed(name)
 
+    def _update_some(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        if self.updates is None:
+            raise PlanMismatchError(
+                f"The plan updates parameter {next(iter(gradients))}, but no optimizer was given: plan with "
+                "optimizer=None."
+            )
+        self.updates.some(gradients)
+        for name in gradients if self.offloading is not None else ():
+            assert self.offloading is not None
+            self.offloading.changed(name)
+
     def _update_all(self, gradients: Mapping[str, torch.Tensor]) -> None:
         if self.updates is None:
             raise PlanMismatchError("The plan updates all parameters, but no optimizer was given.")
@@ -203,6 +214,7 @@ class Program:
             outside=ChainMap(rooms, self._outside),  # type: ignore[arg-type]
             random=self._random,
             update=self._update,
+            update_some=self._update_some,
             update_all=self._update_all,
             offloading=self.offloading,
             recorder=self.recorder,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError
-from stowage.stages.optimizers import step_alone
+from stowage.stages.optimizers import step_alone, step_some
 
 
 class PerParameterUpdates:
@@ -22,11 +22,16 @@ class PerParameterUpdates:
         self.optimizer = optimizer
         self._parameters = dict(parameters)
         self._groups: dict[str, int] = {}
+        self._members: list[list[int]] = []
         self.refresh()
 
     def refresh(self) -> None:
         """Look into the groups again: parameters may have moved between them."""
-        index = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        members = [list(map(id, group["params"])) for group in self.optimizer.param_groups]
+        if members == self._members:
+            return
+        self._members = members
+        index = {parameter: i for i, group in enumerate(members) for parameter in group}
         self._groups = {name: index[id(p)] for name, p in self._parameters.items() if id(p) in index}
 
     def names(self) -> set[str]:
@@ -35,8 +40,7 @@ class PerParameterUpdates:
 
     def __call__(self, name: str, gradient: torch.Tensor) -> None:
         """Update parameter `name` with `gradient`, which is not kept."""
-        if name not in self._groups:
-            raise PlanMismatchError(f"The plan updates '{name}', which the optimizer does not hold any more.")
+        group = self._group_of(name)
         parameter = self._parameters[name]
         parameter.grad = gradient
         try:
@@ -46,8 +50,30 @@ class PerParameterUpdates:
             raise
         if parameter.grad is None:
             return  # a hook has used it up, as one that updates by itself
-        step_alone(self.optimizer, self._groups[name], parameter, parameter.grad)
+        step_alone(self.optimizer, group, parameter, parameter.grad)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
+
+    def _group_of(self, name: str) -> int:
+        if name not in self._groups:
+            raise PlanMismatchError(f"The plan updates '{name}', which the optimizer does not hold any more.")
+        return self._groups[name]
+
+    def some(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Update some parameters by one `step()` that knows no others, with these gradients, which are not kept."""
+        members: dict[int, list[torch.Tensor]] = {}
+        try:
+            for name, gradient in gradients.items():
+                group, parameter = self._group_of(name), self._parameters[name]
+                parameter.grad = gradient
+                run_gradient_hooks(parameter)
+                if parameter.grad is not None:
+                    members.setdefault(group, []).append(parameter)
+            if members:
+                step_some(self.optimizer, members)
+                self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        finally:
+            for name in gradients:
+                self._parameters[name].grad = None
 
     def together(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """One `step()` of the user's object, hooks and all, with these gradients, which are not kept."""

@@ -32,6 +32,7 @@ _RUN = frozenset({"begin", "changed", "clip", "free", "keep", "keep_below", "lea
     "update",
     "update_all",
     "update_below",
+    "update_together",
     "wait",
 }
 _AROUND = frozenset({"run.as_in_forward", "run.random.record", "run.random.replay"})

@@ -198,6 +198,9 @@ class _Replay:
         self.copied = set(start.copied)
         parameters = {s.storage for s in storages if s.role == "parameter"}
         self.update_of = {s: n for n in nodes if n.phase == "update" for s in parameters.intersection(n.mutates)}
+        self.updates = {n.node for n in self.update_of.values()}
+        self.together_bytes = 0
+        """Workspaces of the updates right before, which are one call of the optimizer with this one."""
         self.readers = Counter(s for n in self.update_of.values() for s in n.reads)
         self.updating = set(start.updating)
         self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
@@ -224,6 +227,8 @@ class _Replay:
         act = {"free": self._free, "offload": self._offload, "reload": self._reload, "wait": self._wait}
         for number, step in enumerate(self.steps):
             where = f"row {number} ({step.label})"
+            if step.kind != "compute" or step.node not in self.updates:
+                self.together_bytes = 0
             if step.kind == "compute":
                 self._compute(number, step, where)
                 continue
@@ -347,7 +352,9 @@ class _Replay:
         self.runs[node.node] += 1
         # What the result is written over is its memory now, though the plan frees that in a row of its own.
         taken_bytes = self.size[self.taken[number]] if number in self.taken else 0
-        high = self.used - taken_bytes + node.workspace_bytes
+        high = self.used - taken_bytes + node.workspace_bytes + self.together_bytes
+        if node.node in self.updates:
+            self.together_bytes += node.workspace_bytes
         if node.random and not first:
             high += RANDOM_STATE_BYTES  # the generator is put back afterwards
         self._reach(number, high, where)

@@ -16,6 +16,7 @@ from stowage.stages.solve.offload import Offloader
 from stowage.stages.solve.race import Candidate
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, program_of, summary_of
+from stowage.stages.solve.together import updates_together
 
 
 def keep_everything_at_once(trace: TraceTables, nodes: Sequence[ComputeNode], request: PlanRequest) -> Solved | None:
@@ -24,7 +25,9 @@ def keep_everything_at_once(trace: TraceTables, nodes: Sequence[ComputeNode], re
     everything = _everything(trace, nodes)
     if everything.peak_bytes > request.device_budget_bytes:
         return None
-    outcome = program.replay(everything.executions)
+    outcome = updates_together(
+        trace, nodes, program.replay(everything.executions), request.device_budget_bytes, program.judge
+    )
     return _solved(trace, nodes, outcome, [], "keep_all", everything, request)
 
 
@@ -49,7 +52,10 @@ def same_rows(
         else:
             program = program_of(trace, nodes)
             executed = [Execution(s.node, s.label) for s in steps if s.kind == "compute"]
-            outcome, found = program.replay(executed), []
+            outcome = updates_together(
+                trace, nodes, program.replay(executed), request.device_budget_bytes, program.judge
+            )
+            found = []
     except IllegalPlanError:
         return None
     if outcome.peak_bytes > request.device_budget_bytes:

@@ -114,7 +114,11 @@ class Program:
 
     def replay(self, executions: Sequence[Execution]) -> Outcome:
         """What the referee says."""
-        return replay_plan(self.storages, self.nodes, self.steps(executions), keep=self.kept)
+        return self.judge(self.steps(executions))
+
+    def judge(self, steps: Sequence[Step]) -> Outcome:
+        """What the referee says of a plan that moves nothing."""
+        return replay_plan(self.storages, self.nodes, steps, keep=self.kept)
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Highest device bytes; the same number as the referee's, without its checks."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot, plan_hash
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import ADD, CLIP, left_behind, pinned, taken_gradients
-from stowage.stages.simulate.plan import Outcome
+from stowage.stages.simulate.plan import Outcome, Step
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Chain, Execution
@@ -20,6 +21,7 @@ from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solve.race import Candidate, Race, in_memory, keep_everything, orders
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.tiered import tiered_plans
+from stowage.stages.solve.together import Judge, updates_together
 
 SAME_SPEED = 1.001
 """Predictions do not tell plans apart that differ by less."""
@@ -138,15 +140,21 @@ def solve_plan(
         method, outcome = moved.method, moved.outcome
         fractional_s, rates_bound_s = moved.fractional_s, moved.rates_bound_s
         tiered = slots_of(trace, moved.steps, moved.state)
+        judge: Judge = partial(_judged, offloader, moved)
     else:
         assert best is not None
-        method, outcome = best.method, program.replay(best.executions)
+        method, outcome, judge = best.method, program.replay(best.executions), program.judge
         if method == "rockmate" and request.method != "auto":
             method = request.method
+    outcome = updates_together(trace, nodes, outcome, budget_bytes, judge)
     if outcome.peak_bytes > budget_bytes:
         raise AssertionError(f"the referee found a peak of {outcome.peak_bytes} in the plan of {method}")
     summary = summary_of(trace, nodes, options, outcome, method, everything, least.peak_bytes, request)
     return Solved(outcome.rows, replace(summary, fractional_time_s=fractional_s, rates_bound_s=rates_bound_s), tiered)
+
+
+def _judged(offloader: Offloader, plan: OffloadPlan, steps: Sequence[Step]) -> Outcome:
+    return offloader.judged(plan.method, list(steps), plan.state, plan.state.on_disk).outcome
 
 
 def _others(race: Race, everything: Candidate, request: PlanRequest) -> Iterator[tuple[list[Candidate], Candidate]]:

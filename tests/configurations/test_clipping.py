@@ -48,7 +48,7 @@ def test_the_numbers_of_torch(dtypes: tuple[torch.dtype, ...], max_norm: float) 
     found, scale = clip_scale(norms, max_norm)
     assert same(found, expected)
     for parameter, gradient in zip(parameters, gradients):
-        apply_scale(gradient, scale)
+        apply_scale([gradient], scale)
         assert torch.equal(gradient, parameter.grad)
 
 
