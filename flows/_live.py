@@ -19,8 +19,9 @@ from stowage.stages.structure import tensors_of
 from stowage.stages.structure.values import value_text
 from stowage.stages.trace import Recorded
 from stowage.stages.trace.numbers import Difference, Number, Spot, compare, marked
-from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature, model_signature
+from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature
 from stowage.stages.workload.executed import executed
+from stowage.stages.workload.model_watch import ModelWatch
 from stowage.stages.workload.reach import watch
 from stowage.stages.workload.signature import Leaf
 from stowage.stages.workload.surroundings import MISSING, Surroundings, same_value, same_values
@@ -193,6 +194,7 @@ class Live:
 
     Attributes:
         traced: recorded steps, the one found last first.
+        watch: takes the model's signature.
     """
 
     def __init__(
@@ -204,6 +206,7 @@ class Live:
         self._record = record
         self._say = say
         self._most = most
+        self.watch = ModelWatch(model)
         self.traced: list[Traced] = []
 
     def find(self, batch: Any) -> Traced:
@@ -212,7 +215,7 @@ class Live:
         Raises:
             TraceError: it has to be recorded again, and cannot be.
         """
-        batch_now, model_now = batch_signature(batch), model_signature(self._model)
+        batch_now, model_now = batch_signature(batch), self.watch.signature()
         alike: list[tuple[Traced, State, Changed]] = []
         forms = _forms(batch_now)
         for position, traced in enumerate(self.traced):

@@ -27,7 +27,7 @@ from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.trace import MicroBatch, Outside, Recorded, parameters_of, record_step
+from stowage.stages.trace import MicroBatch, Outside, Recorded, record_step, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 
@@ -102,7 +102,7 @@ class Programs:
 
     def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
         """The model's, and those outside of it that a step of this signature reads."""
-        return parameters_of(self._model, self._record(key, batch).outside)
+        return with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
 
     def find_cycle(self, batch: Any, *, ahead: bool = False) -> None:
         """Programs of the first, a middle and the last micro-batch of an update.

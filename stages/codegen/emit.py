@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from stowage.stages.ir.arguments import render_arguments, split_receiver
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.operators import METHODS, OPAQUE
+from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SPREAD
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.source import identifier, operator_name, quoted, remark, role_of
 from stowage.stages.ir.sums import taken_memory, written_over
@@ -47,6 +50,10 @@ def step(run: Iteration) -> Tensor:
 '''
 
 
+VIEW = "aten.view.default"
+NEUTRAL = frozenset({VIEW, "aten.expand.default", "aten.slice.Tensor", "aten.detach.default", "aten.alias.default"})
+"""Operators whose result shows the numbers of their first argument as they are (unlike a conjugate)."""
+
 _FORWARD = (
     ("One training iteration of", "One forward of"),
     ("-> Tensor:", "-> list[Tensor]:"),
@@ -62,6 +69,8 @@ class _Emitter:
         self.rows = rows
         self.lines: list[str] = []
         self.defined: set[int] = set()
+        self.same_as: dict[int, int] = {}
+        """Views that show what another value shows, in the same form."""
         self.names_of_storage: dict[int, list[int]] = defaultdict(list)
         self.call_of = {v: c for c in trace.calls for v in c.returns if v >= 0}
         self.base_of = base_values(trace)
@@ -82,6 +91,8 @@ class _Emitter:
                 self.total[row.node] += 1
 
     def name(self, value: int) -> str:
+        while value in self.same_as:
+            value = self.same_as[value]
         return identifier(self.trace.values[value].name)
 
     def _define(self, value: int) -> None:
@@ -103,12 +114,36 @@ class _Emitter:
             return
         if not call.is_view:
             raise AssertionError(f"value {self.name(value)} is read before call {call.call} has run")
+        if call.target in NEUTRAL and self._same_form(value, call.reads[0]):
+            self._ensure(call.reads[0])
+            self.same_as[value] = call.reads[0]
+            self._define(value)
+            return
+        call = self._of_whole(call)
         for read in call.reads:
             self._ensure(read)
         self.lines.append(self._assignment(call, call.arguments))
         for output in call.returns:
             if output >= 0 and output not in self.defined:
                 self._define(output)
+
+    def _same_form(self, one: int, other: int) -> bool:
+        a, b = self.trace.values[one], self.trace.values[other]
+        return (a.storage, a.dtype, a.shape, a.stride, a.offset) == (b.storage, b.dtype, b.shape, b.stride, b.offset)
+
+    def _of_whole(self, call: Call) -> Call:
+        """A view of a view that has no name yet as one of what that one is of, where all are contiguous."""
+        while call.target == VIEW and call.reads[0] not in self.defined:
+            inner = self.call_of.get(call.reads[0])
+            if inner is None or inner.target != VIEW or not inner.is_view:
+                break
+            source = self.trace.values[inner.reads[0]]
+            if 0 in source.shape or source.stride != _contiguous(source.shape):
+                break
+            shape = list(self.trace.values[call.returns[0]].shape)
+            arguments = json.dumps({"args": [{"value": source.value}, shape], "kwargs": {}})
+            call = replace(call, arguments=arguments, reads=(source.value,))
+        return call
 
     def _assignment(self, call: Call, arguments: str) -> str:
         text = self._operation(call.target, arguments)
@@ -118,9 +153,12 @@ class _Emitter:
         return f"{targets}{',' if call.returns_many and len(call.returns) == 1 else ''} = {text}"
 
     def _operation(self, target: str, arguments: str) -> str:
-        if target in METHODS and (split := split_receiver(arguments)) is not None:
+        method = METHODS.get(target) or ALIKE.get(target)
+        if method is not None and (split := split_receiver(arguments)) is not None:
             tensor, rest = split
-            return f"{self.name(tensor)}.{METHODS[target]}({render_arguments(rest, self.name)})"
+            return f"{self.name(tensor)}.{method}({render_arguments(rest, self.name, spread=target in SPREAD)})"
+        if target in FUNCTIONS:
+            return f"torch.{FUNCTIONS[target]}({render_arguments(arguments, self.name)})"
         operator = operator_name(target) if target.startswith("aten.") else f"torch.ops.{operator_name(target)}"
         return f"{operator}({render_arguments(arguments, self.name)})"
 
@@ -234,8 +272,10 @@ class _Emitter:
     def free(self, row: PlanRow) -> None:
         names = self.names_of_storage.pop(row.storage, [])
         if names:
-            self.lines.append(f"del {', '.join(self.name(v) for v in names)}")
+            self.lines.append(f"del {', '.join(dict.fromkeys(map(self.name, names)))}")
         self.defined.difference_update(names)
+        for value in names:
+            self.same_as.pop(value, None)
         role = self.trace.storages[row.storage].role
         slot = self.slots.get(row.storage)
         if role == "temporary" and slot is not None and slot.role == "gradient":
@@ -316,6 +356,11 @@ class _Emitter:
                 if row.storage in node.reads or row.storage in node.mutates:
                     return remark(node.name)
         return "the next iteration"
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor whose elements lie in their order."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def emit_step(

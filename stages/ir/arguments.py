@@ -86,8 +86,8 @@ def split_receiver(text: str) -> tuple[int, str] | None:
     return None
 
 
-def render_arguments(text: str, value_name: Callable[[int], str]) -> str:
-    """The arguments as Python source, tensors by `value_name`."""
+def render_arguments(text: str, value_name: Callable[[int], str], *, spread: bool = False) -> str:
+    """The arguments as Python source, tensors by `value_name`; `spread`: what is in a first list as arguments each."""
 
     def leaf(key: str, content: Any) -> _Source:
         match key:
@@ -105,7 +105,14 @@ def render_arguments(text: str, value_name: Callable[[int], str]) -> str:
                 return _Source(f"torch.{content}")
 
     args, kwargs = map_arguments(text, leaf)
+    if spread:
+        args = spread_out(args)
     return ", ".join([repr(a) for a in args] + [f"{name}={a!r}" for name, a in kwargs.items()])
+
+
+def spread_out(args: list[Any]) -> list[Any]:
+    """What is in a first list that is not empty as arguments each."""
+    return [*args[0], *args[1:]] if args and isinstance(args[0], list) and args[0] else args
 
 
 class _Source(str):

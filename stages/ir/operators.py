@@ -10,6 +10,7 @@ METHODS = {
     "aten.abs.default": "abs",
     "aten.add.Tensor": "add",
     "aten.add_.Tensor": "add_",
+    "aten.bernoulli_.float": "bernoulli_",
     "aten.bmm.default": "bmm",
     "aten.clone.default": "clone",
     "aten.cos.default": "cos",
@@ -41,6 +42,43 @@ METHODS = {
     "aten.unsqueeze.default": "unsqueeze",
     "aten.view.default": "view",
 }
-"""Operators that a step calls as methods of their first argument: `x.view([4, 8])`. The same call is dispatched (only
-those for which that is tested are here: `x.mul(2.0)` is not `aten.mul.Scalar`), PyTorch's own bindings get there about
-1 us sooner than `torch.ops`, and it reads better."""
+"""Operators that a step calls as methods of their first argument: `x.view(4, 8)`. The same call is dispatched (only
+those for which that is tested are here), PyTorch's own bindings get there 1 to 2 us sooner than `torch.ops`, and it
+reads better."""
+
+SPREAD = frozenset({"aten.expand.default", "aten.permute.default", "aten.view.default", "aten._unsafe_view.default"})
+"""Of these the sizes are arguments each: PyTorch's parser is slow with lists."""
+
+ALIKE = {
+    "aten._unsafe_view.default": "view",
+    "aten.div.Scalar": "div",
+    "aten.div_.Scalar": "div_",
+    "aten.mul.Scalar": "mul",
+}
+"""Operators in the place of which a step calls a method that gives the same bits in the same memory by one dispatch
+instead of two: `aten.mul.Scalar` makes a tensor of its number and calls `aten.mul.Tensor`, as `x.mul(2.0)` does.
+(`aten.mul_.Scalar` multiplies the other way round, and rounds otherwise in bfloat16.)"""
+
+FUNCTIONS = {
+    "aten._log_softmax.default": "_log_softmax",
+    "aten._log_softmax_backward_data.default": "_log_softmax_backward_data",
+    "aten._safe_softmax.default": "_safe_softmax",
+    "aten._softmax.default": "_softmax",
+    "aten._softmax_backward_data.default": "_softmax_backward_data",
+    "aten.addmm.default": "addmm",
+    "aten.arange.default": "arange",
+    "aten.baddbmm.default": "baddbmm",
+    "aten.cat.default": "cat",
+    "aten.convolution.default": "convolution",
+    "aten.embedding.default": "embedding",
+    "aten.empty_strided.default": "empty_strided",
+    "aten.full.default": "full",
+    "aten.full_like.default": "full_like",
+    "aten.native_batch_norm.default": "native_batch_norm",
+    "aten.native_layer_norm.default": "native_layer_norm",
+    "aten.ones.default": "ones",
+    "aten.scalar_tensor.default": "scalar_tensor",
+    "aten.where.self": "where",
+    "aten.zeros.default": "zeros",
+}
+"""Operators that a step calls as functions of `torch`, which dispatch the same call: `torch.addmm(…)`."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from stowage.stages.ir.arguments import map_arguments, split_receiver
-from stowage.stages.ir.operators import METHODS, OPAQUE
+from stowage.stages.ir.arguments import map_arguments, split_receiver, spread_out
+from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SPREAD
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import USUAL, Around, Form, Kind, made_up
 
@@ -19,10 +19,20 @@ def operator_of(target: str) -> Any:
 
 
 def kernel_of(call: Call) -> Any:
-    """What a step calls for it: the operator, or the method of tensors that reaches it sooner."""
-    if call.target in METHODS and split_receiver(call.arguments) is not None:
-        return getattr(torch.Tensor, METHODS[call.target])
+    """What a step calls for it: the operator, or the method of tensors or the function that reaches it sooner."""
+    method = METHODS.get(call.target) or ALIKE.get(call.target)
+    if method is not None and split_receiver(call.arguments) is not None:
+        return getattr(torch.Tensor, method)
+    if call.target in FUNCTIONS:
+        return getattr(torch, FUNCTIONS[call.target])
     return operator_of(call.target)
+
+
+def as_called(call: Call, args: list[Any]) -> list[Any]:
+    """The arguments as a step gives them."""
+    if call.target in SPREAD and split_receiver(call.arguments) is not None:
+        return [args[0], *spread_out(args[1:])]
+    return args
 
 
 def form_of(value: Value) -> Form:

@@ -16,7 +16,7 @@ from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import Form, made_up
-from stowage.stages.profile.arguments import constant_of, form_of, kernel_of, make_arguments, operator_of
+from stowage.stages.profile.arguments import as_called, constant_of, form_of, kernel_of, make_arguments, operator_of
 from stowage.stages.profile.indices import moved_inside
 from stowage.stages.profile.line import Line, Read, resolve
 from stowage.stages.profile.windows import Window
@@ -138,10 +138,11 @@ class WindowRun:
         return {value.value: bases[value.storage].view(dtype).as_strided(value.shape, value.stride, value.offset)}
 
     def _arguments(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
-        return map_arguments(
+        args, kwargs = map_arguments(
             call.arguments,
             lambda key, content: Read(content) if key == "value" else constant_of(key, content, self._target),
         )
+        return as_called(call, args), kwargs
 
 
 def _as_in_step(call: Call, trace: TraceTables, last: Mapping[int, int]) -> Call:

@@ -225,11 +225,12 @@ class _Runs:
     def _passed(self, window: Window) -> Samples:
         run = WindowRun(window, self.trace, self._last, self._device, self._kind)
         passes: list[Samples] = []
-        for _ in range(1 + self._passes):  # the first one warms up
-            self._device.evict(self._other_bytes)
-            passes.append([(name, max(0.0, taken - self._bookkeeping_s)) for name, taken in run.times()])
-        self.failing |= run.failing
-        part = self._part(window, run, [sum(taken for _, taken in samples) for samples in passes[1:]])
+        with torch._C._AutoDispatchBelowAutograd():  # as a step calls them
+            for _ in range(1 + self._passes):  # the first one warms up
+                self._device.evict(self._other_bytes)
+                passes.append([(name, max(0.0, taken - self._bookkeeping_s)) for name, taken in run.times()])
+            self.failing |= run.failing
+            part = self._part(window, run, [sum(taken for _, taken in samples) for samples in passes[1:]])
         return [(name, taken * part) for samples in passes[1:] for name, taken in samples if name not in self.failing]
 
     def _part(self, window: Window, run: WindowRun, clocked_s: list[float]) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MethodDescriptorType
 from typing import Any
 
-import torch
 from torch import fx
 
 from stowage.stages.profile.line import Line, reads_of, resolve
@@ -36,10 +36,10 @@ def write(lines: Sequence[Line]) -> Written:
     for line in lines:
         args = tuple(resolve(a, at) for a in line.args)
         kwargs = {name: resolve(a, at) for name, a in line.kwargs.items()}
-        if isinstance(line.kernel, torch._ops.OpOverload):
-            node = graph.call_function(line.kernel, args, kwargs)
-        else:  # a method of tensors
+        if isinstance(line.kernel, MethodDescriptorType):  # of tensors
             node = graph.call_method(line.kernel.__name__, args, kwargs)
+        else:
+            node = graph.call_function(line.kernel, args, kwargs)
         for position, value in enumerate(line.returns):
             if value >= 0:
                 at[value] = graph.call_function(operator.getitem, (node, position)) if line.many else node

@@ -12,6 +12,7 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.run import SpanStream
 from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
+from stowage.stages.runtime.dispatch import Outside, below_autograd
 from stowage.stages.runtime.offloading import Offloading, noted_release
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.tracing import Recorder
@@ -46,7 +47,7 @@ class _Waiting(Mapping[str, torch.Tensor]):
 
 
 class Iteration:
-    """The surroundings of one generated step.
+    """The surroundings of one generated step. Code of others that it calls finds PyTorch as it is where this is made.
 
     Attributes:
         parameter, buffer, input, constant: persistent tensors by name.
@@ -78,6 +79,7 @@ class Iteration:
         number: Mapping[str, Any] | None = None,
         updated: list[str] | None = None,
     ) -> None:
+        self._outside = Outside()
         self._updated = updated if updated is not None else []
         self.number = number or {}
         self.parameter = parameter
@@ -112,7 +114,7 @@ class Iteration:
     @contextmanager
     def as_in_forward(self) -> Iterator[None]:
         """For kernels that look at the gradient mode themselves: enabled, as eager's forward has it, yet unrecorded."""
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.enable_grad(), below_autograd():
             yield
 
     def leave(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -126,14 +128,15 @@ class Iteration:
 
     def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
-        if self._on_update is not None:
-            self._on_update(name, gradient)
         waited = self.parameter[name].grad is gradient
-        self._keep_to_limit()
-        with self._span("update", name):
-            if scale is not None:
-                apply_scale([gradient], scale)
-            self._update(name, gradient)
+        with self._outside.again():
+            if self._on_update is not None:
+                self._on_update(name, gradient)
+            self._keep_to_limit()
+            with self._span("update", name):
+                if scale is not None:
+                    apply_scale([gradient], scale)
+                self._update(name, gradient)
         self._updated.append(name)
         if waited:
             with noted_release(gradient):
@@ -155,15 +158,16 @@ class Iteration:
         update: Callable[[Mapping[str, torch.Tensor]], None],
         label: str,
     ) -> None:
-        for name, gradient in gradients.items() if self._on_update is not None else ():
-            assert self._on_update is not None
-            self._on_update(name, gradient)
         waited = [g for name, g in gradients.items() if self.parameter[name].grad is g]
-        self._keep_to_limit()
-        with self._span("update", label):
-            if scale is not None:
-                apply_scale(list(gradients.values()), scale)
-            update(gradients)
+        with self._outside.again():
+            for name, gradient in gradients.items() if self._on_update is not None else ():
+                assert self._on_update is not None
+                self._on_update(name, gradient)
+            self._keep_to_limit()
+            with self._span("update", label):
+                if scale is not None:
+                    apply_scale(list(gradients.values()), scale)
+                update(gradients)
         self._updated.extend(gradients)
         for gradient in waited:
             with noted_release(gradient):
@@ -215,4 +219,5 @@ class Iteration:
             parameter.grad = gradient
         else:
             parameter.grad.add_(gradient)
-        run_gradient_hooks(parameter)
+        with self._outside.again():
+            run_gradient_hooks(parameter)

@@ -15,6 +15,7 @@ from torch import nn
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
+from stowage.stages.runtime.dispatch import below_autograd
 from stowage.stages.runtime.iteration import Iteration
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.randomness import RandomStates
@@ -22,6 +23,7 @@ from stowage.stages.runtime.tracing import Recorder
 from stowage.stages.runtime.updates import PerParameterUpdates
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.structure import tensors_of
+from stowage.stages.structure.tree import ModuleTree
 
 
 def source_hash(source: str) -> str:
@@ -105,7 +107,7 @@ class Program:
     ) -> None:
         self._step = step
         self._rooms = rooms or {}
-        self._model = model
+        self._tree = ModuleTree(model)
         self._constants = constants
         self._input_names = list(input_names)
         self._slots = list(slots)
@@ -135,7 +137,8 @@ class Program:
     def parameters(self) -> dict[str, Any]:
         """The model's, and those outside of it that the step reads."""
         met = {name: t for name, t in self._outside.items() if t.requires_grad and t.is_leaf}
-        return {**dict(self._model.named_parameters()), **met}
+        self._tree.look()
+        return {**self._tree.parameters, **met}
 
     @property
     def staging_bytes(self) -> int:
@@ -208,7 +211,7 @@ class Program:
         self.updated.clear()
         run = Iteration(
             parameter=self.parameters(),
-            buffer=dict(self._model.named_buffers()),
+            buffer=self._tree.buffers,
             input=dict(zip(self._input_names, tensors, strict=True)),
             constant=self._constants,
             outside=ChainMap(rooms, self._outside),  # type: ignore[arg-type]
@@ -226,7 +229,8 @@ class Program:
         if self.updates is not None:
             self.updates.refresh()
         try:
-            result = self._step(run)
+            with below_autograd():
+                result = self._step(run)
             if self.recorder is not None:
                 self.recorder.end()
             self.grad_norm, self.left = run.grad_norm, run.left

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 
 from stowage.stages.ir.errors import PlanMismatchError
-from stowage.stages.ir.operators import METHODS
+from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS
 from stowage.stages.ir.source import ROLES, WORDS
 
 _HEAD = """\
@@ -36,7 +36,8 @@ _RUN = frozenset({"begin", "changed", "clip", "free", "keep", "keep_below", "lea
     "wait",
 }
 _AROUND = frozenset({"run.as_in_forward", "run.random.record", "run.random.replay"})
-_TENSOR = frozenset(METHODS.values()) | {"clone"}
+_TENSOR = frozenset((*METHODS.values(), *ALIKE.values(), "clone"))
+_FUNCTIONS = frozenset(f"torch.{name}" for name in FUNCTIONS.values())
 _WORDS = frozenset().union(*WORDS.values())
 _FORBIDDEN = frozenset({"aten.from_file"})
 """Operators that reach for files."""
@@ -170,7 +171,7 @@ class _Checker:
             return
         if path == "torch.device" and all(isinstance(a, ast.Constant) for a in node.args) and not node.keywords:
             return
-        if path == "run.random.forget" or (path is not None and self._is_operator(path)):
+        if path in _FUNCTIONS or path == "run.random.forget" or (path is not None and self._is_operator(path)):
             return
         self._refuse(node, f"a call of {path or 'something unnamed'}")
 

@@ -33,6 +33,7 @@ __all__ = [
     "record_forward",
     "record_step",
     "trace_step",
+    "with_outside",
     "with_updates",
 ]
 
@@ -63,8 +64,14 @@ class Recorded:
 
 def parameters_of(model: nn.Module, outside: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The model's parameters, and those outside of it that a step reads."""
-    met = {name: t for name, t in outside.items() if t.requires_grad and t.is_leaf}
-    return {**dict(model.named_parameters()), **met}
+    return with_outside(dict(model.named_parameters()), outside)
+
+
+def with_outside(
+    parameters: Mapping[str, torch.Tensor], outside: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Those of a model, and those outside of it that a step reads."""
+    return {**parameters, **{name: t for name, t in outside.items() if t.requires_grad and t.is_leaf}}
 
 
 def record_step(

@@ -19,7 +19,9 @@ from stowage.stages.structure import Part, parts
 from stowage.stages.structure.values import value_text
 from stowage.stages.workload.values_looked_at import looked_at
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Tables of a module's hooks."""
+
 _PLAIN = frozenset((bool, int, float, str))
 # Attributes that steer nothing in forward; `training` is a column of its own.
 _IGNORED = frozenset(("training", "_is_full_backward_hook", "call_super_init", "_is_hf_initialized", "name_or_path"))
@@ -139,7 +141,7 @@ def batch_signature(batch: Any) -> BatchSignature:
 
 def model_signature(model: nn.Module) -> ModelSignature:
     """The signature of a model and of the switches that steer its forward. Microseconds per module."""
-    return ModelSignature(module_rows(model), _context())
+    return ModelSignature(module_rows(model), context())
 
 
 def module_rows(model: nn.Module) -> tuple[Module, ...]:
@@ -173,7 +175,7 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
     seen.add(id(module))
     state = module.__dict__
     hooks = 0
-    for name in _HOOKS:
+    for name in HOOKS:
         if state[name]:
             hooks += len(state[name])
     prefix = f"{path}." if path else ""
@@ -191,7 +193,7 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
                 hooks += len(tensor._backward_hooks)
             if tensor._post_accumulate_grad_hooks:
                 hooks += len(tensor._post_accumulate_grad_hooks)
-    attributes = tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
+    attributes = plain_attributes(state)
     if "forward" in state:  # one that hides that of its class
         attributes += (("forward", getattr(state["forward"], "__qualname__", type(state["forward"]).__qualname__)),)
     rows.append(Module(path, type(module).__qualname__, module.training, hooks, attributes, tuple(tensors)))
@@ -200,7 +202,12 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
             _walk_modules(child, prefix + name, rows, names, seen)
 
 
-def _context() -> tuple[tuple[str, str], ...]:
+def plain_attributes(state: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What steers a forward of a module's attributes and is plain."""
+    return tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
+
+
+def context() -> tuple[tuple[str, str], ...]:
     """Global switches that change which operators a forward calls."""
     state = []
     for device in ("cpu", "cuda"):
