@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import platformdirs
+import torch
 
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
@@ -65,9 +66,9 @@ def home_folder(cache_dir: str | Path | None) -> Path:
     return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))
 
 
-def target_device(kind: str, home: Path) -> DeviceDescription:
-    """This machine's device, measured once and remembered."""
-    device = device_of(kind)
+def target_device(device_name: str | torch.device, home: Path) -> DeviceDescription:
+    """This machine's device, measured once and remembered; `cuda` is the current GPU."""
+    device = device_of(device_name)
     path = home / "devices" / f"{device.fingerprint()}.json"
     try:
         return read_record(path, DeviceDescription)

@@ -29,6 +29,7 @@ from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
 from stowage.stages.solve import Below
 from stowage.stages.solve.forward import solve_forward
+from stowage.stages.solve.reserve import Reserve
 from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
 from stowage.stages.workload import BatchSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
@@ -109,18 +110,21 @@ def plan_forward(
         if similar is not None:
             similar.learn(trace, costs)
     nodes = forward_nodes(trace, costs)
-    solved = solve_forward(
-        trace,
-        nodes,
-        device_budget_bytes=resting.budget_bytes,
-        below=below,
-        away=frozenset(
-            s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state")
-        ),
-        tier_in_use=resting.tier_in_use,
-        device=target.name,
-        device_fingerprint=target.fingerprint,
-    )
+    reserve = Reserve(target, resting.budget_bytes, trace)
+    away = frozenset(s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state"))
+    with reserve.counted():
+        solved = reserve.stated(
+            solve_forward(
+                trace,
+                nodes,
+                device_budget_bytes=reserve.usable_bytes,
+                below=below,
+                away=away,
+                tier_in_use=resting.tier_in_use,
+                device=target.name,
+                device_fingerprint=target.fingerprint,
+            )
+        )
     return finish(trace, nodes, [], [], solved, home, solved.summary.keep_all_peak_bytes)
 
 

@@ -90,9 +90,10 @@ def make_step(
     check_module(model)
     check_parameters(model)
     home = home_folder(cache_dir)
-    device = next((p.device.type for p in model.parameters()), "cpu")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lower = lower_tier(
         target_device(device, home),
+        device=device,
         host_budget=host_budget,
         disk_budget=disk_budget,
         offload_dir=offload_dir,

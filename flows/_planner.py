@@ -22,7 +22,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
-from stowage.stages.solve import Below, PlanRequest, check_method, eager_peak_bytes
+from stowage.stages.solve import Below, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
 
 
@@ -126,7 +126,7 @@ class Planner:
             profiled=self.watch.part,
         )
         budget_bytes = self.budget.see(costed.eager_peak_bytes)
-        kept = self._kept(costed, self._request(budget_bytes, costed.target, away))
+        kept = self._kept(costed, Reserve(costed.target, budget_bytes, costed.variants[0].trace), away)
         self._learn(costed, searched=kept is None)
         if kept is not None:
             return kept
@@ -144,18 +144,18 @@ class Planner:
         self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
 
-    def _kept(self, costed: Costed, request: PlanRequest) -> Planned | None:
+    def _kept(self, costed: Costed, reserve: Reserve, away: frozenset[str]) -> Planned | None:
         """The plan that keeps everything, where that fits: then there is nothing to search."""
-        found = everything_kept(costed.variants[0], request)
+        found = everything_kept(costed.variants[0], self._request(reserve.usable_bytes, costed.target, away))
         if found is None:
             return None
         self.watch("codegen")
-        return self._finished(found, costed.eager_peak_bytes)
+        return self._finished(found, reserve, costed.eager_peak_bytes)
 
-    def _finished(self, found: AtOnce, eager_peak_bytes: int) -> Planned:
-        variant, home = found.variant, self.home
+    def _finished(self, found: AtOnce, reserve: Reserve, eager_peak_bytes: int) -> Planned:
+        variant, home, solved = found.variant, self.home, reserve.stated(found.solved)
         nodes, blocks = list(variant.nodes), list(variant.blocks)
-        return finish(variant.trace, nodes, blocks, found.options, found.solved, home, eager_peak_bytes)
+        return finish(variant.trace, nodes, blocks, found.options, solved, home, eager_peak_bytes)
 
     def _request(self, budget_bytes: int, target: DeviceDescription, away: frozenset[str]) -> PlanRequest:
         return PlanRequest(
@@ -200,13 +200,14 @@ class Planner:
         self.watch("partition")
         nodes, blocks = self._sizes.nodes(trace, costs)
         eager = eager_peak_bytes(whole, nodes if whole is trace else self._sizes.nodes(whole, costs)[0])
-        request = self._request(self.budget.see(eager), target, away)
+        reserve = Reserve(target, self.budget.see(eager), trace)
+        request = self._request(reserve.usable_bytes, target, away)
         self.watch("solve")
         found = self._sizes.plan(trace, nodes, blocks, costs, request, self.home, self.effort, only_kept=in_full)
         if found is None:
             return None
         self.watch("codegen")
-        planned = self._finished(found, eager)
+        planned = self._finished(found, reserve, eager)
         self._sizes.learn_plan(trace, planned)
         return planned
 

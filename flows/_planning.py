@@ -17,7 +17,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import Option
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, PlanRequest, check_method, solve_variants
+from stowage.stages.solve import Below, PlanRequest, Reserve, check_method, solve_variants
 from stowage.stages.trace import MicroBatch, Recorded
 from stowage.stages.workload.calls import Loss, Objective
 
@@ -137,7 +137,8 @@ def plan_costed(
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
     target, variants, eager = costed.target, costed.variants_for(method), costed.eager_peak_bytes
-    budget = resolve_budget(device_budget, eager, "device_budget")
+    reserve = Reserve(target, resolve_budget(device_budget, eager, "device_budget"), variants[0].trace)
+    budget = reserve.usable_bytes
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None
     rates = target.fingerprint
@@ -149,21 +150,19 @@ def plan_costed(
         progress("options")
         options = costed.options_for(method, home, effort, part)
         progress("solve")
-        solved = solve_variants(
-            variants,
-            options,
-            PlanRequest(
-                device_budget_bytes=budget,
-                method=method,
-                slots=effort.slots,
-                device=target.name,
-                device_fingerprint=target.fingerprint,
-                time_limit_s=effort.solver.time_limit_s,
-                seed=effort.solver.seed,
-                below=below,
-                away=away,
-            ),
+        request = PlanRequest(
+            device_budget_bytes=budget,
+            method=method,
+            slots=effort.slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=effort.solver.time_limit_s,
+            seed=effort.solver.seed,
+            below=below,
+            away=away,
         )
+        with reserve.counted():
+            solved = reserve.stated(solve_variants(variants, options, request))
         store.add(key, solved)
     progress("codegen")
     chosen = next(v for v in variants if v.name == solved.summary.variant)

@@ -22,6 +22,7 @@ from stowage.flows._steps import SPARE, Known, Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.flows._weights import LateWeights
+from stowage.stages.device import current
 from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError
 from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
@@ -53,6 +54,7 @@ class Programs:
         say: Say = lambda text: None,
     ) -> None:
         self._model = model
+        self._device = next((p.device for p in model.parameters()), None)
         self._optimizer = optimizer
         self._known_optimizer = steps.known_optimizer or (KnownOptimizer(optimizer) if optimizer is not None else None)
         self._planner = planner
@@ -86,10 +88,11 @@ class Programs:
         Raises:
             StowageError: the step cannot be traced or planned.
         """
-        key = self.key(batch)
-        self._admit(key)
-        waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
-        return self._find(key, batch, self._micro_batch(waiting, update))
+        with current(self._device):
+            key = self.key(batch)
+            self._admit(key)
+            waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
+            return self._find(key, batch, self._micro_batch(waiting, update))
 
     def _admit(self, key: Key) -> None:
         """Raise `ParameterError` where a form was not planned ahead and none may be planned now."""
@@ -114,6 +117,10 @@ class Programs:
         Raises:
             StowageError: the step cannot be traced or planned.
         """
+        with current(self._device):
+            self._find_cycle(batch, ahead=ahead)
+
+    def _find_cycle(self, batch: Any, *, ahead: bool) -> None:
         key = self.key(batch)
         if self._steps.accumulate == 1:
             self._find(key, batch, self._micro_batch(frozenset(), True), ahead=ahead)
@@ -141,8 +148,9 @@ class Programs:
         if not self._planner.budget.grows:
             return False
         try:
-            key = self.key(batch)
-            with_true_kernels(lambda: self._count(key, batch), lambda: self.live.again(key))
+            with current(self._device):
+                key = self.key(batch)
+                with_true_kernels(lambda: self._count(key, batch), lambda: self.live.again(key))
         except (StowageError, TypeError, ValueError, KeyError, AttributeError, RuntimeError):
             return False  # it is no batch to train on
         return self._planner.budget.nbytes > before

@@ -14,6 +14,18 @@ MEASURING = "in the order of the step, without what clocks add, of weights as mo
 """How calls are measured: costs measured otherwise are of another device."""
 
 
+class Clock(Protocol):
+    """Times several pieces of work that run one after the other, and does not come between them."""
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Run `work`; what it raises goes on, and it is not counted."""
+        ...
+
+    def seconds(self) -> list[float]:
+        """Of each piece that ended, in order; waits until all have."""
+        ...
+
+
 class Device(Protocol):
     """The device tier: it runs operators, and its memory is the budget."""
 
@@ -25,8 +37,12 @@ class Device(Protocol):
         """Hash of what identifies the device, without measuring."""
         ...
 
-    def time_s(self, work: Callable[[], Any]) -> float:
-        """Wall time of `work`, completed."""
+    def clock(self, calls: int) -> Clock:
+        """For about so many calls of operators."""
+        ...
+
+    def time_s(self, work: Callable[[], Any], *, calls: int = 1) -> float:
+        """Time of `work`, which makes about so many calls of operators, completed."""
         ...
 
     def evict(self, other_bytes: int) -> None:

@@ -30,6 +30,23 @@ def _model_name() -> str:
         return platform.processor() or platform.machine()
 
 
+class CpuClock:
+    """See `Clock`."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """See `Clock`."""
+        start = time.perf_counter()
+        work()
+        self._seconds.append(time.perf_counter() - start)
+
+    def seconds(self) -> list[float]:
+        """See `Clock`."""
+        return self._seconds
+
+
 class CpuDevice:
     """See `Device`."""
 
@@ -42,8 +59,14 @@ class CpuDevice:
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
         return hashlib.sha256(f"cpu|{MEASURING}|{self.name()}|{release}".encode()).hexdigest()[:16]
 
-    def time_s(self, work: Callable[[], Any]) -> float:
+    def clock(self, calls: int) -> CpuClock:
+        """See `Device`."""
+        del calls
+        return CpuClock()
+
+    def time_s(self, work: Callable[[], Any], *, calls: int = 1) -> float:
         """Wall time of `work`."""
+        del calls
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
@@ -55,7 +78,7 @@ class CpuDevice:
     @cached_property
     def _other(self) -> torch.Tensor:
         # Empty: pages that are never written take no memory.
-        return torch.empty(MOST_OTHERS_BYTES // torch.int32.itemsize, dtype=torch.int32)
+        return torch.empty(MOST_OTHERS_BYTES // torch.int32.itemsize, dtype=torch.int32, device="cpu")
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work` under the profiler."""
@@ -72,12 +95,12 @@ class CpuDevice:
 
     def _describe(self, offload_folder: str) -> DeviceDescription:
         size = 1024
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        big, other = torch.randn(1 << 24), torch.empty(1 << 24)
-        parameter = torch.nn.Parameter(torch.randn(1 << 22))
-        parameter.grad = torch.randn(1 << 22)
+        a, b = torch.randn(2, size, size, device="cpu")
+        big, other = torch.randn(1 << 24, device="cpu"), torch.empty(1 << 24, device="cpu")
+        parameter = torch.nn.Parameter(torch.randn(1 << 22, device="cpu"))
+        parameter.grad = torch.randn(1 << 22, device="cpu")
         optimizer = torch.optim.AdamW([parameter])
-        tiny = torch.zeros(1)
+        tiny = torch.zeros(1, device="cpu")
         disk = measure_disk(offload_folder)
         return DeviceDescription(
             fingerprint=self.fingerprint(),

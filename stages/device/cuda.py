@@ -13,34 +13,77 @@ import torch
 from stowage.stages.device.base import MEASURING
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured
-from stowage.stages.device.host_rates import measure_host_rates
+from stowage.stages.device.host_rates import give_back_pinned, measure_host_rates
+from stowage.stages.device.libraries import kept_by_libraries, outside_the_allocator
+from stowage.stages.device.peaks import Peaks
+from stowage.stages.device.switches import kernel_switches
 from stowage.stages.ir.costs import DeviceDescription
+
+AHEAD_S = 30e-6
+"""Of each call: so long the device waits before the first, so that the host, which takes less to launch one, is ahead
+from then on, as it is in a step."""
+
+LEAST_AHEAD_S = 200e-6
+
+CYCLES_PER_S = 2.0e9
+"""What a clock has at most, about: a wait counted in cycles lasts at least as long as meant on a slower one."""
+
+
+class CudaClock:
+    """See `Clock`: events between the pieces, read at the end; the device starts when the host is ahead."""
+
+    def __init__(self, device: torch.device, calls: int) -> None:
+        self._stream: Any = torch.cuda.current_stream(device)
+        with torch.cuda.device(device):
+            wait: Any = torch.cuda._sleep  # type: ignore[no-untyped-call]
+            wait(int(max(LEAST_AHEAD_S, calls * AHEAD_S) * CYCLES_PER_S))
+        self._spans: list[tuple[Any, Any]] = []
+
+    def _mark(self) -> Any:
+        event: Any = torch.cuda.Event
+        made = event(enable_timing=True)
+        made.record(self._stream)
+        return made
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """See `Clock`."""
+        start = self._mark()
+        work()
+        self._spans.append((start, self._mark()))
+
+    def seconds(self) -> list[float]:
+        """See `Clock`."""
+        if self._spans:
+            self._spans[-1][1].synchronize()
+        return [float(start.elapsed_time(end)) * 1e-3 for start, end in self._spans]
 
 
 class CudaDevice:
     """See `Device`. Times come from events; peaks from the caching allocator's statistics."""
 
-    def __init__(self, index: int = 0) -> None:
-        self._device = torch.device("cuda", index)
+    def __init__(self, index: int | None = None) -> None:
+        """`index`: of the GPU; None for the current one."""
+        self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
     def name(self) -> str:
         """The card's name."""
         return str(torch.cuda.get_device_name(self._device))
 
     def fingerprint(self) -> str:
-        """Hash of the card's name, the torch release, and how calls are measured."""
+        """Hash of the card's name, the torch release, what chooses kernels, and how calls are measured."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cuda|{MEASURING}|{self.name()}|{release}".encode()).hexdigest()[:16]
+        text = f"cuda|{MEASURING}|{self.name()}|{release}|{kernel_switches()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def time_s(self, work: Callable[[], Any]) -> float:
-        """Time between two events around `work`."""
-        event: Any = torch.cuda.Event
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e-3
+    def clock(self, calls: int) -> CudaClock:
+        """See `Device`."""
+        return CudaClock(self._device, calls)
+
+    def time_s(self, work: Callable[[], Any], *, calls: int = 1) -> float:
+        """Time between two events around `work`, queued while the device waits."""
+        clock = self.clock(calls)
+        clock.run(work)
+        return clock.seconds()[0]
 
     def evict(self, other_bytes: int) -> None:
         """Write twice the L2 cache."""
@@ -55,23 +98,29 @@ class CudaDevice:
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
         """Run `work`; the allocator keeps totals, so there are no single events."""
         torch.cuda.synchronize(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        peaks = Peaks(self._device)
         before = torch.cuda.memory_allocated(self._device)
         began = time.perf_counter()
         result = work()
         torch.cuda.synchronize(self._device)
         elapsed = time.perf_counter() - began
-        peak = torch.cuda.max_memory_allocated(self._device) - before
-        return Measured(result, [], peak, torch.cuda.memory_allocated(self._device) - before, elapsed)
+        found = peaks.now()
+        assert found is not None
+        end = torch.cuda.memory_allocated(self._device) - before
+        return Measured(result, [], found.allocated_bytes - before, end, elapsed, found)
 
-    def _median(self, work: Callable[[], Any], repeat: int = 9) -> float:
+    def _median(self, work: Callable[[], Any], repeat: int = 9, *, calls: int = 1) -> float:
         work()
-        return sorted(self.time_s(work) for _ in range(repeat))[repeat // 2]
+        return sorted(self.time_s(work, calls=calls) for _ in range(repeat))[repeat // 2]
 
     def describe(self, offload_folder: str) -> DeviceDescription:
-        """Measure rates. The global generators are left as they were."""
-        with torch.random.fork_rng(devices=[self._device]):
-            return self._describe(offload_folder)
+        """Measure rates. The global generators are left as they were, and memory is given back."""
+        try:
+            with torch.random.fork_rng(devices=[self._device]), torch.cuda.device(self._device):
+                return self._describe(offload_folder)
+        finally:
+            torch.cuda.empty_cache()
+            give_back_pinned()
 
     def _describe(self, offload_folder: str) -> DeviceDescription:
         size = 4096
@@ -94,10 +143,12 @@ class CudaDevice:
             disk_read_bytes_per_s=disk.read_bytes_per_s,
             disk_write_bytes_per_s=disk.write_bytes_per_s,
             disk_duplex_bytes_per_s=disk.duplex_bytes_per_s,
-            update_bytes_per_s=28 * parameter.numel() / self._median(optimizer.step),
-            dispatch_s=self._median(lambda: [tiny.add_(1) for _ in range(1000)]) / 1000,
+            update_bytes_per_s=28 * parameter.numel() / self._median(optimizer.step, calls=20),
+            dispatch_s=self._median(lambda: [tiny.add_(1) for _ in range(1000)], calls=1000) / 1000,
             offload_bytes_per_s=host.offload,
             reload_bytes_per_s=host.reload,
             duplex_bytes_per_s=host.duplex,
             cpu_update_bytes_per_s=host.update,
+            library_bytes=kept_by_libraries(self._device),
+            context_bytes=outside_the_allocator(self._device),
         )

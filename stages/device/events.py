@@ -13,6 +13,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from stowage.stages.device.native_log import without_native_warnings
+from stowage.stages.device.peaks import AllocatorPeaks
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints two lines each time
@@ -36,6 +37,7 @@ class Measured:
         peak_bytes: highest sum of events, from 0 at the start.
         end_bytes: sum of all events.
         elapsed_s: wall time of the work itself, without what starting and reading the profiler takes.
+        allocator: on a GPU, its allocator's peaks during the work, everything in the process included.
     """
 
     result: Any
@@ -43,6 +45,7 @@ class Measured:
     peak_bytes: int
     end_bytes: int
     elapsed_s: float
+    allocator: AllocatorPeaks | None = None
 
 
 ALLOCATOR_ALIGNMENT = 64

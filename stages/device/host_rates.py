@@ -33,6 +33,13 @@ class HostRates:
     update: float
 
 
+def give_back_pinned() -> None:
+    """Give freed pinned memory back to the system: PyTorch keeps it for the next who asks."""
+    empty: Any = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None:
+        empty()
+
+
 def measure_host_rates(
     device: torch.device,
     make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = torch.optim.AdamW,
@@ -47,7 +54,7 @@ def measure_host_rates(
     stream: Any = torch.cuda.Stream
     down_stream, up_stream = stream(device), stream(device)
     one, two = (torch.ones(BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    lower_one, lower_two = (torch.ones(BYTES, dtype=torch.uint8).pin_memory() for _ in range(2))
+    lower_one, lower_two = (torch.empty(BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2))
 
     def down() -> None:
         with torch.cuda.stream(down_stream):
@@ -69,8 +76,8 @@ def measure_host_rates(
         once()
         return sorted(once() for _ in range(5))[2]
 
-    parameter = torch.nn.Parameter(torch.randn(1 << 25).to(dtype))
-    parameter.grad = torch.randn(1 << 25).to(dtype)
+    parameter = torch.nn.Parameter(torch.randn(1 << 25, device="cpu").to(dtype))
+    parameter.grad = torch.randn(1 << 25, device="cpu").to(dtype)
     optimizer = make_optimizer([parameter])
 
     def update() -> float:

@@ -57,6 +57,14 @@ class Returned:
     outputs: tuple[str, ...]
 
 
+ROUNDING_BYTES = 512
+"""What PyTorch's allocator on a GPU rounds up to."""
+
+FRAGMENTS = 0.02
+"""Of a budget: memory that a GPU's allocator holds and cannot give. With expandable segments it is what is left of
+pages; the part has not been measured yet."""
+
+
 @dataclass(frozen=True)
 class DeviceDescription:
     """A device and its rates; `artifacts/device.json` names the target.
@@ -76,6 +84,8 @@ class DeviceDescription:
         duplex_bytes_per_s: both at once, summed.
         cpu_update_bytes_per_s: bytes that an AdamW update in host memory reads and writes per second, beside copies; 0
             where the CPU is the device itself.
+        library_bytes: of the device, what libraries such as cuBLAS keep from the allocator.
+        context_bytes: of the device, in use outside of the allocator when it was measured; a budget does not count it.
     """
 
     fingerprint: str
@@ -93,6 +103,20 @@ class DeviceDescription:
     reload_bytes_per_s: float = 0.0
     duplex_bytes_per_s: float = 0.0
     cpu_update_bytes_per_s: float = 0.0
+    library_bytes: int = 0
+    context_bytes: int = 0
+
+    def reserve_bytes(self, budget_bytes: int, storages: int) -> int:
+        """Of a budget, what a plan must leave to the device's allocator: on a GPU the workspaces of libraries, what
+        rounding adds to each storage, and a part for pieces of memory that are between tensors and too small.
+
+        Args:
+            budget_bytes: of the device.
+            storages: that the program has.
+        """
+        if self.type == "cpu" or not self.library_bytes:  # every byte there is counted; or nothing is known
+            return 0
+        return self.library_bytes + ROUNDING_BYTES * storages + int(FRAGMENTS * budget_bytes)
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no device is."""

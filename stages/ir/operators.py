@@ -6,6 +6,27 @@ OPAQUE = frozenset({"aten.mkldnn_rnn_layer.default"})
 """Operators with an output (a workspace) whose size and contents only the real kernel knows. The kernel makes it only
 while gradients are enabled, and its backward crashes on any other contents."""
 
+SEALS = {
+    "aten._cudnn_attention_forward": "aten._cudnn_attention_backward",
+    "aten._cudnn_rnn": "aten._cudnn_rnn_backward",
+    "aten._efficient_attention_forward": "aten._efficient_attention_backward",
+    "aten._flash_attention_forward": "aten._flash_attention_backward",
+    "aten._scaled_dot_product_cudnn_attention": "aten._scaled_dot_product_cudnn_attention_backward",
+    "aten._scaled_dot_product_efficient_attention": "aten._scaled_dot_product_efficient_attention_backward",
+    "aten._scaled_dot_product_flash_attention": "aten._scaled_dot_product_flash_attention_backward",
+    "aten.cudnn_batch_norm": "aten.cudnn_batch_norm_backward",
+    "aten.mkldnn_rnn_layer": "aten.mkldnn_rnn_layer_backward",
+}
+"""Operators with outputs that are for their own backward alone, and the backward that reads them: seeds of random
+numbers, which a kernel may want in host memory whatever fake tensors say, and reserves whose size and contents only the
+kernel knows. Made-up ones crash the process: who runs the backward runs the forward before it."""
+
+
+def without_overload(target: str) -> str:
+    """`aten.addmm` of `aten.addmm.default`."""
+    return target.rpartition(".")[0]
+
+
 METHODS = {
     "aten.abs.default": "abs",
     "aten.add.Tensor": "add",

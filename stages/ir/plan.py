@@ -137,7 +137,7 @@ class PlanSummary:
         configuration_hash: of the training configuration that the plan belongs to.
         method: formulation at the top level (`rockmate`, `keep_all`, …).
         device: name of the device that the costs are from.
-        device_budget_bytes: what was asked for.
+        device_budget_bytes: what was asked for, without `reserve_bytes`.
         device_peak_bytes: predicted highest device bytes of the iteration, everything included.
         baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
         step_time_s: predicted.
@@ -156,6 +156,7 @@ class PlanSummary:
         fractional_time_s: what O-ILP counts while tensors are fractions; 0 for plans that do not offload. The loss of
             rounding is `step_time_s` over this.
         rates_bound_s: what computing and the rates of the tiers allow within the budget, whatever the plan; likewise.
+        reserve_bytes: of the budget, what is left to the device's allocator.
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -188,6 +189,7 @@ class PlanSummary:
     fractional_time_s: float = 0.0
     rates_bound_s: float = 0.0
     disk_bytes: int = 0
+    reserve_bytes: int = 0
 
     def __repr__(self) -> str:
         moved = ""
@@ -196,11 +198,12 @@ class PlanSummary:
                 f"\n below the device {size_text(self.below_bytes)}; each step moves {size_text(self.offload_bytes)} "
                 f"down and {size_text(self.reload_bytes)} up"
             )
+        reserve = f" beside a reserve of {size_text(self.reserve_bytes)}" if self.reserve_bytes else ""
         estimated = f", {self.estimated_nodes} of its costs estimated" if self.estimated_nodes else ""
         return (
             f"<plan {self.plan_hash}: {self.method} ({self.variant}) on {self.device or 'an unknown device'}\n"
-            f" peak {size_text(self.device_peak_bytes)} of {size_text(self.device_budget_bytes)}; keeping everything "
-            f"{size_text(self.keep_all_peak_bytes)}; smallest budget found "
+            f" peak {size_text(self.device_peak_bytes)} of {size_text(self.device_budget_bytes)}{reserve}; keeping "
+            f"everything {size_text(self.keep_all_peak_bytes)}; smallest budget found "
             f"{size_text(self.smallest_feasible_bytes)}\n"
             f" {time_text(self.step_time_s)} a step, {time_text(self.keep_all_time_s)} keeping everything{estimated}\n"
             f" computes {size_text(self.recomputed_bytes)} of {size_text(self.activation_bytes)} of activations again"

@@ -60,6 +60,7 @@ class Value:
         name: an identifier, unique, used in generated code.
         source: of a persistent value its role and its owner's name for it, `parameter:h.0.weight`; several may share a
             storage. A waiting gradient has its parameter's name, `gradient:h.0.weight`.
+        on_host: it is in host memory, though the step computes on a GPU: a number that kernels take from there.
     """
 
     value: int
@@ -72,6 +73,7 @@ class Value:
     offset: int
     name: str
     source: str = ""
+    on_host: bool = False
 
     @property
     def form(self) -> str:

@@ -111,8 +111,10 @@ def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
 
 
 def pinned(trace: TraceTables) -> frozenset[int]:
-    """Storages of parameters and states that an update of all needs on the device at once: they stay there."""
-    return frozenset(s for call in trace.calls if call.target == UPDATE_ALL for s in call.mutates)
+    """Storages that stay where they are: parameters and states that an update of all needs on the device at once, and
+    what is in the host anyway."""
+    at_once = {s for call in trace.calls if call.target == UPDATE_ALL for s in call.mutates}
+    return frozenset(at_once | {v.storage for v in trace.values if v.on_host})
 
 
 _NESTED = "::"

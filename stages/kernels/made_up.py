@@ -69,7 +69,7 @@ def _probabilities(tensor: torch.Tensor, around: Around) -> None:
     if tensor.is_complex():
         tensor.copy_(torch.rand(tensor.shape, device=tensor.device).mul_(0.48).add_(0.5))
     else:
-        tensor.uniform_(0.5, 0.98) if tensor.itemsize > 1 else tensor.copy_(torch.full((), 0.75))
+        tensor.uniform_(0.5, 0.98) if tensor.itemsize > 1 else tensor.copy_(torch.full((), 0.75, device="cpu"))
 
 
 def _large(tensor: torch.Tensor, around: Around) -> None:

@@ -155,7 +155,7 @@ class _Run:
         self.parameters: list[nn.Parameter] = []
         for _, parameter in chosen:
             shape = tuple(parameter.shape) if real else small(tuple(parameter.shape))
-            content = torch.randn(shape, generator=generator).to(parameter.device, parameter.dtype)
+            content = torch.randn(shape, generator=generator, device="cpu").to(parameter.device, parameter.dtype)
             self.parameters.append(nn.Parameter(content))
         of = {id(p): stand_in for (_, p), stand_in in zip(chosen, self.parameters)}
         self.optimizer = twin_of(optimizer, of, states=states)
@@ -168,7 +168,7 @@ class _Run:
 
     def _gradients(self, step: int) -> list[torch.Tensor | None]:
         made: list[torch.Tensor | None] = [
-            (torch.randn(p.shape, generator=self._generator) * SCALES[step]).to(p.device, p.dtype)
+            (torch.randn(p.shape, generator=self._generator, device="cpu") * SCALES[step]).to(p.device, p.dtype)
             for p in self.parameters
         ]
         if step == ABSENT:

@@ -85,7 +85,7 @@ def twin_of(
     for parameter in parameters_of(optimizer):
         memo[id(parameter)] = stand_ins.get(id(parameter))
         if memo[id(parameter)] is None:
-            memo[id(parameter)] = nn.Parameter(torch.empty(0), requires_grad=False)
+            memo[id(parameter)] = nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
     originals = list(inner_optimizers(optimizer))
     twins: list[Any] = []
     for original in originals:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stowage.stages.ir.arguments import map_arguments, split_receiver, spread_out
-from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SPREAD
+from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SEALS, SPREAD, without_overload
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import USUAL, Around, Form, Kind, made_up
 
@@ -54,19 +54,38 @@ def make_arguments(
     around = around_of(call, trace)
     for read in call.reads:
         maker = trace.calls[trace.values[read].call] if trace.values[read].call >= 0 else None
-        if maker is not None and maker.target in OPAQUE and read not in tensors:
-            args, kwargs = make_arguments(maker, trace, device, kind)
-            with torch.enable_grad():
-                tensors.update(zip(maker.returns, operator_of(maker.target)(*args, **kwargs)))
+        if maker is not None and is_sealed(maker, call) and read not in tensors:
+            tensors.update(sealed_outputs(maker, trace, device, kind))
 
     def leaf(key: str, content: Any) -> Any:
         if key != "value":
             return constant_of(key, content, device)
         if content not in tensors:
-            tensors[content] = made_up(form_of(trace.values[content]), device, kind, around)
+            value = trace.values[content]
+            tensors[content] = made_up(form_of(value), place_of(value, device), kind, around)
         return tensors[content]
 
     return map_arguments(call.arguments, leaf)
+
+
+def is_sealed(maker: Call, reader: Call) -> bool:
+    """Whether what `reader` reads of `maker` cannot be made up; see `SEALS`."""
+    return SEALS.get(without_overload(maker.target)) == without_overload(reader.target)
+
+
+def sealed_outputs(
+    maker: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
+) -> dict[int, torch.Tensor]:
+    """What the call really returns for its reader, by value."""
+    args, kwargs = make_arguments(maker, trace, device, kind)
+    with torch.set_grad_enabled(maker.target in OPAQUE):
+        made = operator_of(maker.target)(*args, **kwargs)
+    return {v: t for v, t in zip(maker.returns, made, strict=True) if v >= 0}
+
+
+def place_of(value: Value, device: torch.device) -> torch.device:
+    """Where a value is in a step on `device`."""
+    return torch.device("cpu") if value.on_host else device
 
 
 def tensors_in(args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -88,6 +107,6 @@ def constant_of(key: str, content: Any, device: torch.device) -> Any:
         case "complex":
             return complex(*content)
         case "device":
-            return device
+            return torch.device("cpu") if torch.device(content).type == "cpu" else device
         case _:
             return getattr(torch, content)

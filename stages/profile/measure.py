@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from stowage.stages.device import Device
+from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.kernels import Outputs, kinds_of, outputs_of
+from stowage.stages.kernels import Kind, Outputs, kinds_of, outputs_of
 from stowage.stages.profile.arguments import kernel_of, make_arguments, tensors_in
+from stowage.stages.profile.indices import moved_inside
 from stowage.stages.profile.returned import is_compared
 
 
@@ -58,10 +60,10 @@ def returned(call: Call, trace: TraceTables, kind: str) -> Outputs | None:
     operator, target = _operator(call), torch.device(kind)
     for contents in kinds_of(call.target):
         try:
-            args, kwargs = make_arguments(call, trace, target, contents)
+            args, kwargs = _inside(call, trace, target, contents)
             return outputs_of(operator(*args, **kwargs), tensors_in(args, kwargs))
-        except Exception:  # whatever an operator raises at contents outside its domain
-            continue
+        except Exception as problem:  # whatever an operator raises at contents outside its domain
+            raise_if_failed(problem, call.target)
     return None
 
 
@@ -76,7 +78,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
     error: Exception | None = None
     for contents in kinds_of(call.target):
         try:
-            args, kwargs = make_arguments(call, trace, target, contents)
+            args, kwargs = _inside(call, trace, target, contents)
             result = operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
             outputs = outputs_of(result, tensors_in(args, kwargs)) if is_compared(call) else None
             del result
@@ -84,8 +86,16 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
         except NotImplementedError as problem:
             raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
         except Exception as problem:  # contents outside its domain: others may do
+            raise_if_failed(problem, call.target)
             error = error or problem
     raise MadeUpError(str(error))
+
+
+def _inside(call: Call, trace: TraceTables, target: torch.device, contents: Kind) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments whose indices point into what they index: on a GPU others end the process."""
+    args, kwargs = make_arguments(call, trace, target, contents)
+    moved_inside(call.target, args)
+    return args, kwargs
 
 
 def _operator(call: Call) -> Callable[..., Any]:

@@ -10,13 +10,22 @@ from typing import Any
 
 import torch
 
-from stowage.stages.device import Device
+from stowage.stages.device import Clock, Device
+from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import Form, made_up
-from stowage.stages.profile.arguments import as_called, constant_of, form_of, kernel_of, make_arguments, operator_of
+from stowage.stages.profile.arguments import (
+    as_called,
+    constant_of,
+    form_of,
+    is_sealed,
+    kernel_of,
+    place_of,
+    sealed_outputs,
+)
 from stowage.stages.profile.indices import moved_inside
 from stowage.stages.profile.line import Line, Read, resolve
 from stowage.stages.profile.windows import Window
@@ -75,24 +84,31 @@ class WindowRun:
     def times(self) -> list[tuple[str, float]]:
         """Run it: signature and seconds of each timed call, `bookkeeping_s` included."""
         values = dict(self._given)
-        found: list[tuple[str, float]] = []
+        clock = self._device.clock(len(self._lines))
+        ended: list[bool] = []
         for line in self._lines:
             args, kwargs = _resolved(line, values)
-            found.append((line.signature, self._timed(line, args, kwargs, values)))
-        return found[self._lead :]
+            ended.append(self._timed(clock, line, args, kwargs, values))
+        seconds = iter(clock.seconds())
+        times = [next(seconds) if end else 0.0 for end in ended]
+        return [(line.signature, time_s) for line, time_s in zip(self._lines, times, strict=True)][self._lead :]
 
-    def _timed(self, line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> float:
+    def _timed(self, clock: Clock, line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> bool:
+        """Whether the call took its arguments."""
         try:
             self._bent |= moved_inside(line.target, args)
-            return self._device.time_s(partial(_execute, line, args, kwargs, values))
-        except Exception:  # whatever an operator raises
+            clock.run(partial(_execute, line, args, kwargs, values))
+        except Exception as problem:  # whatever an operator raises
+            raise_if_failed(problem, line.target)
             self.failing.add(line.signature)
             for value in line.returns:
                 if value >= 0:
-                    values[value] = made_up(form_of(self._trace.values[value]), self._target)
+                    made = self._trace.values[value]
+                    values[value] = made_up(form_of(made), place_of(made, self._target))
             for value in line.dead:
                 del values[value]
-            return 0.0
+            return False
+        return True
 
     def written(self) -> Written | None:
         """The timed calls as one function, if there is one."""
@@ -107,7 +123,7 @@ class WindowRun:
             _execute(line, args, kwargs, values)
         args = [values[value] for value in written.reads]
         outlive: list[Any] = []
-        return self._device.time_s(lambda: outlive.append(written.function(*args)))
+        return self._device.time_s(lambda: outlive.append(written.function(*args)), calls=len(self._lines))
 
     def _make(self, window: Window) -> dict[int, torch.Tensor]:
         """Every value that calls of the window read and none of them makes."""
@@ -117,21 +133,19 @@ class WindowRun:
         for call in window.calls:
             for read in call.reads:
                 if read not in made and read not in found:
-                    found.update(self._given_values(self._trace.values[read], bases))
+                    found.update(self._given_values(self._trace.values[read], call, bases))
             made.update(call.returns)
         return found
 
-    def _given_values(self, value: Value, bases: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _given_values(self, value: Value, reader: Call, bases: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         maker = self._trace.calls[value.call] if value.call >= 0 else None
-        if maker is not None and maker.target in OPAQUE:
-            args, kwargs = make_arguments(maker, self._trace, self._target)
-            with torch.enable_grad():
-                made = operator_of(maker.target)(*args, **kwargs)
-            return {v: t for v, t in zip(maker.returns, made, strict=True) if v >= 0}
+        if maker is not None and is_sealed(maker, reader):
+            return sealed_outputs(maker, self._trace, self._target)
+        target = place_of(value, self._target)
         dtype = getattr(torch, value.dtype)
         if value.storage not in bases:
             elements = max(1, self._trace.storages[value.storage].nbytes // dtype.itemsize)
-            few = made_up(Form(dtype, (min(elements, PATTERN),), (1,)), self._target)
+            few = made_up(Form(dtype, (min(elements, PATTERN),), (1,)), target)
             if self._trace.storages[value.storage].role == "parameter" and len(value.shape) > 1:
                 few = _as_initialized(few, math.prod(value.shape[1:]))
             bases[value.storage] = few.repeat(-(-elements // PATTERN))[:elements]
@@ -162,7 +176,10 @@ def _as_initialized(weights: torch.Tensor, fan_in: int) -> torch.Tensor:
 def bookkeeping_s(device: Device) -> float:
     """What `WindowRun.times` adds to each call: the median of many that do nothing, seconds."""
     line = Line("", "", lambda left, right: left, [], {}, returns=(0,), dead=(0,))
-    return statistics.median(device.time_s(partial(_execute, line, [1, 2], {}, {})) for _ in range(NOTHINGS))
+    clock = device.clock(NOTHINGS)
+    for _ in range(NOTHINGS):
+        clock.run(partial(_execute, line, [1, 2], {}, {}))
+    return statistics.median(clock.seconds())
 
 
 def _resolved(line: Line, values: Mapping[int, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from stowage.stages.device import Device, device_of
+from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import UPDATE, UPDATE_ALL
@@ -218,7 +219,8 @@ class _Runs:
         """Of its timed calls, without those in `failing`; None if it does not run on made-up tensors."""
         try:
             return self._passed(window)
-        except Exception:  # whatever an operator raises
+        except Exception as problem:  # whatever an operator raises
+            raise_if_failed(problem, window.timed[0].target)
             return None
 
     @torch.no_grad()

@@ -18,6 +18,18 @@ Keep = Callable[[torch.Tensor, Mapping[str, Any]], dict[str, Any]]
 """Puts a weight and its state back where they live, and says what became of the state."""
 
 
+def bring_counters(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+    """Put what the CPU has counted where an update on the device takes it: with `fused` and `capturable` kernels read
+    the number of steps from the parameter's device, and would read host memory as their own."""
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    if not (group.get("fused") or group.get("capturable")):
+        return
+    state = optimizer.state.get(parameter, {})
+    for key, value in state.items():
+        if torch.is_tensor(value) and value.dim() == 0 and value.device != parameter.device:
+            state[key] = value.to(parameter.device)
+
+
 class UpdatesBelow:
     """Runs the optimizer's own code for one parameter at a time, on tensors in host memory.
 
@@ -44,9 +56,11 @@ class UpdatesBelow:
         """
         group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
         if id(group) not in self._copies:
-            stand_in = nn.Parameter(torch.empty(0, dtype=parameter.dtype))
+            stand_in = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"))
             self._copies[id(group)] = twin_of(self._optimizer, {id(parameter): stand_in})
         settings = {key: value for key, value in group.items() if key != "params"}
+        if "capturable" in settings:  # of CUDA graphs; a CPU's update refuses it, and computes the same without
+            settings["capturable"] = False
         return self._worker.submit(self._update, self._copies[id(group)], settings, tensors, keep)
 
     def _update(

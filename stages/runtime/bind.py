@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from stowage.stages.device.allocator import prepare_allocator
 from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
@@ -60,6 +61,7 @@ def bind(
         )
     if offloading is None and device.type == "cpu":
         keep_freed_memory()
+    prepare_allocator(device)
     return Program(
         load_step(source, source_hash, filename, {c.target for c in trace.calls}),
         model,

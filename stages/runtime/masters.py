@@ -46,7 +46,7 @@ class MasterWeights(torch.optim.Optimizer):
         name = f"{inner.__module__}:{inner.__qualname__}"
         if _class_of(name) is not inner:
             raise ParameterError(f"MasterWeights cannot import {name}: define the optimizer at the top of a module.")
-        defaults = inner([nn.Parameter(torch.zeros(1))], **settings).defaults
+        defaults = inner([nn.Parameter(torch.zeros(1, device="cpu"))], **settings).defaults
         super().__init__(params, {**defaults, "inner": name})
 
     @torch.no_grad()

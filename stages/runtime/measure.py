@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
+from stowage.stages.device.peaks import AllocatorPeaks
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.optimizers import held_by
 from stowage.stages.runtime.program import Program
@@ -23,9 +24,10 @@ class Measurement:
     Attributes:
         loss: its loss.
         resident_bytes: in memory before: parameters, buffers, gradients, optimizer states, batch, constants.
-        peak_bytes: highest device bytes during it, everything included.
+        peak_bytes: highest device bytes during it, everything included; on a GPU whatever the process has there.
         elapsed_s: its wall time; recording the events is in it, starting the profiler is not.
         events: of the allocator; empty on devices that keep totals only.
+        allocator: on a GPU, the allocator's own peaks and retries.
     """
 
     loss: float
@@ -33,12 +35,22 @@ class Measurement:
     peak_bytes: int
     elapsed_s: float
     events: list[AllocatorEvent]
+    allocator: AllocatorPeaks | None = None
 
     def __repr__(self) -> str:
         return (
             f"<one measured iteration: loss {self.loss:.9g}, {time_text(self.elapsed_s)}\n"
             f" peak {size_text(self.peak_bytes)}, of which {size_text(self.resident_bytes)} were in memory before; "
-            f"{len(self.events)} events of the allocator>"
+            f"{self._allocator_text()}>"
+        )
+
+    def _allocator_text(self) -> str:
+        found = self.allocator
+        if found is None:
+            return f"{len(self.events)} events of the allocator"
+        return (
+            f"the allocator was asked for {size_text(found.requested_bytes)}, gave {size_text(found.allocated_bytes)} "
+            f"and held {size_text(found.reserved_bytes)}, with {found.retries} retries"
         )
 
 
@@ -61,12 +73,14 @@ def measure_iteration(
     staging_bytes: int = 0,
 ) -> Measurement:
     """Run one iteration, `run(batch)`, under the profiler; `extra` and `staging_bytes` are in memory besides."""
-    kind = next((p.device.type for p in model.parameters()), "cpu")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     tensors = [*resident_tensors(model, optimizer, batch), *extra]
     resident = unique_bytes(tensors) + staging_bytes
-    measured = device_of(kind).measure(lambda: run(batch), tensors)
+    measured = device_of(device).measure(lambda: run(batch), tensors)
     peak = resident + measured.peak_bytes
-    return Measurement(float(measured.result), resident, peak, measured.elapsed_s, measured.events)
+    if measured.allocator is not None:  # with what libraries keep, and whatever else the process has there
+        peak = measured.allocator.allocated_bytes
+    return Measurement(float(measured.result), resident, peak, measured.elapsed_s, measured.events, measured.allocator)
 
 
 def measure_program(

@@ -26,7 +26,7 @@ from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.updates import gradient_slot, is_gradient_slot
 from stowage.stages.runtime.absence import Absent
 from stowage.stages.runtime.away import arrive, leave
-from stowage.stages.runtime.below import Tensors, UpdatesBelow
+from stowage.stages.runtime.below import Tensors, UpdatesBelow, bring_counters
 from stowage.stages.runtime.clipping import apply_scale
 from stowage.stages.runtime.state_dicts import guard_module, guard_optimizer
 from stowage.stages.runtime.weights import absent
@@ -57,10 +57,10 @@ class _Layout:
         if not alignment or self.device.type != "cpu":
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if all(self.shape) else 0
-        memory = torch.empty(span * self.dtype.itemsize + alignment, dtype=torch.uint8).untyped_storage()
+        memory = torch.empty(span * self.dtype.itemsize + alignment, dtype=torch.uint8, device="cpu").untyped_storage()
         start = -memory.data_ptr() % alignment
         part: Any = memory[start : start + span * self.dtype.itemsize]
-        return torch.empty(0, dtype=self.dtype).set_(part, 0, self.shape, self.stride)
+        return torch.empty(0, dtype=self.dtype, device="cpu").set_(part, 0, self.shape, self.stride)
 
     def meta(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -96,6 +96,7 @@ class Offloading:
         self._under_way: dict[str, _UnderWay] = {}
         self._updating: dict[str, Future[dict[str, Any]]] = {}
         self._updates: UpdatesBelow | None = None
+        self._counted_below: set[str] = set()
         self._update_times: list[tuple[str, float, float]] = []
         self._raw = False
         guard_module(model, self._absent.within)
@@ -136,12 +137,21 @@ class Offloading:
         return {n: self._layouts[n].meta() for n in self._below if n in self._parameters}
 
     def _reserve(self, slots: Sequence[Slot]) -> None:
-        """Room for each. Activations of another batch's program have the same names, and other sizes."""
+        """Room for each. Activations of another batch's program have the same names, and other sizes: the largest has
+        room for the others, which nothing holds between iterations."""
+        spent: list[str] = []
         for slot in slots:
-            known = self._room.get(slot.name, slot.nbytes) >= slot.nbytes
-            self._at[slot.name] = slot.name if known else f"{slot.name} of {slot.nbytes} bytes"
+            place = self._at.setdefault(slot.name, slot.name)
+            if self._room.get(place, slot.nbytes) < slot.nbytes:
+                self._at[slot.name] = f"{slot.name} of {slot.nbytes} bytes"
+                if slot.role == "temporary":
+                    spent.append(place)
             if slot.name not in self._slots:
                 self._family.setdefault(slot.name.partition("::")[0], []).append(slot.name)
+        if spent:
+            self.tier.release(spent)
+            for place in spent:
+                del self._room[place]
         fresh = {self._at[s.name]: s.nbytes for s in slots if self._at[s.name] not in self._room}
         if fresh:
             on_disk = [self._at[s.name] for s in slots if s.home == "disk" and self._at[s.name] in fresh]
@@ -315,6 +325,14 @@ class Offloading:
                 self._below.add(name)
             self._copied.add(name)
         self._copied.add(parameter)
+        self._counted_below.add(parameter)
+
+    def before_update(self, parameter: str) -> None:
+        """An update on the device is next."""
+        if parameter in self._counted_below:
+            assert self._optimizer is not None
+            bring_counters(self._optimizer, self._parameters[parameter])
+            self._counted_below.discard(parameter)
 
     def away(self) -> dict[int, str]:
         """Of parameters and states that are below alone: identity of the tensor that stands for it -> name."""

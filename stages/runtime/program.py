@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.device import current
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
@@ -71,9 +72,10 @@ def constant_tensors(
         flat = (
             torch.frombuffer(bytearray(constant.content), dtype=dtype)
             if constant.content
-            else torch.empty(0, dtype=dtype)
+            else torch.empty(0, dtype=dtype, device="cpu")
         )
-        found[value.source.removeprefix("constant:")] = flat.reshape(value.shape).to(device)
+        place = torch.device("cpu") if value.on_host else device
+        found[value.source.removeprefix("constant:")] = flat.reshape(value.shape).to(place)
     return found
 
 
@@ -169,8 +171,18 @@ class Program:
             raise PlanMismatchError(
                 f"The plan updates parameter {name}, but no optimizer was given: plan with optimizer=None."
             )
+        self._before(name)
         self.updates(name, gradient)
-        if self.offloading is not None:
+        self._after(name)
+
+    def _before(self, *names: str) -> None:
+        for name in names if self.offloading is not None else ():
+            assert self.offloading is not None
+            self.offloading.before_update(name)
+
+    def _after(self, *names: str) -> None:
+        for name in names if self.offloading is not None else ():
+            assert self.offloading is not None
             self.offloading.changed(name)
 
     def _update_some(self, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -179,18 +191,16 @@ class Program:
                 f"The plan updates parameter {next(iter(gradients))}, but no optimizer was given: plan with "
                 "optimizer=None."
             )
+        self._before(*gradients)
         self.updates.some(gradients)
-        for name in gradients if self.offloading is not None else ():
-            assert self.offloading is not None
-            self.offloading.changed(name)
+        self._after(*gradients)
 
     def _update_all(self, gradients: Mapping[str, torch.Tensor]) -> None:
         if self.updates is None:
             raise PlanMismatchError("The plan updates all parameters, but no optimizer was given.")
+        self._before(*gradients)
         self.updates.together(gradients)
-        if self.offloading is not None:
-            for name in gradients:
-                self.offloading.changed(name)
+        self._after(*gradients)
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration; returns the loss."""
@@ -229,7 +239,7 @@ class Program:
         if self.updates is not None:
             self.updates.refresh()
         try:
-            with below_autograd():
+            with current(self.device), below_autograd():
                 result = self._step(run)
             if self.recorder is not None:
                 self.recorder.end()

@@ -243,7 +243,7 @@ class TensorFile:
     def get(self, name: str) -> torch.Tensor:
         """One tensor, in memory of its own."""
         form = self.forms[name]
-        made = torch.empty(form.shape, dtype=form.dtype)
+        made = torch.empty(form.shape, dtype=form.dtype, device="cpu")
         self.read(name, made)
         return made
 
@@ -257,7 +257,7 @@ class TensorFile:
             file.seek(self._starts[name])
             for piece in _pieces(target):
                 straight = piece.device.type == "cpu" and piece.is_contiguous()
-                flat = piece if straight else torch.empty(piece.shape, dtype=piece.dtype)
+                flat = piece if straight else torch.empty(piece.shape, dtype=piece.dtype, device="cpu")
                 if flat.numel():
                     self._fill(file, memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())).cast("B"))
                 if not straight:

@@ -50,7 +50,7 @@ def write_torch(path: Path, item: Any, like: Callable[[torch.Tensor], torch.Tens
 def _hollow(like: torch.Tensor) -> torch.Tensor:
     """Inside of a fake mode: a tensor without memory, on the CPU, where `torch.load` is to make it."""
     stride = like.stride() if is_dense(like) else torch.empty(like.shape, device="meta").stride()
-    return torch.empty_strided(like.shape, stride, dtype=like.dtype)
+    return torch.empty_strided(like.shape, stride, dtype=like.dtype, device="cpu")
 
 
 def _put(sink: Sink, hole: torch.Tensor, content: torch.Tensor) -> None:

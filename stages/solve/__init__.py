@@ -4,6 +4,7 @@ from stowage.stages.solve.at_once import keep_everything_at_once, same_rows
 from stowage.stages.solve.batch import FractionalBatch, fractional_batch, growth_of
 from stowage.stages.solve.offload import Below
 from stowage.stages.solve.request import PlanRequest, check_method
+from stowage.stages.solve.reserve import Reserve
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
 from stowage.stages.solve.tiers import tier_below
 from stowage.stages.solve.variants import Variant, solve_variants
@@ -12,6 +13,7 @@ __all__ = [
     "Below",
     "FractionalBatch",
     "PlanRequest",
+    "Reserve",
     "Solved",
     "Variant",
     "check_method",

@@ -12,7 +12,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import rewrite_of, variants_of
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import PlanRequest, Variant, eager_peak_bytes, solve_variants, tier_below
+from stowage.stages.solve import PlanRequest, Reserve, Variant, eager_peak_bytes, solve_variants, tier_below
 
 
 def main() -> None:
@@ -43,20 +43,20 @@ def main() -> None:
         here=False,
     )
     eager = eager_peak_bytes(trace, variants[0].nodes)
-    solved = solve_variants(
-        variants,
-        read_rows(ARTIFACTS / "options" / "options.parquet", Option),
-        PlanRequest(
-            device_budget_bytes=resolve_budget(wanted.device_budget, eager),
-            method=wanted.method,
-            slots=wanted.memory_slots,
-            device=target.name,
-            device_fingerprint=target.fingerprint,
-            time_limit_s=settings.options.time_limit_s,
-            seed=settings.options.seed,
-            below=below,
-        ),
+    reserve = Reserve(target, resolve_budget(wanted.device_budget, eager), trace)
+    request = PlanRequest(
+        device_budget_bytes=reserve.usable_bytes,
+        method=wanted.method,
+        slots=wanted.memory_slots,
+        device=target.name,
+        device_fingerprint=target.fingerprint,
+        time_limit_s=settings.options.time_limit_s,
+        seed=settings.options.seed,
+        below=below,
     )
+    options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
+    with reserve.counted():
+        solved = reserve.stated(solve_variants(variants, options, request))
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)

@@ -63,6 +63,9 @@ class Lowering:
                 self._lower(node)
             elif node.op == "output":
                 self._outputs(node)
+        if any(tensor.device.type != "cpu" for tensor in self._tensors):
+            places = zip(self.values, self._tensors, strict=True)
+            self.values = [replace(v, on_host=True) if t.device.type == "cpu" else v for v, t in places]
 
     def _identifier(self, text: str) -> str:
         base = re.sub(r"\W", "_", text, flags=re.ASCII)

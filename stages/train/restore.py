@@ -221,7 +221,7 @@ def _prepared(
         names = {s.name for s in late}
 
         def read(name: str) -> torch.Tensor:
-            return torch.zeros((), dtype=file.forms[name].dtype) if name in names else file.get(name)
+            return torch.zeros((), dtype=file.forms[name].dtype, device="cpu") if name in names else file.get(name)
 
         state = unpack(packed, read)
         sizes = [len(group["params"]) for group in state["param_groups"]]

@@ -198,4 +198,4 @@ def _encode(texts: list[str], directory: str | Path) -> torch.Tensor:
     ids: list[int] = []
     for text in texts:
         ids += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] + end
-    return torch.tensor(ids, dtype=torch.int64)
+    return torch.tensor(ids, dtype=torch.int64, device="cpu")

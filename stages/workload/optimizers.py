@@ -76,7 +76,7 @@ def optimizer_factory(name: str, arguments: Mapping[str, Any] | None = None) -> 
 
 def _try_optimizer(make: MakeOptimizer, label: str) -> None:
     """Two steps on a weight; the numbers do not matter."""
-    parameters = [nn.Parameter(torch.zeros(2, 2))]
+    parameters = [nn.Parameter(torch.zeros(2, 2, device="cpu"))]
     optimizer = make(parameters)
     try:
         with warnings.catch_warnings():
@@ -127,9 +127,14 @@ def scheduler_factory(
 def _try(make: MakeScheduler, label: str, like: torch.optim.Optimizer | None, steps: int) -> None:
     """All steps of a schedule, on the settings of an optimizer alone."""
     if like is None:
-        hollow: torch.optim.Optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+        hollow: torch.optim.Optimizer = torch.optim.SGD(
+            [nn.Parameter(torch.zeros(1, device="cpu"))], lr=0.1, momentum=0.9
+        )
     else:
-        groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in copy.deepcopy(_settings(like))]
+        groups = [
+            {**group, "params": [nn.Parameter(torch.zeros(1, device="cpu"))]}
+            for group in copy.deepcopy(_settings(like))
+        ]
         hollow = cast(Any, type(like))(groups)
     schedule = make(hollow)
     with warnings.catch_warnings():

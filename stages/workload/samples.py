@@ -60,7 +60,7 @@ def _tokens(config: Any, batch_size: int, length: int, draw: torch.Generator) ->
     limit = getattr(config, "max_position_embeddings", None)
     if isinstance(limit, int) and 0 < limit < length:
         raise ParameterError(f"trace.sequence_length is {length}, but the model has positions for {limit} tokens only.")
-    ids = torch.randint(0, config.vocab_size, (batch_size, length), generator=draw)
+    ids = torch.randint(0, config.vocab_size, (batch_size, length), generator=draw, device="cpu")
     return {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -68,8 +68,10 @@ def _images(config: Any, batch_size: int, length: int, draw: torch.Generator) ->
     size = getattr(config, "image_size", length)
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return {
-        "pixel_values": torch.randn(batch_size, getattr(config, "num_channels", 3), height, width, generator=draw),
-        "labels": torch.randint(0, max(config.num_labels, 2), (batch_size,), generator=draw),
+        "pixel_values": torch.randn(
+            batch_size, getattr(config, "num_channels", 3), height, width, generator=draw, device="cpu"
+        ),
+        "labels": torch.randint(0, max(config.num_labels, 2), (batch_size,), generator=draw, device="cpu"),
     }
 
 
@@ -78,6 +80,8 @@ def _speech(config: Any, batch_size: int, length: int, draw: torch.Generator) ->
     if length > limit:
         raise ParameterError(f"trace.sequence_length is {length}, but the model has positions for {limit} tokens only.")
     return {
-        "input_features": torch.randn(batch_size, config.num_mel_bins, 2 * config.max_source_positions, generator=draw),
-        "labels": torch.randint(0, config.vocab_size, (batch_size, length), generator=draw),
+        "input_features": torch.randn(
+            batch_size, config.num_mel_bins, 2 * config.max_source_positions, generator=draw, device="cpu"
+        ),
+        "labels": torch.randint(0, config.vocab_size, (batch_size, length), generator=draw, device="cpu"),
     }

@@ -220,8 +220,19 @@ def context() -> tuple[tuple[str, str], ...]:
     )
     state.append(("the number of global module hooks", str(hooks)))
     state.append(("the default dtype", _dtype(torch.get_default_dtype())))
+    state.append(("kernels that attention may take", _attention()))
+    state.append(("cuDNN", "on" if torch._C._get_cudnn_enabled() else "off"))
+    state.append(("oneDNN", "on" if torch._C._get_mkldnn_enabled() else "off"))
     state.append(("deterministic algorithms", "on" if torch.are_deterministic_algorithms_enabled() else "off"))
     return tuple(state)
+
+
+def _attention() -> str:
+    """Switches for which of its kernels `scaled_dot_product_attention` asks, in the order in which they are tried."""
+    ask = torch._C
+    order = getattr(ask, "_get_sdp_priority_order", None)
+    on = (ask._get_flash_sdp_enabled(), ask._get_mem_efficient_sdp_enabled(), ask._get_math_sdp_enabled())
+    return f"{on} {ask._get_cudnn_sdp_enabled()} {order() if order is not None else ''}"
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -150,7 +150,7 @@ def test_a_window_computes_what_its_calls_say(monkeypatch: pytest.MonkeyPatch) -
     assert [c.call for c in window.calls] == [c.call for c in trace.calls]
     given_now = dict(model.state_dict(keep_vars=True))
 
-    def real(run: WindowRun, value: Value, bases: object) -> dict[int, torch.Tensor]:
+    def real(run: WindowRun, value: Value, reader: object, bases: object) -> dict[int, torch.Tensor]:
         name = value.source.partition(":")[2]
         tensor = given_now[name].detach().clone() if name in given_now else x
         return {value.value: tensor}

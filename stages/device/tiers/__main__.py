@@ -21,7 +21,7 @@ def _tensors(aligned: bool) -> list[torch.Tensor]:
     """Float tensors at a page, or 64 bytes behind one, as torch's allocator has them."""
     made = []
     for _ in range(TENSORS):
-        memory = torch.randint(256, (TENSOR_BYTES + 2 * PAGE,), dtype=torch.uint8)
+        memory = torch.randint(256, (TENSOR_BYTES + 2 * PAGE,), dtype=torch.uint8, device="cpu")
         start = -memory.data_ptr() % PAGE + (0 if aligned else 64)
         made.append(memory[start : start + TENSOR_BYTES].view(torch.float32))
     return made
@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("threads", nargs="?", type=int, default=DISK_THREADS, help="each way")
     given = parser.parse_args(words)
     folder, chunk, threads = given.folder, given.chunk << 20, given.threads
-    a, b = torch.randn(2, 768, 768)
+    a, b = torch.randn(2, 768, 768, device="cpu")
     try:
         tier = DiskTier(folder, chunk_bytes=chunk, threads=threads)
     except StowageError as error:

@@ -109,6 +109,11 @@ class Tier(Protocol):
         """
         ...
 
+    def release(self, names: Collection[str]) -> None:
+        """Slots that nobody will use any more; no transfer of them is under way. Their room serves others, or goes back
+        to the system once all that came with it is released."""
+        ...
+
     def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
         """Start copying a tensor into its slot."""
         ...

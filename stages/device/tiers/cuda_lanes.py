@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from stowage.stages.device.host_rates import give_back_pinned
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import StowageError, size_text
 
@@ -56,6 +57,10 @@ class DeviceLanes(Protocol):
         """Return when both directions are idle."""
         ...
 
+    def give_back(self) -> None:
+        """Give memory of `pinned` that nobody holds any more back to the system."""
+        ...
+
 
 class CudaLanes:
     """See `DeviceLanes`."""
@@ -65,9 +70,11 @@ class CudaLanes:
     def __init__(self, device: torch.device) -> None:
         if not torch.cuda.is_available():
             raise StowageError("The pinned tier needs a CUDA device, and there is none: use the disk tier.")
-        self._device = device
         stream: Any = torch.cuda.Stream
         event: Any = torch.cuda.Event
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._device = device
         self._sides: dict[Stream, Any] = {"offload": stream(device), "reload": stream(device)}
         self._zero = event(enable_timing=True)
         self._zero.record(torch.cuda.current_stream(device))
@@ -77,7 +84,7 @@ class CudaLanes:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """See `DeviceLanes`."""
         try:
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             raise StowageError(
                 f"No {size_text(nbytes)} ({nbytes} bytes) of pinned host memory can be had: lower the host "
@@ -95,7 +102,7 @@ class CudaLanes:
     def record(self, stream: Any) -> Any:
         """See `DeviceLanes`."""
         event: Any = torch.cuda.Event
-        made = event(enable_timing=True)
+        made = event(enable_timing=True, blocking=True)  # who waits leaves the core to updates
         made.record(stream)
         return made
 
@@ -124,3 +131,7 @@ class CudaLanes:
         """See `DeviceLanes`."""
         for stream in self._sides.values():
             stream.synchronize()
+
+    def give_back(self) -> None:
+        """See `DeviceLanes`."""
+        give_back_pinned()

@@ -84,6 +84,9 @@ class DiskTier:
         self._end = 0
         self._slots = Slots()
         self._place: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._gaps: list[tuple[int, int]] = []
+        """Start and bytes of room that was released."""
         self._last: dict[str, list[Job]] = {}
         """Of each slot: its last offload, then the reloads since that are not complete."""
         self._issue = threading.Lock()
@@ -127,14 +130,36 @@ class DiskTier:
         """See `Tier`. Space is allocated now: a disk that is full says so before the first step."""
         del on_disk  # everything is
         new = self._slots.new(slots)
-        places, end = {}, self._end
+        places, end, gaps = dict[str, int](), self._end, list(self._gaps)
         for name, nbytes in new.items():
-            places[name] = end
-            end += -(-nbytes // PAGE) * PAGE
+            size = -(-nbytes // PAGE) * PAGE
+            gap = next((g for g in gaps if g[1] >= size), None)
+            if gap is None:
+                places[name] = end
+                end += size
+                continue
+            places[name] = gap[0]
+            gaps.remove(gap)
+            if gap[1] > size:
+                gaps.append((gap[0] + size, gap[1] - size))
         if end > self._end:
             self._allocate(end)
+        self._gaps = gaps
         self._place.update(places)
+        self._sizes.update({name: -(-nbytes // PAGE) * PAGE for name, nbytes in new.items()})
         self._slots.add(new)
+
+    def release(self, names: Collection[str]) -> None:
+        """See `Tier`. The file keeps its size; new slots lie in the gaps."""
+        with self._issue:
+            for name in names:
+                for job in self._last.pop(name, []):
+                    job.wait()
+                start = self._place.pop(name, None)
+                if start is not None:
+                    self._gaps.append((start, self._sizes.pop(name)))
+            self._gaps.sort()
+            self._slots.drop(names)
 
     def _allocate(self, end: int) -> None:
         need = end - self._end
@@ -165,7 +190,7 @@ class DiskTier:
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """See `HostMemory`: a copy, in RAM."""
-        memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         self._start(RELOAD, name, memory, None).wait()
         return memory
 
@@ -208,6 +233,8 @@ class DiskTier:
     def close(self) -> None:
         """See `Tier`. With `keep` the file stays, and is the caller's."""
         self._close()
+        if self._device is not None:
+            self._device.give_back()
 
 
 def _pinned_staging(lanes: DeviceLanes, count: int, nbytes: int) -> list[Staging]:

@@ -157,6 +157,19 @@ class PinnedTier:
                 self._held[name] = _Slot(buffer[start : start + new[name]])
                 self._slots.add({name: new[name]})
 
+    def release(self, names: Collection[str]) -> None:
+        """See `Tier`. A buffer goes when all its slots have gone."""
+        for name in names:
+            slot = self._held.pop(name, None)
+            for event in [*([slot.written] if slot.written is not None else []), *slot.read] if slot else ():
+                self.lanes.finish(event)
+        self._slots.drop(names)
+        held = {slot.content.untyped_storage().data_ptr() for slot in self._held.values()}
+        kept = [buffer for buffer in self._buffers if buffer.untyped_storage().data_ptr() in held]
+        if len(kept) < len(self._buffers):
+            self._buffers = kept
+            self.lanes.give_back()
+
     def offload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
         """See `Tier`."""
         check_movable(name, tensor, (self.lanes.kind,))
@@ -207,6 +220,7 @@ class PinnedTier:
         self._unwaited.clear()
         self._held.clear()
         self._buffers.clear()
+        self.lanes.give_back()
 
     def _start(self, stream: Stream, name: str, held: Sequence[torch.Tensor], after: Sequence[Any]) -> _PinnedTransfer:
         """Put a copy on its stream, after the compute stream as it is now and after `after`."""

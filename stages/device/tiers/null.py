@@ -128,6 +128,12 @@ class NullTier:
         del on_disk
         self._slots.add(self._slots.new(slots))
 
+    def release(self, names: Collection[str]) -> None:
+        """See `Tier`."""
+        self._slots.drop(names)
+        for name in names:
+            self._content.pop(name, None)
+
     def offload(self, name: str, tensor: torch.Tensor) -> _NullTransfer:
         """See `Tier`.
 
@@ -170,7 +176,7 @@ class NullTier:
         """See `Tier`."""
         nbytes = like.numel() * like.element_size()
         if name not in self._content:
-            self._content[name] = torch.zeros(nbytes, dtype=torch.uint8)
+            self._content[name] = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
         view = self._content[name][:nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         self._slots.write(name, view)
         return view

@@ -19,16 +19,17 @@ HEAP_BYTES = 32 << 20
 with 4 MiB here, and no such limit, the kernel zeroes pages for a third of the time of a step that offloads."""
 
 
-def open_tier(kind: str, folder: str | Path | None) -> Tier:
-    """Below `cuda` pinned host memory, with a file in `folder` behind it if that is named; below `cpu` the file alone,
-    and freed memory goes back to the system.
+def open_tier(device: torch.device | str, folder: str | Path | None) -> Tier:
+    """Below a GPU pinned host memory, with a file in `folder` behind it if that is named; below `cpu` the file alone,
+    and freed memory goes back to the system. `cuda` is the current GPU.
 
     Raises:
         StowageError: the folder cannot be used, or there is none.
     """
-    if kind != "cpu":
-        host = PinnedTier(kind)
-        return host if folder is None else StagedTier(host, DiskTier(folder, lanes=CudaLanes(torch.device(kind))))
+    device = torch.device(device)
+    if device.type != "cpu":
+        host = PinnedTier(device)
+        return host if folder is None else StagedTier(host, DiskTier(folder, lanes=CudaLanes(device)))
     if folder is None:
         raise PlanMismatchError("The plan offloads to disk, and offload_dir is empty: name the folder, or plan again.")
     return_freed_memory(HEAP_BYTES)

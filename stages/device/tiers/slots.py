@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -34,6 +34,12 @@ class Slots:
     def add(self, slots: Mapping[str, int]) -> None:
         """Take up new ones."""
         self._nbytes.update(slots)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget slots."""
+        for name in names:
+            self._nbytes.pop(name, None)
+            self._written.pop(name, None)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """An offload into the slot starts."""

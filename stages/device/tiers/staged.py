@@ -67,6 +67,13 @@ class StagedTier:
         self._on_disk |= there
         self._in_host |= slots.keys() - there
 
+    def release(self, names: Collection[str]) -> None:
+        """See `Tier`."""
+        self.disk.release([n for n in names if n in self._on_disk])
+        self.host.release([n for n in names if n in self._in_host])
+        self._on_disk.difference_update(names)
+        self._in_host.difference_update(names)
+
     def _place(self, name: str) -> PinnedTier | DiskTier:
         return self.disk if name in self._on_disk else self.host
 

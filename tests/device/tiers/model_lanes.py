@@ -78,6 +78,9 @@ class ModelLanes:
         while not event.complete:
             self._one()
 
+    def give_back(self) -> None:
+        """Nothing is kept."""
+
     def time_s(self, event: Event) -> float:
         return float(event.place)
 

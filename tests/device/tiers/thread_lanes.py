@@ -81,6 +81,9 @@ class ThreadLanes:
     def finish(self, event: Event) -> None:
         event.reached.wait()
 
+    def give_back(self) -> None:
+        """Nothing is kept."""
+
     def time_s(self, event: Event) -> float:
         return event.time_s
 

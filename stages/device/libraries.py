@@ -1,0 +1,32 @@
+"""Device memory that no tensor of a step shows: workspaces that libraries keep, and what lies outside of the allocator.
+
+cuBLAS takes a workspace for each handle and stream from PyTorch's allocator at the first product and keeps it (some 32
+MiB on recent cards); the context, loaded kernels and cuDNN's own handles are outside of the allocator.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def kept_by_libraries(device: torch.device) -> int:
+    """Bytes that stay allocated after a matrix product of each type and a convolution have run, on a stream where none
+    has run before: what a process takes once."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.cuda.stream(stream):
+        for dtype in (torch.float32, torch.bfloat16):
+            a = torch.ones(256, 256, device=device, dtype=dtype)
+            torch.addmm(a[0], a, a)
+            image = torch.ones(1, 8, 16, 16, device=device, dtype=dtype)
+            torch.nn.functional.conv2d(image, torch.ones(8, 8, 3, 3, device=device, dtype=dtype))
+            del a, image
+    torch.cuda.synchronize(device)
+    return max(0, torch.cuda.memory_allocated(device) - before)
+
+
+def outside_the_allocator(device: torch.device) -> int:
+    """Bytes in use on the card that PyTorch's allocator does not hold: the context, kernels, and other processes."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device))

@@ -1,0 +1,50 @@
+"""What a plan leaves of the budget to the device's allocator; see `DeviceDescription.reserve_bytes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve.select import Solved
+
+
+class Reserve:
+    """Of one budget.
+
+    Attributes:
+        nbytes: what is left to the allocator.
+        usable_bytes: what a plan may take.
+    """
+
+    def __init__(self, target: DeviceDescription, budget_bytes: int, trace: TraceTables) -> None:
+        self._target, self._budget_bytes, self._storages = target, budget_bytes, len(trace.storages)
+        self.nbytes = target.reserve_bytes(budget_bytes, self._storages)
+        self.usable_bytes = budget_bytes - self.nbytes
+
+    def stated(self, solved: Solved) -> Solved:
+        """The plan, which says what it leaves."""
+        return replace(solved, summary=replace(solved.summary, reserve_bytes=self.nbytes)) if self.nbytes else solved
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A block that plans within `usable_bytes`.
+
+        Raises:
+            Infeasible: of the whole budget.
+        """
+        try:
+            yield
+        except Infeasible as error:
+            if not self.nbytes:
+                raise
+            smallest = error.smallest_feasible_bytes
+            for _ in range(60):  # the reserve is in part a share of the budget
+                whole = error.smallest_feasible_bytes + self._target.reserve_bytes(smallest, self._storages)
+                if whole <= smallest:
+                    break
+                smallest = whole
+            raise replace(error, budget_bytes=self._budget_bytes, smallest_feasible_bytes=smallest) from None
