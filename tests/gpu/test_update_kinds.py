@@ -41,7 +41,7 @@ def test_on_the_device(kind: str, device: str) -> None:
 def test_by_the_cpu(kind: str, max_grad_norm: float | None, device: str) -> None:
     case = case_of(kind, device, max_grad_norm=max_grad_norm)
     assert any(s.kind == "update" for s in below(traced(case)).steps)
-    assert_close(planned(case, below, a_tier(device)), plainly(case), device)
+    assert_close(case, planned(case, below, a_tier(device)), plainly(case))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +51,7 @@ def test_by_turns(kind: str, device: str) -> None:
     case = case_of(kind, device)
     tier = a_tier(device)
     training = Planned(case, below, tier, [Traced.stream_all, below, Traced.keep_all])
-    assert_close(training.train(8), plainly(case, 8), device)
+    assert_close(case, training.train(8), plainly(case, 8))
     tier.close()
 
 
@@ -63,11 +63,5 @@ def test_float32_masters_of_bfloat16_weights(make: MakeOptimizer, where: str, de
     assert "master" in states
     if where == "device":
         assert differences(planned(case, Traced.stream_all, a_tier(device)), plainly(case)) == []
-        return
-    found, expected = planned(case, below, a_tier(device)), plainly(case)
-    if device == "cpu":
-        assert differences(found, expected) == []
-        return
-    assert found.losses == pytest.approx(expected.losses, rel=2e-2), "a weight may round to its other neighbour"
-    for name in (n for n in expected.tensors if n.endswith("::master")):
-        assert float((found.tensors[name] - expected.tensors[name]).abs().max()) < 4e-2, name
+    else:  # a weight may round to its other neighbour in bfloat16
+        assert_close(case, planned(case, below, a_tier(device)), plainly(case), part=0.1, loss=2e-2)
