@@ -94,20 +94,26 @@ class Planned:
     """
 
     def __init__(
-        self, case: Case, schedule: Schedule, tier: Tier | None = None, others: Iterable[Schedule] = ()
+        self,
+        case: Case,
+        schedule: Schedule,
+        tier: Tier | None = None,
+        others: Iterable[Schedule] = (),
+        of: Callable[[Case, int], Traced] = traced,
     ) -> None:
-        """`others`: schedules that take turns with the first one, update by update."""
+        """`others`: schedules that take turns with the first one, update by update; `of` gives what they schedule."""
         self.case = case
         self.model, self.batches = case.build()
         self.optimizer = case.optimizer(self.model.parameters())
         self.offloading = Offloading(tier, self.model, self.optimizer) if tier is not None else None
+        self._of = of
         self._rounds = [self._programs(one) for one in (schedule, *others)]
         self._next = 0
 
     def _programs(self, schedule: Schedule) -> list[Program]:
         found: list[Program] = []
         for number in range(self.case.micro_batches):
-            one = traced(self.case, number)
+            one = self._of(self.case, number)
             found.append(one.program(schedule(one), self.model, self.optimizer, self.offloading))
         return found
 
