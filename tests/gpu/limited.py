@@ -79,16 +79,13 @@ def run(case: Case, folder: Path) -> Held:
             training.programs[0], training.model, training.optimizer, training.batches[0]
         ).peak_bytes
         return Held(losses, most, budget, absent, unread, measured)
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_stats()
-    total = torch.cuda.get_device_properties(0).total_memory
-    limit = (torch.cuda.memory_reserved() + budget) / SHARE
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+    _empty()
+    before, reserved = torch.cuda.memory_stats(), torch.cuda.memory_reserved()
     training = Planned(case, _plan, PinnedTier("cuda"), of=lambda case, number: one)
-    gc.collect()
-    torch.cuda.empty_cache()  # the whole model was on the device until now
-    training.programs[0].enter()
+    training.programs[0].enter()  # the whole model was on the device until now
+    _empty()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + budget) / SHARE / total))
     peaks = Peaks(torch.device("cuda", 0))
     losses = [loss for _ in range(STEPS) for loss in training.step()]
     after = peaks.now()
@@ -106,6 +103,11 @@ def run(case: Case, folder: Path) -> Held:
     )
 
 
+def _empty() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def held(model: str, device: str, folder: Path) -> Held:
     """In this process on the CPU, else in one of its own."""
     if device == "cpu":
@@ -121,6 +123,7 @@ def held(model: str, device: str, folder: Path) -> Held:
 def main(words: list[str]) -> None:
     """Print what was held, as JSON."""
     model, device, folder = words
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     print(json.dumps(dataclasses.asdict(run(Case(model, device, optimizer=fused), Path(folder)))))
 
