@@ -193,6 +193,14 @@ def assert_close(case: Case, found: Trained, expected: Trained, *, part: float =
         assert (found.tensors[name].double() - end).abs().mean() < part * moved, name
 
 
+def expect_known_failures(request: pytest.FixtureRequest, case: Case) -> None:
+    """PyTorch 2.11's fake kernel of the CPU's recurrent layers says that gradients in bfloat16 come out of their
+    backward; they are in float32. So the trace lacks the casts that eager makes, and a step cannot take them."""
+    half = case.autocast or case.dtype == torch.bfloat16
+    if case.model == "recurrent" and case.device == "cpu" and half and torch.__version__.startswith("2.11."):
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="gradients of another type than the trace says"))
+
+
 def a_tier(device: str) -> Tier:
     """Below a device."""
     return NullTier() if device == "cpu" else PinnedTier(device)

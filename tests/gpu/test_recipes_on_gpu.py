@@ -21,6 +21,7 @@ from tests.gpu.side_by_side import (
     a_tier,
     assert_close,
     differences,
+    expect_known_failures,
     plain_step,
     plainly,
     planned,
@@ -32,9 +33,10 @@ below = partial(Traced.stream_all, below=True)
 
 @pytest.mark.parametrize("model", [*TRANSFORMERS, "convolutions", "recurrent"])
 @pytest.mark.parametrize("schedule", [Traced.recompute_all, Traced.stream_all], ids=["recompute", "stream"])
-def test_autocast(model: str, schedule: Schedule, device: str) -> None:
+def test_autocast(model: str, schedule: Schedule, device: str, request: pytest.FixtureRequest) -> None:
     """Casts are part of the recorded step; eager caches those of weights within a forward."""
     case = Case(model, device, autocast=True)
+    expect_known_failures(request, case)
     assert any(v.dtype == "bfloat16" for v in traced(case).trace.values)
     tier = a_tier(device) if schedule is Traced.stream_all else None
     assert differences(planned(case, schedule, tier), plainly(case)) == []

@@ -8,15 +8,16 @@ import torch
 from stowage.stages.runtime.tracing import trace_iteration
 from tests.gpu.by_hand import Traced
 from tests.gpu.cases import MODELS, TRANSFORMERS, Case, adamw, fused
-from tests.gpu.side_by_side import Planned, a_tier, differences, plainly, planned, traced
+from tests.gpu.side_by_side import Planned, a_tier, differences, expect_known_failures, plainly, planned, traced
 
 SMALL = [name for name in MODELS if name != "wide llama"]
 
 
 @pytest.mark.parametrize("model", SMALL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_the_recorded_step(model: str, dtype: torch.dtype, device: str) -> None:
+def test_the_recorded_step(model: str, dtype: torch.dtype, device: str, request: pytest.FixtureRequest) -> None:
     case = Case(model, device, dtype)
+    expect_known_failures(request, case)
     assert differences(planned(case, Traced.keep_all), plainly(case)) == []
 
 
