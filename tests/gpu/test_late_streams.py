@@ -9,7 +9,7 @@ import pytest
 
 from stowage.stages.device.tiers.host import _PinnedTransfer
 from tests.gpu.by_hand import Traced
-from tests.gpu.cases import Case
+from tests.gpu.cases import Case, fused
 from tests.gpu.side_by_side import assert_close, differences, plainly, planned
 from tests.gpu.sleeping import Late, SleepingCudaLanes, sleeping_tier
 
@@ -19,18 +19,23 @@ tight = partial(Traced.stream_all, ahead=1, lag=0)
 below = partial(Traced.stream_all, ahead=1, lag=0, below=True)
 
 
+def case_of(model: str, device: str) -> Case:
+    if model == "wide llama" and device == "cpu":
+        pytest.skip("takes minutes")
+    return Case(model, device, optimizer=fused)
+
+
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("model", ["gpt2", "wide llama"])
 def test_streamed_weights(model: str, late: Late, device: str) -> None:
-    if model == "wide llama" and device == "cpu":
-        pytest.skip("takes minutes")
-    case = Case(model, device)
+    case = case_of(model, device)
     assert differences(planned(case, tight, sleeping_tier(device, late), 2), plainly(case, 2)) == []
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_updates_by_the_cpu(late: Late, device: str) -> None:
-    case = Case("llama", device)
+@pytest.mark.parametrize("model", ["llama", "wide llama"])
+def test_updates_by_the_cpu(model: str, late: Late, device: str) -> None:
+    case = case_of(model, device)
     assert_close(case, planned(case, below, sleeping_tier(device, late), 3), plainly(case, 3))
 
 
@@ -68,3 +73,13 @@ def test_a_copy_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch) ->
     expected = plainly(case, 2)
     monkeypatch.setattr(SleepingCudaLanes, "wait", wait)
     assert differences(planned(case, tight, sleeping_tier(device, "compute"), 2), expected) != []
+
+
+def test_an_update_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the CPU not to wait for gradients on their way down, it would take those of the step before."""
+    if device == "cpu":
+        pytest.skip("computing is the caller's there: it has waited for them itself")
+    case = Case("llama", device)
+    expected = planned(case, below, sleeping_tier(device, "offload"), 3)
+    monkeypatch.setattr(SleepingCudaLanes, "finish", lambda lanes, event: None)
+    assert differences(planned(case, below, sleeping_tier(device, "offload"), 3), expected) != []
