@@ -6,7 +6,7 @@ A machine with a GPU need not have what planning needs.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +47,9 @@ class Traced:
         nodes: with costs; without measured ones each call takes 1 ms and no workspace.
         keep: storages that outlive the iteration though they may be freed.
         temporary: storages that the plan frees: activations, and waiting gradients that an update takes.
-        movable: parameters, states and waiting gradients from `MOVABLE` bytes on.
+        movable: parameters, states and waiting gradients from `MOVABLE` bytes on. Not what several parameters share,
+            such as the one buffer that cuDNN wants the weights of recurrent layers in: no memory would be free before
+            all of them have left.
     """
 
     def __init__(self, trace: TraceTables, costs: Mapping[str, Cost] | None = None) -> None:
@@ -65,7 +67,10 @@ class Traced:
         self.temporary = {s.storage for s in trace.storages if s.role == "temporary"} | self.spent
         self.creator = {s: n for n in self.nodes for s in n.creates}
         roles = ("parameter", "state", "gradient")
-        self.movable = {s.storage for s in trace.storages if s.role in roles and s.nbytes >= MOVABLE}
+        shared = Counter(v.storage for v in trace.values if v.source.startswith("parameter:"))
+        self.movable = {
+            s.storage for s in trace.storages if s.role in roles and s.nbytes >= MOVABLE and shared[s.storage] < 2
+        }
 
     def with_frees(self, executions: Sequence[int]) -> list[Step]:
         """Each copy of a temporary storage is freed after its last use."""

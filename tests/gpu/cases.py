@@ -64,17 +64,26 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two layers of an LSTM with dropout between them, over few distinct tokens."""
+    """Two LSTMs over few distinct tokens, with dropout between them; with `inside`, as two layers of one.
 
-    def __init__(self, tokens: int) -> None:
+    cuDNN's own dropout draws from a state that PyTorch makes once for a process, not from the generators.
+    """
+
+    def __init__(self, tokens: int, *, inside: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(tokens, 32)
-        self.lstm = nn.LSTM(32, 48, num_layers=2, dropout=0.2, batch_first=True)
+        if inside:
+            self.layers = nn.ModuleList([nn.LSTM(32, 48, num_layers=2, dropout=0.2, batch_first=True)])
+        else:
+            self.layers = nn.ModuleList(nn.LSTM(width, 48, batch_first=True) for width in (32, 48))
+        self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(48, tokens)
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        scores = self.head(self.lstm(self.embed(ids))[0])
-        return {"loss": F.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())}
+        found = self.embed(ids)
+        for layer in self.layers:
+            found = self.dropout(layer(found)[0])
+        return {"loss": F.cross_entropy(self.head(found)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())}
 
 
 class Tables(nn.Module):
@@ -109,8 +118,8 @@ def _convolutions(length: int) -> Entry:
     return Convolutions(), batch
 
 
-def _recurrent(length: int) -> Entry:
-    return Recurrent(64), partial(_ids, 64, length)
+def _recurrent(length: int, *, inside: bool = False) -> Entry:
+    return Recurrent(64, inside=inside), partial(_ids, 64, length)
 
 
 def _tables(length: int) -> Entry:
@@ -128,6 +137,7 @@ MODELS: dict[str, Callable[[int], Entry]] = {
     "wide llama": partial(_transformer, "llama", WIDE_LLAMA),
     "convolutions": _convolutions,
     "recurrent": _recurrent,
+    "dropout inside": partial(_recurrent, inside=True),
     "tables": _tables,
 }
 TRANSFORMERS = ("gpt2", "llama")
