@@ -66,7 +66,8 @@ class Convolutions(nn.Module):
 class Recurrent(nn.Module):
     """Two LSTMs over few distinct tokens, with dropout between them; with `inside`, as two layers of one.
 
-    cuDNN's own dropout draws from a state that PyTorch makes once for a process, not from the generators.
+    cuDNN's own dropout draws from a state that PyTorch makes for it at the first forward and after `manual_seed`: those
+    of the generators say nothing of it.
     """
 
     def __init__(self, tokens: int, *, inside: bool) -> None:
