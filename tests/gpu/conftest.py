@@ -16,8 +16,15 @@ os.environ.setdefault(
 import pytest
 import torch
 
+from tests.gpu.apart import INSIDE, run_apart
+
 CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SECOND = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Wherever the root is."""
+    config.addinivalue_line("markers", "apart(**environment): on a GPU in a process of its own")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=CUDA)])
@@ -39,3 +46,16 @@ def _strict(name: str) -> Iterator[str]:
     torch.use_deterministic_algorithms(True)
     yield name
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """On a GPU a test marked `apart` runs in a process of its own, with the marker's keywords in its environment."""
+    marker = pyfuncitem.get_closest_marker("apart")
+    where = str(pyfuncitem.funcargs.get("device", "cpu"))
+    if marker is None or where == "cpu" or INSIDE in os.environ:
+        return None
+    found = run_apart(pyfuncitem.path, pyfuncitem.nodeid.partition("::")[2], dict(marker.kwargs))
+    if found:
+        pytest.fail(found, pytrace=False)
+    return True

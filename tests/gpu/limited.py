@@ -1,17 +1,9 @@
-"""Train under a plan that just fits: on a GPU in a process of its own, `python -m tests.gpu.limited MODEL DEVICE OUT`.
-
-There the process is held to a limit of which the plan and what libraries keep take 95%, as in the comparison with
-peers, and its allocator grows segments instead of scattering them.
-"""
+"""Train under a plan that just fits. On a GPU the process is held to a limit of which the plan and what libraries keep
+take 95%, as in the comparison with peers."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +15,12 @@ from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.runtime.measure import measure_program
 from tests.device.tiers.thread_lanes import ThreadLanes
 from tests.gpu.by_hand import Plan, Traced
-from tests.gpu.cases import Case, fused
-from tests.gpu.profiling import ROOT, profile
+from tests.gpu.cases import Case
+from tests.gpu.profiling import profile
 from tests.gpu.side_by_side import SEED, STEPS, Planned
 
 SHARE = 0.95
 """Of the limit."""
-
-EXPANDABLE = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
 
 
 @dataclass(frozen=True)
@@ -63,9 +53,9 @@ def _plan(one: Traced) -> Plan:
     return one.stream_all(ahead=1, lag=0)
 
 
-def run(case: Case, folder: Path) -> Held:
-    """Profile, plan, train, in this process."""
-    found, _ = profile(case, folder)
+def train_within(case: Case, folder: Path) -> Held:
+    """Profile, plan, train. The limit stays for the rest of the process."""
+    found = profile(case, folder)
     one = Traced(found.trace, found.costs)
     budget, most = one.judge(_plan(one)).peak_bytes, one.judge(one.keep_all()).peak_bytes
     absent = len(_plan(one).start.below)
@@ -106,27 +96,3 @@ def run(case: Case, folder: Path) -> Held:
 def _empty() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def held(model: str, device: str, folder: Path) -> Held:
-    """In this process on the CPU, else in one of its own."""
-    if device == "cpu":
-        return run(Case(model, device, optimizer=fused), folder)
-    words = [sys.executable, "-X", "faulthandler", "-m", "tests.gpu.limited", model, device, str(folder)]
-    done = subprocess.run(
-        words, cwd=ROOT, env=os.environ | EXPANDABLE, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
-    return Held(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def main(words: list[str]) -> None:
-    """Print what was held, as JSON."""
-    model, device, folder = words
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    print(json.dumps(dataclasses.asdict(run(Case(model, device, optimizer=fused), Path(folder)))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

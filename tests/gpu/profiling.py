@@ -1,13 +1,8 @@
-"""Profile a step, on a GPU in a process of its own: `python -m tests.gpu.profiling MODEL DEVICE DTYPE OPTIMIZER OUT`.
-
-There a made-up argument that points outside of a tensor, or lies in the memory of another device, ends the process or
-leaves its context dead: one test fails then, and not all that come after it.
-"""
+"""Profile a step, and look at indices that are made up for it before a kernel does: on a GPU one that points outside of a
+tensor leaves the context dead."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +16,22 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_trace
 from stowage.stages.trace import record_step, with_updates
-from tests.gpu.cases import Case, adamw, fused
-
-ROOT = Path(__file__).parents[2]
-OPTIMIZERS = {"default": adamw, "fused": fused}
+from tests.gpu.cases import Case
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A step and what its calls cost, by signature."""
+    """A step and what its calls cost.
+
+    Attributes:
+        trace: the step.
+        costs: by signature.
+        indices: tensors of indices that were looked at.
+    """
 
     trace: TraceTables
     costs: dict[str, Cost]
+    indices: int
 
 
 class PointsOutsideError(BaseException):
@@ -78,8 +77,8 @@ def _indices(name: str, args: Any) -> list[tuple[torch.Tensor, int, int]]:
             return []
 
 
-def profile(case: Case, folder: Path) -> tuple[Profiled, int]:
-    """In this process; the number of indices that were looked at, too.
+def profile(case: Case, folder: Path) -> Profiled:
+    """Measure every call.
 
     Raises:
         PointsOutsideError: one of them was outside.
@@ -95,42 +94,15 @@ def profile(case: Case, folder: Path) -> tuple[Profiled, int]:
         with guard:
             store = CostStore(folder / "costs")
             costs = profile_trace(trace, target, store, seconds_per_call=0.0, min_samples=2)
-        return Profiled(trace, {c.signature: c for c in costs})
+        return Profiled(trace, {c.signature: c for c in costs}, guard.seen)
 
     before = _generators(case.device)
     found = with_true_kernels(attempt)
     if any(not torch.equal(a, b) for a, b in zip(before, _generators(case.device), strict=True)):
         raise AssertionError("profiling has drawn from the global generators")
-    return found, guard.seen
+    return found
 
 
 def _generators(device: str) -> list[torch.Tensor]:
     on_gpu = [torch.cuda.get_rng_state(device)] if device != "cpu" else []
     return [torch.get_rng_state(), *on_gpu]
-
-
-def profiled(model: str, device: str, folder: Path, dtype: str = "float32", optimizer: str = "default") -> Profiled:
-    """In this process on the CPU, else in one of its own, whose end is told."""
-    if device == "cpu":
-        return profile(case_of(model, device, dtype, optimizer), folder)[0]
-    words = [sys.executable, "-X", "faulthandler", "-m", "tests.gpu.profiling", model, device, dtype, optimizer]
-    done = subprocess.run([*words, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-3000:]}"
-    costs = CostStore(folder / "costs").read(device_of("cuda").fingerprint())
-    return Profiled(TraceTables.load(folder / "trace"), dict(costs))
-
-
-def case_of(model: str, device: str, dtype: str, optimizer: str) -> Case:
-    """From words."""
-    return Case(model, device, getattr(torch, dtype), OPTIMIZERS[optimizer])
-
-
-def main(words: list[str]) -> None:
-    """Leave the trace and the costs in a folder."""
-    *what, folder = words
-    found, _ = profile(case_of(*what), Path(folder))
-    found.trace.save(Path(folder) / "trace")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

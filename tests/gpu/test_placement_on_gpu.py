@@ -15,7 +15,7 @@ from stowage.stages.device.tiers import StagedTier, Tier, open_tier
 from stowage.stages.runtime.measure import measure_program
 from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case, fused
-from tests.gpu.profiling import profiled
+from tests.gpu.profiling import profile
 from tests.gpu.side_by_side import SEED, STEPS, Planned, a_tier, differences, plainly, planned
 
 FORGOTTEN = pytest.mark.xfail(
@@ -106,8 +106,9 @@ def test_rates_under_another_default(device: str, tmp_path: Path) -> None:
             assert device_of(device).describe(str(tmp_path)).cpu_update_bytes_per_s > 1e8
 
 
+@pytest.mark.apart
 def test_profiles_under_another_default(device: str, tmp_path: Path) -> None:
     if device == "cpu":
         pytest.skip("a model's own code may make tensors where the default is, as it would in eager")
     with another_default(device):
-        assert profiled("llama", device, tmp_path).costs
+        assert profile(Case("llama", device), tmp_path).costs

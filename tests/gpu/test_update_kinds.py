@@ -44,10 +44,12 @@ def test_by_the_cpu(kind: str, max_grad_norm: float | None, device: str) -> None
     assert_close(case, planned(case, below, a_tier(device)), plainly(case))
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_turns(kind: str, device: str) -> None:
     """The same parameters are updated by the CPU, then on the device, then where nothing moves, and so on: states
-    change places, and their number of steps is found wherever the next update looks for it."""
+    change places, and their number of steps is found wherever the next update looks for it: a fused kernel that found
+    it in the host's memory would read where it may not."""
     case = case_of(kind, device)
     tier = a_tier(device)
     training = Planned(case, below, tier, [Traced.stream_all, below, Traced.keep_all])
