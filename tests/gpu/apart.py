@@ -1,4 +1,4 @@
-"""Tests in a process of their own: where a kernel that goes wrong ends the process, or leaves its context dead, one fails
+"""Tests in a process of their own: where a kernel goes wrong, and ends the process or leaves its context dead, one fails
 and not all that come after it."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Profile a step, and look at indices that are made up for it before a kernel does: on a GPU one that points outside of a
-tensor leaves the context dead."""
+"""Profile a step, and look at indices that are made up for it before a kernel does: on a GPU one that points outside
+leaves the context dead."""
 
 from __future__ import annotations
 
