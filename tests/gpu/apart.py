@@ -1,5 +1,5 @@
-"""Tests in a process of their own: where a kernel goes wrong, and ends the process or leaves its context dead, one fails
-and not all that come after it."""
+"""Tests in a process of their own: where a kernel goes wrong, and ends the process or leaves its context dead, one test
+fails and not all that come after it."""
 
 from __future__ import annotations
 
