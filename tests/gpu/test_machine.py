@@ -1,15 +1,15 @@
-"""What the code takes for granted about a GPU, each in a test of its own."""
+"""What the code takes for granted about a GPU, each in a test of its own: nothing of it is there on a CPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stowage.flows._gpu_job import Job, limit_memory
 from stowage.stages.device import device_of
 from stowage.stages.device.host_rates import measure_host_rates
-from stowage.stages.runtime.randomness import RandomStates
-from stowage.stages.simulate.plan import RANDOM_STATE_BYTES
+from stowage.stages.device.tiers.host import pinned_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -68,26 +68,43 @@ def test_measuring_leaves_the_generators(tmp_path: object) -> None:
     assert torch.equal(torch.rand(2), expected[1])
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda x: torch.native_dropout(x, 0.3, True)[0],
-        lambda x: torch.bernoulli(x, 0.5),
-        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3, is_causal=True),
-    ],
-    ids=["dropout", "bernoulli", "attention"],
-)
-def test_random_operations_replay(draw: object) -> None:
-    assert callable(draw)
-    states = RandomStates(torch.device("cuda"))
-    x = torch.rand(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16)
-    with states.record(0):
-        first = draw(x)
-    other = draw(x)
-    before = torch.cuda.get_rng_state()
-    with states.replay(0):
-        again = draw(x)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert torch.equal(torch.cuda.get_rng_state(), before)
-    assert states._states[0].nbytes <= RANDOM_STATE_BYTES
+def test_where_the_seed_of_fused_attention_is() -> None:
+    """The memory-efficient kernel gives seed and offset of its dropout as numbers in the host's memory, its backward
+    reads them there; the flash kernel keeps its state on the device. Whoever makes arguments up must do likewise."""
+    q = torch.rand(1, 2, 64, 32, device="cuda")
+    _, _, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True, 0.1, True)
+    assert (seed.dtype, seed.device.type, offset.device.type) == (torch.int64, "cpu", "cpu")
+    half = q.to(torch.bfloat16)
+    found = torch.ops.aten._scaled_dot_product_flash_attention(half, half, half, 0.1, True, False)
+    assert found[6].device.type == "cuda"
+
+
+def test_strict_kernels_repeat() -> None:
+    """Fused attention over more tokens than one tile, backward included."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients: list[list[torch.Tensor]] = []
+        for _ in range(4):
+            q, k, v = (
+                torch.rand(2, 2, 512, 32, device="cuda", generator=_seeded(i)).requires_grad_() for i in range(3)
+            )
+            torch.manual_seed(1)
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+                torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, dropout_p=0.1, is_causal=True
+                ).sum().backward()
+            gradients.append([t.grad for t in (q, k, v) if t.grad is not None])
+        assert all(torch.equal(a, b) for other in gradients[1:] for a, b in zip(gradients[0], other, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+def test_pinned_memory_comes_in_powers_of_two() -> None:
+    """As `host_bytes` counts it."""
+    before = torch.cuda.host_memory_stats()["active_bytes.current"]
+    kept = torch.empty((3 << 20) + 5, dtype=torch.uint8, pin_memory=True)
+    assert torch.cuda.host_memory_stats()["active_bytes.current"] - before == pinned_bytes(kept.numel())
