@@ -112,9 +112,15 @@ def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
 
 def pinned(trace: TraceTables) -> frozenset[int]:
     """Storages that stay where they are: parameters and states that an update of all needs on the device at once, and
-    what is in the host anyway."""
+    what is in the host anyway, and memory that several parameters share (an LSTM's on a GPU): a parameter that leaves
+    gives back nothing of it."""
     at_once = {s for call in trace.calls if call.target == UPDATE_ALL for s in call.mutates}
-    return frozenset(at_once | {v.storage for v in trace.values if v.on_host})
+    owners: dict[int, set[str]] = {}
+    for value in trace.values:
+        if value.source.startswith("parameter:"):
+            owners.setdefault(value.storage, set()).add(value.source)
+    shared = {storage for storage, names in owners.items() if len(names) > 1}
+    return frozenset(at_once | shared | {v.storage for v in trace.values if v.on_host})
 
 
 _NESTED = "::"

@@ -51,9 +51,26 @@ def ctc_loss(
     return log_probs.new_empty(samples), log_probs.new_empty((samples, steps, 2 * longest + 1))
 
 
+def mkldnn_rnn_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Gradients of input, weights, both biases and states, in float32 whatever the type; the fake kernel gives one
+    tensor for both biases, the real one two."""
+    inputs, weights, bias = args[0], args[1:3], args[3]
+    states, (mode, hidden_size) = args[5:7], args[14:16]
+    gates = 4 * hidden_size if mode == _GRU else bias.shape[0]
+    made: Any = [inputs, *weights, bias.new_empty(gates), bias.new_empty(gates), *states]
+    return tuple(like.new_empty(like.shape, dtype=torch.float32) for like in made)
+
+
+_GRU = 3
+"""The mode of oneDNN in which two biases of three gates become one of four."""
+
 SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {
     operator.default: substitute
-    for name, substitute in (("_grouped_mm", grouped_mm), ("_ctc_loss", ctc_loss))
+    for name, substitute in (
+        ("_grouped_mm", grouped_mm),
+        ("_ctc_loss", ctc_loss),
+        ("mkldnn_rnn_layer_backward", mkldnn_rnn_layer_backward),
+    )
     if (operator := getattr(aten, name, None)) is not None
 }
 """Operator -> what it returns, under the active fake mode. Older releases lack some of them."""

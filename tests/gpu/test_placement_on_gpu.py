@@ -18,11 +18,6 @@ from tests.gpu.cases import Case, fused
 from tests.gpu.profiling import profile
 from tests.gpu.side_by_side import SEED, STEPS, Planned, a_tier, differences, plainly, planned
 
-FORGOTTEN = pytest.mark.xfail(
-    strict=True,
-    reason="pinned memory, aligned memory, and what a disk's slot is read into are made on the default device",
-)
-
 
 @contextmanager
 def another_default(device: str) -> Iterator[None]:
@@ -55,7 +50,6 @@ def test_measured_on_any_device(place: str) -> None:
     assert found.peak_bytes > found.resident_bytes + 100_000
 
 
-@FORGOTTEN
 @pytest.mark.parametrize("below", [False, True], ids=["device", "cpu"])
 def test_steps_under_another_default(below: bool, device: str, tmp_path: Path) -> None:
     """Opening the tier, moving, updating, and what a step makes."""
@@ -76,7 +70,6 @@ def test_steps_under_another_default(below: bool, device: str, tmp_path: Path) -
         assert differences(found, expected) == []
 
 
-@FORGOTTEN
 def test_a_tier_under_another_default(device: str, tmp_path: Path) -> None:
     """Host memory is in the host, and what the CPU works on too."""
     with another_default(device):

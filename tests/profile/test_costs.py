@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from stowage.stages.device import device_of
-from stowage.stages.device.cpu import MOST_OTHERS_BYTES, CpuDevice
+from stowage.stages.device.cpu import MOST_OTHERS_BYTES, CpuClock, CpuDevice
 from stowage.stages.ir.costs import Cost, DeviceDescription, Returned
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.table import FORMAT_VERSION, write_rows
@@ -222,19 +222,24 @@ def test_an_update_takes_as_much_measured_on_a_copy_of_the_optimizer(tmp_path: P
 
 def test_each_run_finds_cold_caches_and_calls_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
-    evict, time_s = CpuDevice.evict, CpuDevice.time_s
+    evict, time_s, run = CpuDevice.evict, CpuDevice.time_s, CpuClock.run
 
     def evicted(device: CpuDevice, other_bytes: int) -> None:
         assert other_bytes == alive_bytes(trace, last_touched(trace))
         happened.append("evicted")
         evict(device, other_bytes)
 
-    def timed(device: CpuDevice, work: Callable[[], Any]) -> float:
+    def timed(device: CpuDevice, work: Callable[[], Any], *, calls: int = 1) -> float:
         happened.append("timed")
-        return time_s(device, work)
+        return time_s(device, work, calls=calls)
+
+    def clocked(clock: CpuClock, work: Callable[[], Any]) -> None:
+        happened.append("timed")
+        run(clock, work)
 
     monkeypatch.setattr(CpuDevice, "evict", evicted)
     monkeypatch.setattr(CpuDevice, "time_s", timed)
+    monkeypatch.setattr(CpuClock, "run", clocked)
     monkeypatch.setattr(timing, "SHORT_S", 1.0)  # also on a machine that does something else
     trace = small_trace(9)
     profile_trace(trace, HERE, CostStore(tmp_path), seconds_per_call=0.0, min_samples=3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stowage.stages.device import device_of
-from stowage.stages.device.cpu import CpuDevice
+from stowage.stages.device.cpu import CpuClock, CpuDevice
 from stowage.stages.ir.trace import Call, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.ir.updates import CLIP, UPDATE
 from stowage.stages.profile import timing
@@ -160,7 +160,8 @@ def test_a_window_computes_what_its_calls_say(monkeypatch: pytest.MonkeyPatch) -
     last = last_touched(trace) | {trace.values[v].storage: -1 for v in wanted}  # they stay
     run = WindowRun(window, trace, last, device_of("cpu"), "cpu")
     kept: list[dict[int, torch.Tensor]] = []
-    monkeypatch.setattr(CpuDevice, "time_s", lambda device, work: (kept.append(work.args[-1]), work(), 0.0)[2])
+    run_one = CpuClock.run
+    monkeypatch.setattr(CpuClock, "run", lambda clock, work: (kept.append(work.args[-1]), run_one(clock, work))[1])
     with torch.no_grad():
         run.times()
     loss = model(x).square().mean()
@@ -248,7 +249,8 @@ def test_what_does_not_run_in_a_window_is_measured_by_itself(monkeypatch: pytest
 
 def test_calls_of_several_traces_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()  # a machine that becomes slower and slower
-    monkeypatch.setattr(CpuDevice, "time_s", lambda device, work: (work(), float(next(clock)))[1])
+    monkeypatch.setattr(CpuDevice, "time_s", lambda device, work, *, calls=1: (work(), float(next(clock)))[1])
+    monkeypatch.setattr(CpuClock, "run", lambda self, work: (work(), self._seconds.append(float(next(clock))))[1])
     traces = [
         trace_step(nn.Linear(4, width), (torch.randn(2, 4),), loss=lambda outputs, _: outputs.sum()) for width in (3, 5)
     ]
