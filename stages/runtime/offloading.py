@@ -99,6 +99,10 @@ class Offloading:
         self._counted_below: set[str] = set()
         self._update_times: list[tuple[str, float, float]] = []
         self._raw = False
+        self._verbs = 0
+        """How often something was moved, or found out of date: what may end a rest."""
+        self._settled: Sequence[Slot] | None = None
+        self._rest: tuple[Sequence[Slot], int] | None = None
         guard_module(model, self._absent.within)
         if optimizer is not None:
             guard_optimizer(optimizer, self._first_state_away)
@@ -162,8 +166,12 @@ class Offloading:
     def enter(self, slots: Sequence[Slot]) -> None:
         """Before an iteration: put every parameter and state where its plan expects it.
 
-        After an iteration of the same plan they are there already.
+        After an iteration of the same plan they are there already; where that was seen once, and nothing was touched
+        since it ended, it is not looked at again.
         """
+        if self._rest is not None and self._rest[0] is slots and self._rest[1] == self._verbs:
+            return
+        verbs = self._verbs
         self._reserve(slots)
         persistent = [s for s in slots if s.role != "temporary"]
         planned = {s.name for s in persistent}
@@ -176,6 +184,12 @@ class Offloading:
                 self.fetch(name)
         for slot in persistent:
             self._place(slot)
+        in_place = verbs == self._verbs and all(self._tensor(name) is not None for name in planned)
+        self._settled = slots if in_place and not any(map(is_gradient_slot, planned)) else None
+
+    def rest(self, slots: Sequence[Slot]) -> None:
+        """An iteration that began with `enter` has ended as its plan says."""
+        self._rest = (slots, self._verbs) if self._settled is slots else None
 
     def _forget_gradients(self) -> None:
         """Those that someone has dropped meanwhile, as `zero_grad` does."""
@@ -186,6 +200,7 @@ class Offloading:
 
     def keep_gradient(self, parameter: str) -> None:
         """A gradient has gone down for good: something that stands for it waits in `.grad`."""
+        self._verbs += 1
         name, held = gradient_slot(parameter), self._parameters[parameter]
         held.grad = self._stand_in(name, held.device)
         self._below.add(name)
@@ -245,6 +260,7 @@ class Offloading:
 
     def serve(self, optimizer: torch.optim.Optimizer | None) -> None:
         """From now on for another optimizer of the same parameters."""
+        self._verbs += 1
         self.forget_states()
         if optimizer is not None and optimizer is not self._optimizer:
             guard_optimizer(optimizer, self._first_state_away)
@@ -270,6 +286,7 @@ class Offloading:
         if self._updates is None:
             assert self._optimizer is not None
             self._updates = UpdatesBelow(self._optimizer)
+        self._verbs += 1
         held = self._parameters[parameter]
         if is_gradient_slot(gradient):  # it waited in `.grad`
             held.grad = None
@@ -354,6 +371,7 @@ class Offloading:
     def lending(self) -> Iterator[None]:
         """Modules may be called whatever is below: who calls them brings what they read (`peek`)."""
         lent = list(self.below().values())
+        self._verbs += 1
         self._absent.lending = True
         for tensor in lent:
             arrive(tensor)
@@ -405,6 +423,7 @@ class Offloading:
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """New content for a parameter or a state, at once where the plan has it between iterations."""
+        self._verbs += 1
         self._settle(name)
         self._found(name)
         self._copied.discard(name)
@@ -419,6 +438,7 @@ class Offloading:
 
     def forget_states(self) -> None:
         """The optimizer's states are about to be replaced."""
+        self._verbs += 1
         self.settle_all()
         for name in [n for n in self._layouts if "::" in n and not is_gradient_slot(n)]:
             self._below.discard(name)
@@ -427,6 +447,7 @@ class Offloading:
 
     def forget_copies(self, names: Iterable[str]) -> None:
         """Someone may have changed these on the device: their copies below do not count any more."""
+        self._verbs += 1
         self._copied.difference_update(names)
 
     def settle_all(self) -> None:
@@ -439,6 +460,7 @@ class Offloading:
         tensor = self._tensor(name) if activation is None else activation
         if tensor is None:
             return
+        self._verbs += 1
         self.keep_to_limit()
         self._layouts[name] = _Layout.of(tensor)
         self._under_way[name] = _UnderWay("offloading", self.tier.offload(self._at[name], tensor.detach()), tensor)
@@ -447,6 +469,7 @@ class Offloading:
         """Start copying up, into memory that is taken now."""
         if name not in self._layouts:
             return
+        self._verbs += 1
         self.keep_to_limit()
         tensor = self._layouts[name].empty(self._alignment)
         self._under_way[name] = _UnderWay("reloading", self.tier.reload(self._at[name], tensor), tensor)
@@ -458,6 +481,7 @@ class Offloading:
 
     def wait(self, name: str) -> torch.Tensor | None:
         """End with the copy of `name`. What was reloaded is returned; parameters and states are in their place then."""
+        self._verbs += 1
         if name in self._updating:
             self._updated(name)
             return None
@@ -478,6 +502,7 @@ class Offloading:
 
     def changed(self, parameter: str) -> None:
         """The copies below of a parameter and its states are out of date."""
+        self._verbs += 1
         self._copied.difference_update(self._family.get(parameter, ()))
 
     def free(self, name: str) -> None:
@@ -487,6 +512,7 @@ class Offloading:
             return
         if name not in self._copied:
             raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
+        self._verbs += 1
         nothing = absent(tensor, tensor.device)
         with noted_release(tensor):
             tensor.data = nothing

@@ -244,6 +244,8 @@ class Program:
             if self.recorder is not None:
                 self.recorder.end()
             self.grad_norm, self.left = run.grad_norm, run.left
+            if self.offloading is not None:
+                self.offloading.rest(self._slots)
             return result
         finally:
             self._random.clear()
