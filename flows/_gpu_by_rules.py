@@ -95,9 +95,7 @@ class Traced:
         self._keep = frozenset(self.trace.values[v].storage for v in left_behind(self.trace))
         self._temporary = {s.storage for s in storages if s.role == "temporary"}
         self._maker = {s: n for n in self.nodes for s in n.creates}
-        self._movable = {
-            s.storage for s in storages if s.role in ("parameter", "state") and s.nbytes >= movable_bytes
-        }
+        self._movable = {s.storage for s in storages if s.role in ("parameter", "state") and s.nbytes >= movable_bytes}
 
     def keep_all(self) -> RulePlan:
         """Every node once, everything on the device."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from stowage.flows._gpu_first import BUDGET_S, PAGE, first
 from stowage.flows._gpu_job import Job, build_shell
 from stowage.flows._gpu_measure import fitting_dtype, free_host_bytes, measure_job
 from stowage.flows._gpu_race import ALLOCATOR, race
@@ -40,7 +41,7 @@ def say(text: str) -> None:
 def arguments_of(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = Parser(__doc__)
-    parser.add_argument("step", nargs="?", default="all", choices=("all", "measure", "plan", "train"))
+    parser.add_argument("step", nargs="?", default="all", choices=("all", "first", "race", "measure", "plan", "train"))
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmark/gpu"), help="folder of all files")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same path without a GPU")
     parser.add_argument("--architecture", default="llama", help="of transformers; llama is Llama2-7B's shape")
@@ -64,6 +65,10 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--timeout", type=float, default=540.0, help="seconds of one contestant")
     parser.add_argument("--allocator", default=ALLOCATOR, help="PYTORCH_ALLOC_CONF of the contestants")
+    parser.add_argument("--budget-s", type=float, help=f"of `first`, {BUDGET_S:.0f} by default, or `race`, endless")
+    parser.add_argument(
+        "--again", action="append", default=[], metavar="PART", help="of `first` and `race`: repeat what has a result"
+    )
     parser.add_argument("--no-tests", action="store_true", help="leave out tests/gpu")
     return parser.parse_args(words)
 
@@ -74,8 +79,7 @@ def job_of(given: argparse.Namespace) -> Job:
     Raises:
         ParameterError: a setting is no `key=number`, or there is no GPU.
     """
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ParameterError("There is no CUDA device here: run this on the machine that has it, or give --device cpu.")
+    check_device(given.device)
     overrides: dict[str, Any] = {}
     for setting in given.set:
         key, equals, value = setting.partition("=")
@@ -127,10 +131,38 @@ def plan(given: argparse.Namespace) -> None:
     )
 
 
+def run_first(given: argparse.Namespace) -> int:
+    """The first minutes; status 1 where something did not hold."""
+    check_device(given.device)
+    found = first(
+        given.out,
+        given.device,
+        say,
+        host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * free_host_bytes()),
+        budget_s=BUDGET_S if given.budget_s is None else given.budget_s,
+        again=given.again,
+        only=given.only,
+    )
+    say(f"{given.out / PAGE}")
+    return 1 if any(result.status in ("fell", "timed out") for result in found.values()) else 0
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not here.
+
+    Raises:
+        ParameterError: there is no GPU.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ParameterError("There is no CUDA device here: run this on the machine that has it, or give --device cpu.")
+
+
 def main(words: list[str]) -> int:
     """Run one step, or all."""
     given = arguments_of(words)
     try:
+        if given.step == "first":
+            return run_first(given)
         if given.step in ("all", "measure"):
             job = job_of(given)
             if not given.no_tests:
