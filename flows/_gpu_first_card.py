@@ -17,9 +17,8 @@ import torch
 from stowage.flows._gpu_clocks import clocks_now, driver
 from stowage.flows._gpu_job import CUBLAS_SETTING
 from stowage.flows._gpu_measure import free_host_bytes
-from stowage.flows._gpu_steps import Answer
+from stowage.flows._gpu_steps import NOT_ASKED, Answer
 
-NOT_ASKED = "not asked: no card"
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """In torch 2.11 the second wins where both are set."""
 
@@ -60,7 +59,8 @@ def _versions() -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
     found["CUDA"] = str(torch.version.cuda)
     with contextlib.suppress(Exception):  # a build without it
-        found["cuDNN"] = str(torch.backends.cudnn.version())
+        version: Any = torch.backends.cudnn.version
+        found["cuDNN"] = str(version())
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stowage.flows._gpu_carried import MEASURED, PLANNED
+from stowage.flows._gpu_carried import MEASURED, PLANNED, is_planned
 from stowage.flows._gpu_job import Job
 from stowage.flows._gpu_measure import measure_job
 from stowage.flows._gpu_race import CHROME_TRACE, race
@@ -34,9 +34,16 @@ class Told:
 
 
 def measure(asked: dict[str, Any]) -> Answer:
-    """Rates, trace and costs, quickly."""
+    """Rates, trace and costs."""
     told = Told()
-    measure_job(Job(**asked["job"]), Path(asked["folder"]), told, seconds_per_call=0.005, min_samples=2)
+    job = Job(**asked["job"] | {"host_bytes": asked["host_bytes"]})
+    measure_job(
+        job,
+        Path(asked["folder"]),
+        told,
+        seconds_per_call=asked["seconds_per_call"],
+        min_samples=asked["min_samples"],
+    )
     size = (Path(asked["folder"]) / MEASURED).stat().st_size
     return Answer("held", numbers={"rates": told.lines[0], "bytes to carry": size}, lines=tuple(told.lines))
 
@@ -56,8 +63,8 @@ def why_no_plan() -> str:
 def what_to_carry(folder: Path, why: str) -> str:
     """What people do where this machine cannot plan."""
     return (
-        f"{why}: carry {folder / MEASURED} to a machine that plans, run `python -m stowage.flows.gpu plan --out FOLDER` "
-        f"there, bring FOLDER/{PLANNED} back to {folder}, and give the same call again"
+        f"{why}: carry {folder / MEASURED} to a machine that plans, run `python -m stowage.flows.gpu plan --out "
+        f"FOLDER` there, bring FOLDER/{PLANNED} back to {folder}, and give the same call again"
     )
 
 
@@ -68,7 +75,7 @@ def plan(asked: dict[str, Any]) -> Answer:
         return Answer("not run", "nothing was measured before")
     why = why_no_plan()
     if why:
-        if (folder / PLANNED).is_file():
+        if is_planned(folder):
             return Answer("held", lines=(f"{folder / PLANNED} was carried here",))
         return Answer("not run", what_to_carry(folder, why))
     from stowage.flows._gpu_plan import plan_job
@@ -83,8 +90,8 @@ def plan(asked: dict[str, Any]) -> Answer:
 def train(asked: dict[str, Any]) -> Answer:
     """Contestants of some names."""
     folder = Path(asked["folder"])
-    if not (folder / PLANNED).is_file():
-        return Answer("not run", f"{folder / PLANNED} is not there yet")
+    if not is_planned(folder):
+        return Answer("not run", f"{folder / PLANNED} is not there yet, or is of another measuring")
     told = Told()
     timeout_s = max(10.0, asked["limit_s"] - SPARE_S)
     rows = race(folder, told, steps=asked["steps"], only=asked["only"], timeout_s=timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from stowage.flows._gpu_steps import Answer
 from stowage.stages.device.tiers import PinnedTier
 
 ROUNDING = 1e-3
-"""Relative difference of losses, and absolute one of weights, that updates by the CPU are allowed on a card: Adam divides
-by the root of the second moment, and near zero one rounding counts in full."""
+"""Relative difference of losses, and absolute one of weights, that updates by the CPU are allowed on a card: Adam
+divides by the root of the second moment, and near zero one rounding counts in full."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,16 @@ def difference(one: Run, other: Run) -> Difference:
     pairs = [(w, other.weights[name]) for name, w in one.weights.items()]
     return Difference(
         equal=not unequal and all(torch.equal(a, b) for a, b in pairs),
-        loss=max((abs(a / b - 1) if b else abs(a) for a, b in zip(one.losses, other.losses)), default=0.0),
-        weight=max((float((a.float() - b.float()).abs().max()) for a, b in pairs if a.numel()), default=0.0),
+        loss=_worst(abs(a / b - 1) if b else abs(a) for a, b in zip(one.losses, other.losses)),
+        weight=_worst(float((a.float() - b.float()).abs().max()) for a, b in pairs if a.numel()),
         first=unequal[0] if unequal else -1,
     )
+
+
+def _worst(values: Iterable[float]) -> float:
+    """The largest; NaN if there is one, which `max` would lose."""
+    found = list(values)
+    return math.nan if any(v != v for v in found) else max(found, default=0.0)
 
 
 def plain_run(job: Job, steps: int) -> Run:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stowage.flows._gpu_first_card import NOT_ASKED
-from stowage.flows._gpu_steps import Step, StepResult
+from stowage.flows._gpu_steps import NOT_ASKED, Step, StepResult
 from stowage.stages.ir.errors import size_text
 
 PAGE = "first.md"
@@ -123,6 +122,8 @@ def _details(steps: Sequence[Step], results: Mapping[str, StepResult]) -> Iterat
         if result is None or result.status == "held":
             if result is not None and step.name in ("strict", "lanes"):
                 yield from (f"## {step.name}", "", *_equalities(result.numbers), "")
+            continue
+        if result.finished and result.status == "not run":
             continue
         yield from (f"## {step.name}: {result.status}", "", result.why, "")
         yield from (*_equalities(result.numbers), "") if step.name in ("strict", "lanes") else ()

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stowage.flows._gpu_first_card import NOT_ASKED
-from stowage.flows._gpu_steps import Answer
+from stowage.flows._gpu_steps import NOT_ASKED, Answer
 
 TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
 

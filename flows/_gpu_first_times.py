@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from stowage.flows._gpu_by_rules import ByRules, Traced
-from stowage.flows._gpu_first_card import NOT_ASKED
 from stowage.flows._gpu_first_exact import tidy
 from stowage.flows._gpu_job import Job
-from stowage.flows._gpu_lanes import cycles_per_s
+from stowage.flows._gpu_lanes import cycles_per_s, sleep
 from stowage.flows._gpu_measure import trace_job
 from stowage.flows._gpu_peers import Plain
-from stowage.flows._gpu_steps import Answer
+from stowage.flows._gpu_steps import NOT_ASKED, Answer
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
@@ -49,7 +48,7 @@ def profile(asked: dict[str, Any]) -> Answer:
 def profiled(job: Job, seconds_per_call: float, min_samples: int) -> tuple[TraceTables, dict[str, Cost]]:
     """The trace of a job, and a cost for each of its calls, by signature; nothing of it is kept."""
     device = device_of(job.device)
-    target = DeviceDescription(device.fingerprint(), device.name(), _kind(job), 1, *(1.0,) * 7)
+    target = DeviceDescription(device.fingerprint(), job.device, _kind(job), 1, *(1.0,) * 7)
 
     def measured() -> tuple[TraceTables, list[Cost]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -139,14 +138,14 @@ def timed(contestant: Any, job: Job, steps: int, warm_up: int = 3) -> dict[str, 
 
 
 def _queued_s(work: Callable[[], object], host_s: float, times: int = 5) -> float:
-    """Median between events around `work`, which is queued behind a kernel that sleeps for longer than queuing takes."""
+    """Median between events around `work`, queued behind a kernel that sleeps for longer than queuing takes."""
     device = torch.device("cuda", torch.cuda.current_device())
     cycles = int(1.5 * host_s * cycles_per_s(device))
     event: Any = torch.cuda.Event
     found = []
     for _ in range(times):
         start, end = event(enable_timing=True), event(enable_timing=True)
-        torch.cuda._sleep(cycles)
+        sleep(cycles)
         start.record()
         work()
         end.record()

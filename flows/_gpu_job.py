@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -101,6 +101,19 @@ def build_shell(job: Job, layers: int | None = None) -> tuple[nn.Module, dict[st
     return model.to(job.device), layouts
 
 
+def parameters_of(job: Job) -> int:
+    """How many numbers the model has; nothing is put on the device."""
+    return sum(p.numel() for p in build_shell(replace(job, device="cpu"))[0].parameters())
+
+
+def layers_of(job: Job) -> int:
+    """How many layers the model has; nothing is put on the device."""
+    if "num_hidden_layers" in job.overrides:
+        return int(job.overrides["num_hidden_layers"])
+    model, _ = build_shell(replace(job, device="cpu"))
+    return int(getattr(model, "config").num_hidden_layers)  # noqa: B009 - a module's attribute, for mypy
+
+
 def first_weights(job: Job, layouts: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Initial weights on the device, one after the other, the same for every contestant: normal numbers of standard
     deviation 0.02, ones for the weights of normalisations, zeros for biases."""
@@ -131,8 +144,10 @@ def limit_memory(job: Job, limit_bytes: int | None = None) -> None:
 
 @contextlib.contextmanager
 def strictly(strict: bool = True) -> Iterator[None]:
-    """Kernels that repeat bit for bit, where PyTorch has them; others raise. First of all in a process: cuBLAS reads its
-    setting once."""
+    """Kernels that repeat bit for bit, where PyTorch has them; others raise.
+
+    First of all in a process: cuBLAS reads its setting once.
+    """
     if not strict:
         yield
         return

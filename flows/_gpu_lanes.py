@@ -26,12 +26,17 @@ GARBAGE = 0xFF
 CALIBRATION_CYCLES = 10_000_000
 
 
+def sleep(cycles: int) -> None:
+    """Queue a kernel on the current stream that does nothing for so many cycles of the card."""
+    queued: Any = torch.cuda._sleep
+    queued(cycles)
+
+
 class LateCudaLanes(CudaLanes):
     """See `DeviceLanes`: kernels that do nothing for a while are queued before copies, or on the compute stream."""
 
     def __init__(self, device: torch.device, late: Collection[Late], seconds: float) -> None:
         super().__init__(device)
-        self._on = device
         self._late = frozenset(late)
         self._cycles = max(1, int(seconds * cycles_per_s(device)))
 
@@ -40,7 +45,7 @@ class LateCudaLanes(CudaLanes):
         current = super().compute()
         if "compute" in self._late:
             with torch.cuda.stream(current):
-                torch.cuda._sleep(self._cycles)
+                sleep(self._cycles)
         return current
 
     def copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -50,7 +55,7 @@ class LateCudaLanes(CudaLanes):
                 with torch.cuda.stream(stream):
                     if direction == RELOAD:
                         destination.fill_(GARBAGE)
-                    torch.cuda._sleep(self._cycles)
+                    sleep(self._cycles)
         super().copy(stream, destination, source)
 
 
@@ -59,9 +64,9 @@ def cycles_per_s(device: torch.device) -> float:
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     with torch.cuda.device(device):
-        torch.cuda._sleep(CALIBRATION_CYCLES)  # it also wakes the card
+        sleep(CALIBRATION_CYCLES)  # it also wakes the card
         start.record()
-        torch.cuda._sleep(CALIBRATION_CYCLES)
+        sleep(CALIBRATION_CYCLES)
         end.record()
         end.synchronize()
     return CALIBRATION_CYCLES / max(1e-9, 1e-3 * float(start.elapsed_time(end)))
@@ -80,9 +85,9 @@ class _Event:
 
 
 class HostLanes:
-    """See `DeviceLanes`, without a GPU: each direction is a thread that works through a queue, and the compute stream is
-    the calling thread, whose work is done at once. Late directions sleep before each copy; a late compute stream sleeps
-    where it is asked for."""
+    """See `DeviceLanes`, without a GPU: each direction is a thread that works through a queue, and the compute stream
+    is the calling thread, whose work is done at once. Late directions sleep before each copy; a late compute stream
+    sleeps where it is asked for."""
 
     kind = "cpu"
 

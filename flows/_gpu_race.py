@@ -16,7 +16,7 @@ from typing import Any
 
 from stowage.flows._gpu_carried import PLANNED, unpack
 from stowage.flows._gpu_contestant import Request, Result, request_text
-from stowage.flows._gpu_job import CUBLAS_REPEATS, CUBLAS_SETTING, Job, build_shell
+from stowage.flows._gpu_job import CUBLAS_REPEATS, CUBLAS_SETTING, Job, layers_of
 from stowage.flows._gpu_measure import Say
 from stowage.flows._gpu_process import run_process
 from stowage.flows._gpu_table import EXTRAPOLATED, REFERENCE, REPEATED, GpuRow, extrapolate, rows_of
@@ -56,14 +56,6 @@ def few_layers(layers: int) -> tuple[int, int]:
     """Of the two models that plain PyTorch is extrapolated from: 8 and 16 of 32, since fewer amplify noise."""
     few = max(1, layers // 4)
     return few, 2 * few
-
-
-def layers_of(job: Job) -> int:
-    """Of its model."""
-    if "num_hidden_layers" in job.overrides:
-        return int(job.overrides["num_hidden_layers"])
-    model, _ = build_shell(job)
-    return int(getattr(model, "config").num_hidden_layers)  # noqa: B009 - a module's attribute, for mypy
 
 
 def contestants(

@@ -20,13 +20,15 @@ from stowage.stages.ir.table import read_record, write_record
 
 Status = Literal["held", "fell", "timed out", "not run"]
 
-PROCESS = (sys.executable, "-X", "faulthandler", "-m", "stowage.flows._gpu_first_step")
+PROCESS = (sys.executable, "-X", "faulthandler", "-m", "stowage.flows._gpu_step")
 """What runs a step: it is given a file with what is asked, and one to answer in."""
 
 LEAST_S = 5.0
 """Of the budget, below which no step is started."""
 
 EVERYTHING = "all"
+NOT_ASKED = "not asked: no card"
+"""Of what only a card can answer."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Step:
         about: a line for people.
         limit_s: seconds that it may take.
         asked: what its process is told; a result counts for as long as this stays the same.
+        besides: what it is told too, and a result does not depend on.
         after: steps whose results it goes on from: where one of them is asked again, so is this.
     """
 
@@ -45,6 +48,7 @@ class Step:
     about: str
     limit_s: float
     asked: dict[str, Any] = field(default_factory=dict)
+    besides: dict[str, Any] = field(default_factory=dict)
     after: tuple[str, ...] = ()
 
     def digest(self, results: Mapping[str, StepResult]) -> str:
@@ -59,8 +63,9 @@ class StepResult:
 
     Attributes:
         step: its name.
-        status: `held`: it ran, and what was expected is so; `fell`: it is not, or the process died; `timed out`: it took
-            longer than its limit; `not run`: it could not be asked, and a second call asks again.
+        status: `held`: it ran, and what was expected is so; `fell`: it is not, or the process died; `timed out`: it
+            took longer than its limit; `not run`: it could not be asked, and a second call asks again where that is
+            not for want of a card.
         why: of a step that did not hold, one sentence.
         numbers: what it found.
         lines: sentences for people.
@@ -83,7 +88,7 @@ class StepResult:
     @property
     def finished(self) -> bool:
         """Whether a second call leaves it as it is."""
-        return self.status != "not run"
+        return self.status != "not run" or self.why == NOT_ASKED
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ class Runner:
         limit_s, is_last = min(step.limit_s, left_s), left_s < step.limit_s
         request, answer, log = (self._file(step, kind) for kind in ("request", "answer", "log"))
         answer.unlink(missing_ok=True)
-        write_atomically(request, json.dumps({"step": step.name, **step.asked}).encode())
+        write_atomically(request, json.dumps({"step": step.name, **step.asked, **step.besides}).encode())
         ended = run_process([*PROCESS, str(request), str(answer)], log, limit_s=limit_s)
         found = answer_of(answer)
         said = _answer(found) if found is not None else None

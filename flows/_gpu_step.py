@@ -1,4 +1,7 @@
-"""One step of `first` in this process: `python -m stowage.flows._gpu_first_step REQUEST ANSWER`, two files of JSON."""
+"""One step of `first`, or of `race`, in this process: `python -m stowage.flows._gpu_step REQUEST ANSWER`.
+
+Both are files of JSON: what is asked, and an `Answer`.
+"""
 
 from __future__ import annotations
 
