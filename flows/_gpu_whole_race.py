@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stowage.flows._gpu_carried import MEASURED, is_planned, unpack
+from stowage.flows._gpu_carried import MEASURED, carried_job, is_planned
 from stowage.flows._gpu_first_chain import what_to_carry, why_no_plan
 from stowage.flows._gpu_job import Job, layers_of, parameters_of
 from stowage.flows._gpu_measure import Say
@@ -22,7 +21,6 @@ from stowage.flows._gpu_steps import PROCESS
 from stowage.flows._gpu_table import GpuRow, markdown_of, noise_text, text_of
 from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError
 from stowage.stages.ir.files import write_atomically
-from stowage.stages.ir.table import read_record
 
 PAGE = "race.md"
 STRICT_LAYERS = 8
@@ -158,9 +156,7 @@ def _is_measured(job: Job, folder: Path) -> bool:
     """Whether what the folder has was measured for this very job; how much memory the host has free does not count."""
     if not (folder / MEASURED).is_file():
         return False
-    with tempfile.TemporaryDirectory() as temporary:
-        unpack(folder / MEASURED, Path(temporary))
-        there = read_record(Path(temporary) / "job.json", Job)
+    there = carried_job(folder / MEASURED)
     if replace(there, host_bytes=0) != replace(job, host_bytes=0):
         raise ParameterError(
             f"{folder / MEASURED} is of another job ({there.name()}, limit {there.limit_bytes / 1e9:g} GB) than the "

@@ -9,16 +9,18 @@ python -m stowage.flows.gpu train --out FOLDER    there: trains under the plans,
 
 None of this has run on a card yet; with --device cpu all of it runs on a CPU, and that is tested.
 
-`first` asks thirteen things, cheapest first, each in a process of its own with a time limit: versions and which attention
-PyTorch takes; every call of GPT-2 with dropout; the tests of tests/gpu; plans by simple rules against plain PyTorch, bit
-for bit; the same while copies or computing are late, which shows a missing wait; plain PyTorch against itself; what is
-idle in an eager step; then measure, plan, train and plain PyTorch on 8 layers of the 7B shape; and a small GPT-2, host
-against card. Each result is a file in FOLDER/steps, and first.md has all of them on one page after every step. The same
-call again goes on after the last finished step; --again STEP repeats one, --again fell those that did not hold.
+`first` asks thirteen things, cheapest first, each in a process of its own with a time limit: versions, and which
+attention PyTorch takes; every call of GPT-2 with dropout; the tests of tests/gpu; plans by simple rules against plain
+PyTorch, bit for bit; the same while copies or computing are late, which shows a missing wait; plain PyTorch against
+itself; what is idle in an eager step; then measure, plan, train and plain PyTorch on 8 layers of the 7B shape; and a
+small GPT-2, host against card. Each result is a file in FOLDER/steps, and first.md has all of them on one page after
+every step. The same call again goes on after the last finished step; --again STEP repeats one, --again fell those that
+did not hold.
 
 `race` measures, plans and trains Llama2-7B's shape within 12 GB: in float32 if the host has room and in bfloat16, and
-once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again goes
-on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan` or `all`.
+once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again
+goes on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan` or
+`all`.
 
 Where this machine cannot plan, both say which file to carry to one that can, and go on when its answer is there. Two
 machines carry one small file each way. `first`, `race`, `measure` and `train` need torch, transformers, pyarrow and
@@ -50,7 +52,7 @@ from stowage.flows._gpu_race import ALLOCATOR, race
 from stowage.flows._gpu_table import text_of
 from stowage.flows._gpu_whole_race import PAGE as RACE_PAGE
 from stowage.flows._gpu_whole_race import Effort, jobs_of, notes_of, report_of, run_race
-from stowage.stages.ir.command import Parser
+from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
 
 HOST_SHARE = 0.85
@@ -251,6 +253,9 @@ def main(words: list[str]) -> int:
     except StowageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: `first` and `race` go on from here when they are called again", file=sys.stderr)
+        return INTERRUPTED_STATUS
     return 0
 
 
