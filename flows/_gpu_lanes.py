@@ -87,7 +87,8 @@ class _Event:
 class HostLanes:
     """See `DeviceLanes`, without a GPU: each direction is a thread that works through a queue, and the compute stream
     is the calling thread, whose work is done at once. Late directions sleep before each copy; a late compute stream
-    sleeps where it is asked for."""
+    sleeps where it is asked for. What a copy reads stays in memory until it is done, so an offload that nobody waits
+    for shows on a card alone, which hands such memory out again."""
 
     kind = "cpu"
 

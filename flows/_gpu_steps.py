@@ -214,12 +214,16 @@ class Runner:
             () if said.status == "held" else ended.lines,
             ended.seconds,
             step.digest(results),
-            datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            _now(),
         )
         write_record(self._file(step, "json"), result)
         for file in (request, answer):
             file.unlink(missing_ok=True)
         return result
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def _answer(found: Mapping[str, Any]) -> Answer | None:
