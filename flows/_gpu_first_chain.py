@@ -11,7 +11,7 @@ from typing import Any
 from stowage.flows._gpu_carried import MEASURED, PLANNED, is_planned
 from stowage.flows._gpu_job import Job
 from stowage.flows._gpu_measure import measure_job
-from stowage.flows._gpu_race import CHROME_TRACE, race
+from stowage.flows._gpu_race import CHROME_TRACE, like, race
 from stowage.flows._gpu_steps import Answer
 from stowage.flows._gpu_table import GpuRow, text_of
 
@@ -95,7 +95,8 @@ def train(asked: dict[str, Any]) -> Answer:
     told = Told()
     timeout_s = max(10.0, asked["limit_s"] - SPARE_S)
     rows = race(folder, told, steps=asked["steps"], only=asked["only"], timeout_s=timeout_s)
-    chosen = [row for row in rows if any(part.lower() in row.contestant.lower() for part in asked["only"])]
+    names = like([row.contestant for row in rows], asked["only"])
+    chosen = [row for row in rows if row.contestant in names]
     print(text_of(rows), flush=True)
     numbers: dict[str, Any] = {row.contestant: peaks_of(row) for row in chosen}
     wrong = _wrong(chosen)

@@ -113,11 +113,11 @@ def race(
         out: folder of all files.
         say: receives what people should know.
         steps: iterations to time.
-        only: contestants whose names contain one of these, in any case; by default all.
+        only: contestants, see `like`; by default all.
         timeout_s: of one contestant.
         allocator: setting of the contestants' allocator.
-        again: leave out those that have a result of the same request, but for names that contain one of these, in any
-            case; None runs all that are chosen.
+        again: leave out those that have a result of the same request, but for these, see `like`; None runs all that are
+            chosen.
         until: no contestant is started after this `time.monotonic`.
 
     Raises:
@@ -130,7 +130,8 @@ def race(
         layers = layers_of(job)
         plans = {f.name: f for f in folders}
         everyone = contestants(job, plans, steps, out, Path(temporary) / "below", layers)
-        chosen = [n for n in everyone if not only or _is_like(n, only)]
+        chosen = like(everyone, only) if only else [*everyone]
+        repeated = like(everyone, again or ())
         if not chosen:
             raise ParameterError(f"There is no contestant like {', '.join(only)}: there are {', '.join(everyone)}.")
         if job.device == "cuda" and not _allocates(allocator):
@@ -138,7 +139,7 @@ def race(
             allocator = ""
         for name in chosen:
             known, digest = _known(out), _digest(everyone[name])
-            if again is not None and not _is_like(name, again) and known.asked.get(name) == digest:
+            if again is not None and name not in repeated and known.asked.get(name) == digest:
                 say(f"{name}: {_said(_result(known.by_name[name]))}, as found before")
                 continue
             if until is not None and time.monotonic() > until:
@@ -153,8 +154,11 @@ def race(
     return rows
 
 
-def _is_like(name: str, parts: Collection[str]) -> bool:
-    return any(part.lower() in name.lower() for part in parts)
+def like(names: Collection[str], parts: Collection[str]) -> list[str]:
+    """Those that contain one of `parts`, in any case; a part that is the whole of a name stands for that alone."""
+    whole = {name.lower() for name in names}
+    wanted = [part.lower() for part in parts]
+    return [n for n in names if any(n.lower() == p or (p not in whole and p in n.lower()) for p in wanted)]
 
 
 def _said(result: Result) -> str:

@@ -69,10 +69,10 @@ class Raced:
     missing: list[str]
 
 
-def jobs_of(job: Job, dtypes: Sequence[str]) -> dict[str, Job]:
+def jobs_of(job: Job, dtypes: Sequence[str], *, strict: bool = True) -> dict[str, Job]:
     """One job for each type, and a strict one of the last, with fewer layers; by the names of their folders."""
     found = {dtype: replace(job, dtype=dtype) for dtype in dtypes}
-    return found | {"strict": strict_of(replace(job, dtype=dtypes[-1]))}
+    return found | ({"strict": strict_of(replace(job, dtype=dtypes[-1]))} if strict else {})
 
 
 def strict_of(job: Job) -> Job:

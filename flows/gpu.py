@@ -106,6 +106,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--again", action="append", default=[], metavar="PART", help="of `first` and `race`: repeat what has a result"
     )
+    parser.add_argument("--no-strict", action="store_true", help="of `race`: leave out the job that is about equality")
     parser.add_argument("--no-tests", action="store_true", help="leave out tests/gpu")
     return parser.parse_args(words)
 
@@ -195,7 +196,7 @@ def run_whole_race(given: argparse.Namespace) -> int:
         begun = (given.out / "float32" / MEASURED).is_file()
         dtypes = ["float32", "bfloat16"] if begun or job.dtype == "float32" else ["bfloat16"]
     seconds, samples = (0.005, 2) if given.quick else (0.05, 5)
-    jobs = jobs_of(job, dtypes)
+    jobs = jobs_of(job, dtypes, strict=not given.no_strict)
     raced = run_race(
         jobs,
         given.out,

@@ -10,22 +10,47 @@ import math
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from stowage.flows import _gpu_race, gpu
-from stowage.flows._gpu_carried import MEASURED, PLANNED, pack, unpack
-from stowage.flows._gpu_contestant import Result
+from stowage.flows import _gpu_race, _gpu_whole_race, gpu
+from stowage.flows._gpu_carried import MEASURED, PLANNED, is_planned, pack, unpack
+from stowage.flows._gpu_contestant import Request, Result
+from stowage.flows._gpu_job import Job, layers_of
 from stowage.flows._gpu_measure import fitting_dtype
-from stowage.flows._gpu_race import CHROME_TRACE, FEW, PEERS, TABLE
-from stowage.flows._gpu_table import EXTRAPOLATED, REFERENCE, GpuRow, extrapolate, rows_of, text_of
+from stowage.flows._gpu_race import (
+    CHROME_TRACE,
+    LOOSE_PEERS,
+    PEERS,
+    RESULTS,
+    TABLE,
+    Results,
+    _environment,
+    _said,
+    few_layers,
+    like,
+)
+from stowage.flows._gpu_table import (
+    EXTRAPOLATED,
+    REFERENCE,
+    REPEATED,
+    GpuRow,
+    extrapolate,
+    markdown_of,
+    noise_text,
+    rows_of,
+    text_of,
+)
+from stowage.flows._gpu_whole_race import jobs_of, notes_of, strict_of
 from stowage.flows._project import import_path, stage_environment
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
+from tests.gpu_command.alone import alone_everywhere
 from tests.matrix import THOROUGH
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +71,10 @@ JOB = [
 
 
 PEERS_OF_SOME = ("FSDP2, CPUOffloadPolicy",)
-SOME = ("Stowage", REFERENCE, *PEERS_OF_SOME)
+SOME = ("Stowage", REFERENCE)
 """Contestants of a short run; a thorough one has all."""
+
+PATIENCE_S = 300.0
 
 
 def is_thorough() -> bool:
@@ -61,20 +88,68 @@ def alone(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=stage_environment(ROOT), capture_output=True, text=True, timeout=600)
 
 
+def race(out: Path, *words: str) -> list[str]:
+    """The command of a race."""
+    both = [] if is_thorough() else ["--no-strict"]
+    return [sys.executable, "-m", "stowage.flows.gpu", "race", *JOB, *both, "--out", str(out), *words]
+
+
+def folders(out: Path) -> list[Path]:
+    """Of its jobs."""
+    return [out / "float32", *([out / "strict"] if is_thorough() else [])]
+
+
+def results(out: Path) -> Results:
+    """Of the contestants so far."""
+    return read_record(out / RESULTS, Results) if (out / RESULTS).exists() else Results({})
+
+
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder after all three steps."""
+def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a race on a machine that cannot plan, which was killed on the way."""
     folder = tmp_path_factory.mktemp("gpu")
-    measured = alone("stowage.flows.gpu", "measure", *JOB, "--out", str(folder))
-    assert measured.returncode == 0, measured.stderr
-    home = ["--home", str(folder / "home")]
-    assert gpu.main(["plan", *JOB, *home, "--out", str(folder)]) == 0
+    only = [] if is_thorough() else [word for name in SOME for word in ("--only", name)]
+    everywhere = alone_everywhere(ROOT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", everywhere["PYTHONPATH"])
+        patch.setattr(_gpu_whole_race, "why_no_plan", lambda: "no solver is here")
+        assert gpu.main(race(folder)[3:]) == gpu.UNFINISHED_STATUS
+    for each in folders(folder):
+        assert f"no solver is here: carry {each / MEASURED} to a machine that plans" in (folder / "race.md").read_text()
+        assert gpu.main(["plan", *JOB, "--home", str(folder / "home"), "--out", str(each)]) == 0
+    process = subprocess.Popen(race(folder, *only), cwd=ROOT, env=everywhere)
+    end = time.monotonic() + PATIENCE_S
+    while not results(folder / "float32").by_name:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    before = results(folder / "float32").by_name
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", everywhere["PYTHONPATH"])
+        patch.setattr(gpu, "say", said.append)
+        assert gpu.main(race(folder, *only)[3:]) == 0
+    assert "float32: measured before" in said
+    assert "float32: planned before" in said
+    after = results(folder / "float32").by_name
+    assert len(after) > len(before) >= 1
+    for name, found in before.items():
+        assert after[name] == found, "it ran again"
+        assert any(f"{name}: " in line and "as found before" in line for line in said)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(raced: Path) -> Path:
+    """The folder of its job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_gpu_race, "CONTESTANT", (sys.executable, ALONE, "stowage.flows._gpu_contestant"))
         patch.setenv("PYTHONPATH", str(import_path(ROOT)))
-        only = [] if is_thorough() else [word for name in SOME for word in ("--only", name)]
-        assert gpu.main(["train", *JOB, *only, "--out", str(folder)]) == 0
-    return folder
+        only = [word for name in PEERS_OF_SOME for word in ("--only", f"{name}")]
+        assert gpu.main(["train", *JOB, *only, "--out", str(raced / "float32")]) == 0
+    return raced / "float32"
 
 
 def test_what_is_hidden_is_hidden() -> None:
@@ -94,8 +169,9 @@ def test_the_plan_keeps_the_limit_and_offloads(out: Path, tmp_path: Path) -> Non
 
 def test_everyone_is_in_the_table(out: Path) -> None:
     rows = {row.contestant: row for row in read_rows(out / TABLE, GpuRow)}
-    few = [f"plain PyTorch, {layers} layers" for layers in FEW]
-    everyone = ["Stowage at 95%", REFERENCE, *few, *PEERS, EXTRAPOLATED]
+    few = [f"plain PyTorch, {layers} layers" for layers in (1, 2)]
+    looser = [f"{name}, 2 × the limit" for name in LOOSE_PEERS]
+    everyone = ["Stowage at 95%", REFERENCE, REPEATED, *few, *PEERS, *looser, EXTRAPOLATED]
     assert list(rows) == (everyone if is_thorough() else ["Stowage at 95%", REFERENCE, *PEERS_OF_SOME])
     ours, plain = rows["Stowage at 95%"], rows[REFERENCE]
     assert ours.losses_equal
@@ -104,13 +180,17 @@ def test_everyone_is_in_the_table(out: Path) -> None:
     assert 0 < ours.peak_bytes <= 0.95 * 0.03e9
     assert ours.predicted_peak_bytes <= 0.95 * 0.03e9
     assert plain.peak_bytes > 0.03e9, "the limit would not limit"
+    assert ours.limit_bytes == 30_000_000
+    assert plain.limit_bytes == -1
     for name in rows.keys() & {"gradient checkpointing, optimizer in host memory", *PEERS_OF_SOME}:
-        assert rows[name].note == "", name
+        assert rows[name].note in ("", "keeps all weights on the device"), name
         assert rows[name].time_s > 0
         assert rows[name].worst_loss_difference < 1e-5
     for name in (n for n in rows if "DeepSpeed" in n):
         assert rows[name].time_s > 0 or "deepspeed" in rows[name].note
     if is_thorough():
+        assert rows[looser[1]].limit_bytes == 60_000_000
+        assert rows[REPEATED].losses_equal
         assert rows[EXTRAPOLATED].peak_bytes == pytest.approx(plain.peak_bytes, rel=0.05)
     assert "Stowage at 95%" in text_of([*rows.values()])
 
@@ -167,6 +247,12 @@ def test_the_type_follows_the_host_memory() -> None:
     assert fitting_dtype(1_000, 20_799) == "bfloat16"
 
 
+def test_fewer_layers_than_there_are() -> None:
+    assert few_layers(32) == (8, 16)
+    assert few_layers(3) == (1, 2)
+    assert layers_of(Job("llama", {}, 1, 16, "float32", "cpu", 1, 1)) == 32
+
+
 def test_layers_are_extrapolated_along_a_line() -> None:
     two, four = Result("", times_s=(1.0, 3.0, 2.0), peak_bytes=100), Result("", times_s=(3.0,), peak_bytes=160)
     whole = extrapolate(2, two, 4, four, 32)
@@ -180,12 +266,134 @@ def test_rows_compare_with_the_best_reference() -> None:
     ours = Result("", losses=(2.0, 1.0), times_s=(3.0,))
     plain = Result("", losses=(2.0, 1.001), times_s=(2.0,))
     line = Result("", times_s=(1.5,))
-    row = rows_of({"ours": ours, REFERENCE: plain, EXTRAPOLATED: line}, 10, {EXTRAPOLATED: "so"})[0]
+    limits, notes = {"ours": 10, REFERENCE: -1}, {EXTRAPOLATED: "so"}
+    row = rows_of({"ours": ours, REFERENCE: plain, EXTRAPOLATED: line}, limits, notes)[0]
     assert (row.time_ratio, row.losses_equal, row.limit_bytes) == (1.5, False, 10)
     assert row.worst_loss_difference == pytest.approx(0.001 / 1.001)
     unfit = replace(plain, note="does not fit", losses=(), times_s=())
-    rows = rows_of({"ours": ours, REFERENCE: unfit, EXTRAPOLATED: line}, 10, {EXTRAPOLATED: "so"})
+    rows = rows_of({"ours": ours, REFERENCE: unfit, EXTRAPOLATED: line}, limits, notes)
     assert rows[0].time_ratio == 2.0
     assert rows[0].losses_equal is None
     assert [row.note for row in rows] == ["", "does not fit", "so"]
-    assert math.isnan(rows_of({"ours": ours}, 10, {})[0].time_ratio)
+    assert math.isnan(rows_of({"ours": ours}, limits, {})[0].time_ratio)
+
+
+def test_what_an_allocator_tells_is_in_the_table() -> None:
+    """As on a card that is short of memory and gets warm."""
+    ours = Result(
+        "",
+        losses=(2.0, 1.0),
+        times_s=(1.0, 1.1, 0.9),
+        peak_bytes=11 << 20,
+        reserved_bytes=12 << 20,
+        requested_bytes=10 << 20,
+        retries=4,
+        timed_retries=3,
+        out_of_memory=1,
+        pin_s=30.0,
+        pinned_bytes=50 * 10**9,
+        clocks=("1980 MHz", "1755 MHz"),
+        weights="a",
+    )
+    plain = replace(ours, retries=0, out_of_memory=0, weights="b")
+    rows = rows_of({"ours": ours, REFERENCE: plain}, {"ours": 12 << 20}, {})
+    assert (rows[0].timed_retries, rows[0].clocks, rows[0].pin_s) == (3, "1980 MHz → 1755 MHz", 30.0)
+    assert rows[0].weights_equal is False
+    assert rows[0].spread == pytest.approx(0.2)
+    text = text_of(rows).splitlines()
+    assert " ".join(text[1].split()) == (
+        "ours 12 MiB 10 MiB 11 MiB 12 MiB 4, 1 failed – 1.000 s 20% 1.00 – equal, weights differ"
+    )
+    assert markdown_of(rows).splitlines()[2].startswith("| ours | 12 MiB | 10 MiB | 11 MiB | 12 MiB | 4, 1 failed |")
+    assert _said(ours).endswith("4 retries, ready after 0 s, 30 s of it for pinning 50.0 GB; 1980 MHz → 1755 MHz")
+
+
+def test_noise_of_plain_pytorch_is_told() -> None:
+    plain = Result("", losses=(2.0, 1.0), times_s=(1.0,))
+    other = replace(plain, losses=(2.0, 1.001))
+    equal, unequal = (rows_of({REFERENCE: plain, REPEATED: each}, {}, {}) for each in (plain, other))
+    assert noise_text(equal).endswith("over 2 iterations: losses equal")
+    assert noise_text(unequal).endswith("losses within 1e-03; nobody can be expected to be closer")
+    assert noise_text(rows_of({REFERENCE: plain}, {}, {})) == ""
+
+
+def test_float32_is_said_to_flatter() -> None:
+    job = Job("llama", {"num_hidden_layers": 4}, 1, 16, "float32", "cpu", 10, 10)
+    assert any("float32 without TF32" in note for note in notes_of(job, []))
+    assert not any("TF32" in note for note in notes_of(replace(job, dtype="bfloat16"), []))
+    assert any("must be equal" in note for note in notes_of(replace(job, strict=True), []))
+
+
+def test_the_strict_job_is_smaller_where_the_job_is_large() -> None:
+    tiny = {**MODEL, "num_hidden_layers": 32}
+    large = Job("llama", tiny, 1, 16, "bfloat16", "cpu", 1200, 0)
+    reduced = strict_of(large)
+    assert reduced.strict
+    assert reduced.overrides == {**tiny, "num_hidden_layers": 8}
+    assert reduced.limit_bytes == 600, "activations do not shrink with it"
+    small = replace(large, overrides={**MODEL}, limit_bytes=12)
+    found = jobs_of(small, ["float32", "bfloat16"])
+    assert {name: (job.dtype, job.strict) for name, job in found.items()} == {
+        "float32": ("float32", False),
+        "bfloat16": ("bfloat16", False),
+        "strict": ("bfloat16", True),
+    }
+    assert found["strict"].limit_bytes == 12
+
+
+def test_settings_of_the_allocator_reach_old_and_new_releases() -> None:
+    assert _environment("expandable_segments:True", strict=True) == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    assert _environment("") == {}
+
+
+def test_what_was_measured_for_another_job_is_refused(raced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["race", *JOB, "--no-strict", "--out", str(raced), "--limit-gb", "0.04"]) == 1
+    said = capsys.readouterr().err
+    assert "is of another job (llama, float32, 1 × 16, AdamW, limit 0.03 GB) than the one asked for" in said
+    assert "--again measure" in said
+
+
+def test_plans_of_another_measuring_do_not_count(out: Path, tmp_path: Path) -> None:
+    assert is_planned(out)
+    for name in (MEASURED, PLANNED):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    assert is_planned(tmp_path)
+    unpack(tmp_path / MEASURED, tmp_path / "measured")
+    (tmp_path / "measured" / "more.txt").write_text("x")
+    pack(tmp_path / MEASURED, tmp_path / "measured")
+    assert not is_planned(tmp_path)
+    (tmp_path / MEASURED).unlink()
+    assert not is_planned(tmp_path)
+
+
+def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(request: Request, *rest: object) -> Result:
+        ran.append(f"{request.kind} {request.steps}")
+        return Result("", losses=(1.0,), times_s=(1.0,))
+
+    monkeypatch.setattr(_gpu_race, "_run", run)
+    kept = (out / RESULTS).read_bytes(), (out / TABLE).read_bytes()
+    try:
+        for again, steps in (((), 1), (("limit, AG",), 1), ((), 2), ((), 2)):
+            _gpu_race.race(out, lambda text: None, steps=steps, only=["no limit"], again=again)
+            ran.append("then")
+        _gpu_race.race(out, lambda text: None, steps=3, only=["no limit"], again=(), until=0.0)
+    finally:
+        (out / RESULTS).write_bytes(kept[0])
+        (out / TABLE).write_bytes(kept[1])
+    assert ran == ["plain 1", "then", "plain 1", "then", "plain 2", "plain 2", "then", "then"]
+
+
+def test_names_of_contestants() -> None:
+    names = [REFERENCE, REPEATED, "FSDP2"]
+    assert like(names, [REFERENCE]) == [REFERENCE]
+    assert like(names, ["NO LIMIT"]) == [REFERENCE, REPEATED]
+    assert like(names, ["again", "fsdp"]) == [REPEATED, "FSDP2"]
+    assert like(names, []) == []
+    assert like(names, [""]) == names
