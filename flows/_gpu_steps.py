@@ -41,7 +41,8 @@ class Step:
         limit_s: seconds that it may take.
         asked: what its process is told; a result counts for as long as this stays the same.
         besides: what it is told too, and a result does not depend on.
-        after: steps whose results it goes on from: where one of them is asked again, so is this.
+        after: steps whose results it goes on from: where one of them is asked again, so is this; where one did not
+            hold, this is not run.
     """
 
     name: str
@@ -192,34 +193,54 @@ class Runner:
         return self.folder / f"{1 + [*self.steps].index(step):02d}-{step.name}.{kind}"
 
     def _run(self, step: Step, results: Mapping[str, StepResult], left_s: float) -> StepResult:
+        missing = [name for name in step.after if name not in results or results[name].status != "held"]
+        if missing:
+            said = Answer("not run", f"it goes on from {missing[0]}, which is: {_status(results, missing[0])}")
+            return self._kept(step, results, said)
         limit_s, is_last = min(step.limit_s, left_s), left_s < step.limit_s
         request, answer, log = (self._file(step, kind) for kind in ("request", "answer", "log"))
         answer.unlink(missing_ok=True)
         write_atomically(request, json.dumps({"step": step.name, **step.asked, **step.besides}).encode())
         ended = run_process([*PROCESS, str(request), str(answer)], log, limit_s=limit_s)
         found = answer_of(answer)
-        said = _answer(found) if found is not None else None
+        told = _answer(found) if found is not None else None
         if ended.code is None:
-            status: Status = "not run" if is_last else "timed out"
             why = ended.why() + (", where the time of the whole call ended" if is_last else "")
-            said = Answer(status, why)
-        elif ended.code != 0 or said is None:
-            said = Answer("fell", ended.why(), said.numbers if said else {}, said.lines if said else ())
+            said = Answer("not run" if is_last else "timed out", why)
+        elif ended.code != 0 or told is None:
+            said = Answer("fell", ended.why(), told.numbers if told else {}, told.lines if told else ())
+        else:
+            said = told
+        for file in (request, answer):
+            file.unlink(missing_ok=True)
+        return self._kept(step, results, said, () if said.status == "held" else ended.lines, ended.seconds)
+
+    def _kept(
+        self,
+        step: Step,
+        results: Mapping[str, StepResult],
+        said: Answer,
+        log: tuple[str, ...] = (),
+        seconds: float = 0.0,
+    ) -> StepResult:
+        """The result, written."""
         result = StepResult(
             step.name,
             said.status,
             said.why,
             said.numbers,
             said.lines,
-            () if said.status == "held" else ended.lines,
-            ended.seconds,
+            log,
+            seconds,
             step.digest(results),
             _now(),
         )
         write_record(self._file(step, "json"), result)
-        for file in (request, answer):
-            file.unlink(missing_ok=True)
         return result
+
+
+def _status(results: Mapping[str, StepResult], name: str) -> str:
+    return results[name].status if name in results else "not run"
 
 
 def _now() -> str:

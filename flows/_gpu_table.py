@@ -60,7 +60,7 @@ class GpuRow:
 def extrapolate(few: int, one: Result, more: int, other: Result, layers: int) -> Result | None:
     """Time and peak of plain PyTorch with `layers`, from two models with fewer: both grow by the same for each layer.
 
-    None where one of the two has no numbers.
+    None where one of the two has no numbers. The times are the median, and what it could be as far as theirs spread.
     """
     if one.note or other.note:
         return None
@@ -68,10 +68,15 @@ def extrapolate(few: int, one: Result, more: int, other: Result, layers: int) ->
     def line(a: float, b: float) -> float:
         return a + (b - a) * (layers - few) / (more - few)
 
+    time_s = line(one.time_s, other.time_s)
+    unsure = sum(
+        abs(line(*unit)) * (max(result.times_s) - min(result.times_s)) / 2
+        for unit, result in (((1.0, 0.0), one), ((0.0, 1.0), other))
+    )
     known = one.peak_bytes >= 0 and other.peak_bytes >= 0
     return Result(
         note="",
-        times_s=(line(one.time_s, other.time_s),),
+        times_s=(time_s - unsure, time_s, time_s + unsure),
         peak_bytes=int(line(one.peak_bytes, other.peak_bytes)) if known else -1,
     )
 

@@ -123,6 +123,15 @@ def test_what_goes_on_from_a_repeated_step_is_repeated(tmp_path: Path, monkeypat
     assert before.when != "another time"
 
 
+def test_what_goes_on_from_what_fell_is_not_run(tmp_path: Path) -> None:
+    steps = [a_step("a", "fell", tmp_path), a_step("b", "held", tmp_path, after=("a",))]
+    found = runner(tmp_path, steps).run(60)
+    assert (found["b"].status, found["b"].why) == ("not run", "it goes on from a, which is: fell")
+    assert runs(tmp_path) == ["a"]
+    mended = [replace(steps[0], asked=steps[0].asked | {"does": "held"}), steps[1]]
+    assert runner(tmp_path, mended).run(60)["b"].status == "held"
+
+
 def test_the_budget_ends_the_call_and_not_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gpu_steps, "LEAST_S", 0.1)
     steps = [a_step("a", "held", tmp_path), a_step("b", "hang", tmp_path), a_step("c", "held", tmp_path)]

@@ -258,6 +258,7 @@ def test_layers_are_extrapolated_along_a_line() -> None:
     whole = extrapolate(2, two, 4, four, 32)
     assert whole is not None
     assert whole.time_s == pytest.approx(2.0 + 0.5 * 30)
+    assert whole.times_s == pytest.approx((17.0 - 14.0, 17.0, 17.0 + 14.0)), "14 times the spread of the smaller one"
     assert whole.peak_bytes == 100 + 30 * 30
     assert extrapolate(2, two, 4, Result("does not fit"), 32) is None
 
