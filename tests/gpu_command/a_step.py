@@ -42,8 +42,11 @@ def main() -> None:
         Path(sys.argv[2]).write_text('{"status": "he')
         return
     why = "it is not so" if does in ("fell", "not run") else ""
-    answer = {"status": does, "why": why, "numbers": {"told": asked.get("besides", 0)}, "lines": ["a line"]}
+    status = "held" if does == "die late" else does
+    answer = {"status": status, "why": why, "numbers": {"told": asked.get("besides", 0)}, "lines": ["a line"]}
     Path(sys.argv[2]).write_text(json.dumps(answer))
+    if does == "die late":
+        os.kill(os.getpid(), signal.SIGABRT)
 
 
 if __name__ == "__main__":

@@ -62,17 +62,19 @@ def gone(number: int) -> bool:
 
 
 def test_what_falls_leaves_the_others(tmp_path: Path) -> None:
-    kinds = ["fell", "raise", "crash", "half", "not run", "held"]
+    kinds = ["fell", "raise", "crash", "half", "not run", "held", "die late"]
     shown: list[Mapping[str, StepResult]] = []
     steps = [a_step(f"s{i}", does, tmp_path) for i, does in enumerate(kinds)]
     found = Runner(steps, tmp_path / "steps", lambda text: None, lambda r: shown.append(dict(r))).run(60)
-    assert [found[s.name].status for s in steps] == ["fell", "fell", "fell", "fell", "not run", "held"]
-    assert [len(each) for each in shown] == [0, 1, 2, 3, 4, 5, 6], "after every step"
+    assert [found[s.name].status for s in steps] == [*["fell"] * 4, "not run", "held", "fell"]
+    assert [len(each) for each in shown] == [0, 1, 2, 3, 4, 5, 6, 7], "after every step"
     assert found["s0"].why == "it is not so"
     assert found["s1"].why == "ended with exit status 1: ValueError: it has a mistake"
     assert found["s2"].why.startswith("killed by SIGSEGV: ")
     assert any("main" in line for line in found["s2"].log), "faulthandler says where"
     assert "exit status 0" in found["s3"].why
+    assert found["s6"].why.startswith("killed by SIGABRT: ")
+    assert found["s6"].lines == ("a line",), "what it said before"
     assert "this is s1" in found["s1"].log
     assert found["s5"] == replace(found["s5"], why="", log=(), lines=("a line",), numbers={"told": 0})
 

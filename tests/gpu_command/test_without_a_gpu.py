@@ -380,6 +380,7 @@ def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypa
 
     monkeypatch.setattr(_gpu_race, "_run", run)
     kept = (out / RESULTS).read_bytes(), (out / TABLE).read_bytes()
+    (out / RESULTS).unlink()
     try:
         for again, steps in (((), 1), (("limit, AG",), 1), ((), 2), ((), 2)):
             _gpu_race.race(out, lambda text: None, steps=steps, only=["no limit"], again=again)
@@ -388,7 +389,7 @@ def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypa
     finally:
         (out / RESULTS).write_bytes(kept[0])
         (out / TABLE).write_bytes(kept[1])
-    assert ran == ["plain 1", "then", "plain 1", "then", "plain 2", "plain 2", "then", "then"]
+    assert ran == ["plain 1", "plain 1", "then", "plain 1", "then", "plain 2", "plain 2", "then", "then"]
 
 
 def test_names_of_contestants() -> None:
