@@ -16,6 +16,9 @@ from stowage.stages.ir.files import write_atomically
 
 BUDGET_S = 600.0
 FRACTIONS = (0.95, 0.85)
+CARRIED = "carried"
+"""Folder of what is carried to a machine that plans, and back."""
+
 GPT2_VOCABULARY = 256
 
 
@@ -107,7 +110,7 @@ def sizes_of(device: str) -> Sizes:
 def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
     """Everything that is asked, in order."""
     sizes = sizes_of(device)
-    folder = str(out)
+    folder = str(out / CARRIED)
     few, many = sizes.steps
 
     def step(name: str, about: str, limit_s: float, kind: str, **asked: Any) -> Step:

@@ -51,6 +51,10 @@ KEEP_WEIGHTS = ("host optimizer", "zero-offload")
 
 LOG_LINES = 12
 
+FELL = "fell"
+FALLEN = ("died", "failed", "stopped")
+"""How notes of those begin who did not come to an end; not fitting a limit, or not being installed, is an end."""
+
 
 def few_layers(layers: int) -> tuple[int, int]:
     """Of the two models that plain PyTorch is extrapolated from: 8 and 16 of 32, since fewer amplify noise."""
@@ -116,8 +120,8 @@ def race(
         only: contestants, see `like`; by default all.
         timeout_s: of one contestant.
         allocator: setting of the contestants' allocator.
-        again: leave out those that have a result of the same request, but for these, see `like`; None runs all that are
-            chosen.
+        again: leave out those that have a result of the same request, but for these, see `like`; `fell` stands for
+            those that did not come to an end; None runs all that are chosen.
         until: no contestant is started after this `time.monotonic`.
 
     Raises:
@@ -131,7 +135,9 @@ def race(
         plans = {f.name: f for f in folders}
         everyone = contestants(job, plans, steps, out, Path(temporary) / "below", layers)
         chosen = like(everyone, only) if only else [*everyone]
-        repeated = like(everyone, again or ())
+        repeated = like(everyone, [part for part in again or () if part != FELL])
+        if FELL in (again or ()):
+            repeated += [name for name, found in _known(out).by_name.items() if found["note"].startswith(FALLEN)]
         if not chosen:
             raise ParameterError(f"There is no contestant like {', '.join(only)}: there are {', '.join(everyone)}.")
         if job.device == "cuda" and not _allocates(allocator):

@@ -108,7 +108,8 @@ def run_race(
         effort: how long.
         fractions, method, home: of planning, see `plan_job`.
         only: contestants whose names contain one of these; by default all.
-        again: `measure`, `plan`, or parts of names of contestants: done again. `all` is everything.
+        again: `measure`, `plan`, or parts of names of contestants: done again. `all` is everything, `fell` those that
+            died, failed or took too long.
         allocator: see `race`.
 
     Raises:
@@ -167,9 +168,9 @@ def _is_measured(job: Job, folder: Path) -> bool:
 
 def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort) -> None:
     """In a process of its own: what it takes of the device is free afterwards."""
-    say(f"{name}: measuring {job.name()} …")
     folder.mkdir(parents=True, exist_ok=True)
     request, answer, log = (folder / f"measure.{kind}" for kind in ("request", "answer", "log"))
+    say(f"{name}: measuring {job.name()} ({log} says how far it is) …")
     answer.unlink(missing_ok=True)
     asked: dict[str, Any] = {
         "kind": "measure",
@@ -244,6 +245,18 @@ def notes_of(job: Job, rows: list[GpuRow]) -> list[str]:
     return [text for text in found if text]
 
 
+def about_of(row: GpuRow) -> str:
+    """What a table has no room for."""
+    parts = [f"ready after {row.prepare_s:.0f} s"]
+    if row.pin_s > 0:  # NaN where nobody counts
+        parts.append(f"{row.pin_s:.0f} s of it for pinning host memory")
+    if row.timed_retries > 0:
+        parts.append(f"{row.timed_retries} retries of the allocator in timed steps")
+    if row.clocks:
+        parts.append(f"clocks {row.clocks}")
+    return ", ".join(parts)
+
+
 def _write_page(out: Path, jobs: Mapping[str, Job], tables: Mapping[str, list[GpuRow]], missing: Sequence[str]) -> None:
     lines = ["# The race", ""]
     for text in missing:
@@ -252,5 +265,5 @@ def _write_page(out: Path, jobs: Mapping[str, Job], tables: Mapping[str, list[Gp
         job = jobs[name]
         lines += ["", f"## {name}: {job.name()}, {job.limit_bytes / 1e9:g} GB", ""]
         lines += [*(f"- {note}" for note in notes_of(job, rows)), "", markdown_of(rows), ""]
-        lines += [f"- clocks of {row.contestant}: {row.clocks}" for row in rows if row.clocks]
+        lines += [f"- {row.contestant}: {about_of(row)}" for row in rows if row.prepare_s > 0]
     write_atomically(out / PAGE, ("\n".join(lines).strip() + "\n").encode())

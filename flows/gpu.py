@@ -19,8 +19,8 @@ did not hold.
 
 `race` measures, plans and trains Llama2-7B's shape within 12 GB: in float32 if the host has room and in bfloat16, and
 once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again
-goes on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan` or
-`all`.
+goes on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan`,
+`fell` or `all`.
 
 Where this machine cannot plan, both say which file to carry to one that can, and go on when its answer is there. Two
 machines carry one small file each way. `first`, `race`, `measure` and `train` need torch, transformers, pyarrow and

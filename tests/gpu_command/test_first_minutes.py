@@ -59,7 +59,7 @@ def test_it_asks_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_all_of_it(tmp_path: Path) -> None:
     done = call(tmp_path, "--host-gb", "1", "--budget-s", "1200")
     assert done.returncode == gpu.UNFINISHED_STATUS, done.stdout + done.stderr
-    carry = f"carry {tmp_path}/measured.tar.gz to a machine that plans"
+    carry = f"carry {tmp_path}/carried/measured.tar.gz to a machine that plans"
     found = {name: result(tmp_path, name) for name in (s.name for s in steps_of("cpu", tmp_path, 0))}
     held = {name for name, each in found.items() if each.status == "held"}
     assert held == {"card", "profile", "strict", "lanes", "noise", "idle", "measure", "small"}

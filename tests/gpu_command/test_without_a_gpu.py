@@ -45,7 +45,7 @@ from stowage.flows._gpu_table import (
     rows_of,
     text_of,
 )
-from stowage.flows._gpu_whole_race import jobs_of, notes_of, strict_of
+from stowage.flows._gpu_whole_race import about_of, jobs_of, notes_of, strict_of
 from stowage.flows._project import import_path, stage_environment
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.plan import PlanSummary
@@ -300,6 +300,9 @@ def test_what_an_allocator_tells_is_in_the_table() -> None:
     rows = rows_of({"ours": ours, REFERENCE: plain}, {"ours": 12 << 20}, {})
     assert (rows[0].timed_retries, rows[0].clocks, rows[0].pin_s) == (3, "1980 MHz → 1755 MHz", 30.0)
     assert rows[0].weights_equal is False
+    about = "ready after 0 s, 30 s of it for pinning host memory, 3 retries of the allocator in timed steps"
+    assert about_of(rows[0]) == f"{about}, clocks 1980 MHz → 1755 MHz"
+    assert about_of(replace(rows[0], pin_s=math.nan, timed_retries=-1, clocks="")) == "ready after 0 s"
     assert rows[0].spread == pytest.approx(0.2)
     text = text_of(rows).splitlines()
     assert " ".join(text[1].split()) == (
@@ -376,7 +379,7 @@ def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypa
 
     def run(request: Request, *rest: object) -> Result:
         ran.append(f"{request.kind} {request.steps}")
-        return Result("", losses=(1.0,), times_s=(1.0,))
+        return Result("died: of something" if request.steps == 3 else "", losses=(1.0,), times_s=(1.0,))
 
     monkeypatch.setattr(_gpu_race, "_run", run)
     kept = (out / RESULTS).read_bytes(), (out / TABLE).read_bytes()
@@ -386,10 +389,23 @@ def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypa
             _gpu_race.race(out, lambda text: None, steps=steps, only=["no limit"], again=again)
             ran.append("then")
         _gpu_race.race(out, lambda text: None, steps=3, only=["no limit"], again=(), until=0.0)
+        for again in ((), ("fell",), ()):
+            _gpu_race.race(out, lambda text: None, steps=3, only=[REFERENCE], again=again)
     finally:
         (out / RESULTS).write_bytes(kept[0])
         (out / TABLE).write_bytes(kept[1])
-    assert ran == ["plain 1", "plain 1", "then", "plain 1", "then", "plain 2", "plain 2", "then", "then"]
+    assert ran == [
+        "plain 1",
+        "plain 1",
+        "then",
+        "plain 1",
+        "then",
+        "plain 2",
+        "plain 2",
+        "then",
+        "then",
+        *["plain 3"] * 2,
+    ]
 
 
 def test_names_of_contestants() -> None:
