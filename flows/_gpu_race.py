@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -52,7 +53,8 @@ KEEP_WEIGHTS = ("host optimizer", "zero-offload")
 LOG_LINES = 12
 
 FELL = "fell"
-FALLEN = ("died", "failed", "stopped")
+STOPPED = "stopped"
+FALLEN = ("died", "failed", STOPPED)
 """How notes of those begin who did not come to an end; not fitting a limit, or not being installed, is an end."""
 
 
@@ -122,7 +124,7 @@ def race(
         allocator: setting of the contestants' allocator.
         again: leave out those that have a result of the same request, but for these, see `like`; `fell` stands for
             those that did not come to an end; None runs all that are chosen.
-        until: no contestant is started after this `time.monotonic`.
+        until: at this `time.monotonic` the contestant under way is stopped, and has no result.
 
     Raises:
         StowageError: a file is missing or damaged.
@@ -148,11 +150,15 @@ def race(
             if again is not None and name not in repeated and known.asked.get(name) == digest:
                 say(f"{name}: {_said(_result(known.by_name[name]))}, as found before")
                 continue
-            if until is not None and time.monotonic() > until:
-                say(f"The time is used up before {name}: the same call again goes on there.")
+            left_s = math.inf if until is None else until - time.monotonic()
+            result = None
+            if left_s > 0:
+                say(f"{name} …")
+                limit_s = min(timeout_s, left_s)
+                result = _run(everyone[name], Path(temporary), limit_s, allocator, say)
+            if result is None or (left_s < timeout_s and result.note.startswith(STOPPED)):
+                say(f"The time is used up before the end of {name}: the same call again goes on there.")
                 break
-            say(f"{name} …")
-            result = _run(everyone[name], Path(temporary), timeout_s, allocator, say)
             write_record(out / RESULTS, Results(known.by_name | {name: vars(result)}, known.asked | {name: digest}))
             say(f"{name}: {_said(result)}")
     rows = _table(out, job, everyone, layers)

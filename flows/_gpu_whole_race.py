@@ -70,9 +70,9 @@ class Raced:
 
 
 def jobs_of(job: Job, dtypes: Sequence[str], *, strict: bool = True) -> dict[str, Job]:
-    """One job for each type, and a strict one of the last, with fewer layers; by the names of their folders."""
+    """One job for each type, and a strict one of the first, with fewer layers; by the names of their folders."""
     found = {dtype: replace(job, dtype=dtype) for dtype in dtypes}
-    return found | ({"strict": strict_of(replace(job, dtype=dtypes[-1]))} if strict else {})
+    return found | ({"strict": strict_of(replace(job, dtype=dtypes[0]))} if strict else {})
 
 
 def strict_of(job: Job) -> Job:
@@ -123,8 +123,8 @@ def run_race(
             say(f"{name}: measured before")
         elif time.monotonic() > until:
             missing.append(f"{name}: the time was used up before measuring")
-        else:
-            _measure(name, job, out / name, say, effort)
+        elif not _measure(name, job, out / name, say, effort, until):
+            missing.append(f"{name}: the time was used up while measuring")
     for name in jobs:
         if (out / name / MEASURED).is_file():
             missing += _plan(name, out / name, say, effort, fractions, method, home, everything or "plan" in again)
@@ -166,8 +166,8 @@ def _is_measured(job: Job, folder: Path) -> bool:
     return True
 
 
-def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort) -> None:
-    """In a process of its own: what it takes of the device is free afterwards."""
+def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort, until: float) -> bool:
+    """In a process of its own: what it takes of the device is free afterwards. False where time is up first."""
     folder.mkdir(parents=True, exist_ok=True)
     request, answer, log = (folder / f"measure.{kind}" for kind in ("request", "answer", "log"))
     say(f"{name}: measuring {job.name()} ({log} says how far it is) …")
@@ -182,7 +182,10 @@ def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort) -> Non
         "repeats": job.strict,
     }
     write_atomically(request, json.dumps(asked).encode())
-    ended = run_process([*PROCESS, str(request), str(answer)], log, limit_s=MEASURE_S)
+    left_s = max(0.0, until - time.monotonic())
+    ended = run_process([*PROCESS, str(request), str(answer)], log, limit_s=min(MEASURE_S, left_s))
+    if ended.code is None and left_s < MEASURE_S:
+        return False
     found = answer_of(answer)
     if ended.code != 0 or found is None:
         raise StowageError(f"{name}: measuring {ended.why()} ({log} has all that it wrote).")
@@ -190,6 +193,7 @@ def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort) -> Non
         say(f"{name}: {line}")
     request.unlink()
     answer.unlink()
+    return True
 
 
 def _plan(

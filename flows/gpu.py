@@ -17,7 +17,7 @@ small GPT-2, host against card. Each result is a file in FOLDER/steps, and first
 every step. The same call again goes on after the last finished step; --again STEP repeats one, --again fell those that
 did not hold.
 
-`race` measures, plans and trains Llama2-7B's shape within 12 GB: in float32 if the host has room and in bfloat16, and
+`race` measures, plans and trains Llama2-7B's shape within 12 GB: in bfloat16, in float32 too if the host has room, and
 once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again
 goes on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan`,
 `fell` or `all`.
@@ -194,7 +194,7 @@ def run_whole_race(given: argparse.Namespace) -> int:
     dtypes = [job.dtype]
     if given.dtype == "auto":  # what was begun goes on, whatever is free now
         begun = (given.out / "float32" / MEASURED).is_file()
-        dtypes = ["float32", "bfloat16"] if begun or job.dtype == "float32" else ["bfloat16"]
+        dtypes = ["bfloat16", "float32"] if begun or job.dtype == "float32" else ["bfloat16"]
     seconds, samples = (0.005, 2) if given.quick else (0.05, 5)
     jobs = jobs_of(job, dtypes, strict=not given.no_strict)
     raced = run_race(
