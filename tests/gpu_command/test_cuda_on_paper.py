@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +164,15 @@ def test_the_looser_limit_is_the_process_s(tmp_path: Path) -> None:
     assert limits["FSDP2, CPUOffloadPolicy"] == 50
     assert limits["FSDP2, CPUOffloadPolicy, 2 × the limit"] == 100
     assert limits[REFERENCE] == limits["plain PyTorch, 8 layers"] == limits["plain PyTorch, 16 layers"] == -1
+
+
+def test_weights_of_strict_jobs_are_told_apart() -> None:
+    job = replace(llama(1, 64, 256, 1, 8, "bfloat16", "cpu"), strict=True)
+    jobs = (job, job, replace(job, seed=1), replace(job, strict=False))
+    found = [compete(Request("plain", asdict(each), 1, False, None, "", "", "")).weights for each in jobs]
+    assert found[0] == found[1] != ""
+    assert found[2] not in ("", found[0])
+    assert found[3] == "", "it takes time"
 
 
 def test_what_the_allocator_counts_is_in_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,14 @@ def test_everyone_is_in_the_table(out: Path) -> None:
     assert "Stowage at 95%" in text_of([*rows.values()])
 
 
+def test_equality_is_of_weights_too(raced: Path) -> None:
+    if not is_thorough():
+        pytest.skip("a short run has no strict job")
+    rows = {row.contestant: row for row in read_rows(raced / "strict" / TABLE, GpuRow)}
+    assert [*rows] == ["Stowage at 95%", REFERENCE, REPEATED]
+    assert all(row.losses_equal and row.weights_equal for row in rows.values())
+
+
 def test_the_traced_iteration_has_copies_and_steps(out: Path) -> None:
     events = json.loads((out / CHROME_TRACE).read_text())["traceEvents"]
     measured = {e["cat"] for e in events if e["ph"] == "X" and e["pid"] == 2}
