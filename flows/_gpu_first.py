@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows._gpu_first_page import PAGE, page_of
+from stowage.flows._gpu_first_tests import TESTS
 from stowage.flows._gpu_job import Job
 from stowage.flows._gpu_steps import Runner, Step, StepResult
 from stowage.stages.ir.files import write_atomically
 
 BUDGET_S = 600.0
 FRACTIONS = (0.95, 0.85)
+TESTS_OF_TIERS = ["test_machine.py", "test_pinned_on_gpu.py", "test_staged_on_gpu.py"]
+TESTS_OF_TRAINING = ["test_training.py"]
 CARRIED = "carried"
 """Folder of what is carried to a machine that plans, and back."""
 
@@ -121,17 +124,11 @@ def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
 
     quick = {"seconds_per_call": 0.005, "min_samples": 2}
     trained = {"folder": folder, "steps": 3}
-    return [
+    found = [
         step("card", "what there is", 60, "card", folder=folder, pinned_bytes=sizes.pinned_bytes),
         step("profile", "every call of GPT-2 with dropout, timed", 90, "profile", job=job(sizes.dropout), **quick),
-        step(
-            "tests-tiers",
-            "tests of the machine and of the tiers below it",
-            120,
-            "tests",
-            files=["test_machine.py", "test_pinned_on_gpu.py", "test_staged_on_gpu.py"],
-        ),
-        step("tests-training", "tests of training", 150, "tests", files=["test_training.py"]),
+        step("tests-tiers", "tests of the machine and of the tiers below it", 120, "tests", files=TESTS_OF_TIERS),
+        step("tests-training", "tests of training", 150, "tests", files=TESTS_OF_TRAINING),
         step(
             "strict",
             "plans by rules against plain PyTorch, fused, deterministic",
@@ -183,6 +180,10 @@ def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
         ),
         step("small", "a small GPT-2 under keep-all against eager", 60, "small", job=job(sizes.small), steps=many),
     ]
+    others = sorted({file.name for file in TESTS.glob("test_*.py")} - {*TESTS_OF_TIERS, *TESTS_OF_TRAINING})
+    if device == "cuda" and others:  # a CPU runs them with all other tests
+        found.append(step("tests-others", "all other tests for a card", 400, "tests", files=others))
+    return found
 
 
 def first(

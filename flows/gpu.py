@@ -9,13 +9,13 @@ python -m stowage.flows.gpu train --out FOLDER    there: trains under the plans,
 
 None of this has run on a card yet; with --device cpu all of it runs on a CPU, and that is tested.
 
-`first` asks thirteen things, cheapest first, each in a process of its own with a time limit: versions, and which
-attention PyTorch takes; every call of GPT-2 with dropout; the tests of tests/gpu; plans by simple rules against plain
-PyTorch, bit for bit; the same while copies or computing are late, which shows a missing wait; plain PyTorch against
-itself; what is idle in an eager step; then measure, plan, train and plain PyTorch on 8 layers of the 7B shape; and a
-small GPT-2, host against card. Each result is a file in FOLDER/steps, and first.md has all of them on one page after
-every step. The same call again goes on after the last finished step; --again STEP repeats one, --again fell those that
-did not hold.
+`first` asks what must hold, in order, each in a process of its own with a time limit: versions, and which attention
+PyTorch takes; every call of GPT-2 with dropout; the tests of tests/gpu; plans by simple rules against plain PyTorch,
+bit for bit; the same while copies or computing are late, which shows a missing wait; plain PyTorch against itself; what
+is idle in an eager step; then measure, plan, train and plain PyTorch on 8 layers of the 7B shape; and a small GPT-2,
+host against card; and the rest of tests/gpu. Each result is a file in FOLDER/steps, and first.md has all of them on one
+page after every step. The same call again goes on after the last finished step; --again STEP repeats one, --again fell
+those that did not hold.
 
 `race` measures, plans and trains Llama2-7B's shape within 12 GB: in bfloat16, in float32 too if the host has room, and
 once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again
@@ -46,6 +46,7 @@ import torch
 from stowage.flows._gpu_carried import MEASURED, PLANNED, carried_job
 from stowage.flows._gpu_first import BUDGET_S, first, steps_of
 from stowage.flows._gpu_first_page import PAGE
+from stowage.flows._gpu_first_tests import TESTS
 from stowage.flows._gpu_job import Job, parameters_of
 from stowage.flows._gpu_measure import fitting_dtype, free_host_bytes, measure_job
 from stowage.flows._gpu_race import ALLOCATOR, race
@@ -60,8 +61,6 @@ HOST_SHARE = 0.85
 
 UNFINISHED_STATUS = 3
 """Exit status where the same call has to be given again, perhaps after something was carried."""
-
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
 
 
 def say(text: str) -> None:
