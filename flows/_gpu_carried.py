@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
+from stowage.flows._gpu_job import Job
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import read_record
 
 MEASURED = "measured.tar.gz"
 """From the machine with the GPU: job, device, trace, costs."""
 
 PLANNED = "planned.tar.gz"
 """To it: job and plans."""
+
+SOURCE = "source.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What plans were made from; `source.json` among them.
+
+    Attributes:
+        digest: of `measured.tar.gz`.
+    """
+
+    digest: str
+
+
+def digest_of(measured: Path) -> str:
+    """Of the file that was carried."""
+    return hashlib.sha256(measured.read_bytes()).hexdigest()
+
+
+def is_planned(folder: Path) -> bool:
+    """Whether the plans in a folder were made from what was measured there.
+
+    Raises:
+        TableError: the file of plans is damaged.
+    """
+    if not (folder / MEASURED).is_file() or not (folder / PLANNED).is_file():
+        return False
+    with tempfile.TemporaryDirectory() as temporary:
+        unpack(folder / PLANNED, Path(temporary))
+        source = Path(temporary) / SOURCE
+        return source.is_file() and read_record(source, Source).digest == digest_of(folder / MEASURED)
+
+
+def carried_job(archive: Path) -> Job:
+    """The job that a carried file is about.
+
+    Raises:
+        TableError: the file is missing or damaged.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        unpack(archive, Path(temporary))
+        return read_record(Path(temporary) / "job.json", Job)
 
 
 def pack(path: Path, folder: Path) -> int:

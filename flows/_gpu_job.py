@@ -6,8 +6,9 @@ Like all of `_gpu_*` but `_gpu_plan`, this imports with torch, transformers, pya
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,9 @@ from stowage.stages.runtime.weights import parameters_on_meta, stand_ins
 from stowage.stages.workload.data import PYDOC_TOPICS, batch_at, token_stream
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.optimizers import optimizer_factory
+
+CUBLAS_SETTING, CUBLAS_REPEATS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""Matrix products then repeat bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Job:
         limit_bytes: what a process may take on the device.
         host_bytes: what may live below it: pinned memory, on `cpu` the disk.
         seed: of weights and data.
+        strict: with kernels that repeat bit for bit (see `strictly`), in tracing and measuring too.
     """
 
     architecture: str
@@ -46,10 +51,13 @@ class Job:
     optimizer: str = "AdamW"
     settings: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-4, "fused": True})
     seed: int = 0
+    strict: bool = False
 
     def name(self) -> str:
         """For people."""
-        return f"{self.architecture}, {self.dtype}, {self.batch_size} × {self.sequence_length}, {self.optimizer}"
+        strict = ", strict" if self.strict else ""
+        sizes = f"{self.batch_size} × {self.sequence_length}"
+        return f"{self.architecture}, {self.dtype}, {sizes}, {self.optimizer}{strict}"
 
     def make_optimizer(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """The optimizer of these parameters."""
@@ -93,6 +101,19 @@ def build_shell(job: Job, layers: int | None = None) -> tuple[nn.Module, dict[st
     return model.to(job.device), layouts
 
 
+def parameters_of(job: Job) -> int:
+    """How many numbers the model has; nothing is put on the device."""
+    return sum(p.numel() for p in build_shell(replace(job, device="cpu"))[0].parameters())
+
+
+def layers_of(job: Job) -> int:
+    """How many layers the model has; nothing is put on the device."""
+    if "num_hidden_layers" in job.overrides:
+        return int(job.overrides["num_hidden_layers"])
+    model, _ = build_shell(replace(job, device="cpu"))
+    return int(getattr(model, "config").num_hidden_layers)  # noqa: B009 - a module's attribute, for mypy
+
+
 def first_weights(job: Job, layouts: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Initial weights on the device, one after the other, the same for every contestant: normal numbers of standard
     deviation 0.02, ones for the weights of normalisations, zeros for biases."""
@@ -113,8 +134,30 @@ def fill(job: Job, model: nn.Module, layouts: dict[str, torch.Tensor], place: st
         parameters[name].data = tensor.to(place)
 
 
-def limit_memory(job: Job) -> None:
-    """Hold this process to the job's limit, if the device has a way to."""
+def limit_memory(job: Job, limit_bytes: int | None = None) -> None:
+    """Hold this process to a limit, by default the job's, if the device has a way to."""
     if job.device == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, job.limit_bytes / total))
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        wanted = job.limit_bytes if limit_bytes is None else limit_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, wanted / total))
+
+
+@contextlib.contextmanager
+def strictly(strict: bool = True) -> Iterator[None]:
+    """Kernels that repeat bit for bit, where PyTorch has them; others raise.
+
+    First of all in a process: cuBLAS reads its setting once.
+    """
+    if not strict:
+        yield
+        return
+    os.environ.setdefault(CUBLAS_SETTING, CUBLAS_REPEATS)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark

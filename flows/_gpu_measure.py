@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stowage.flows._gpu_carried import MEASURED, pack
-from stowage.flows._gpu_job import Job, build_shell
+from stowage.flows._gpu_job import Job, build_shell, strictly
 from stowage.flows._true_kernels import with_true_kernels
 from stowage.stages.device import device_of
 from stowage.stages.device.host_rates import measure_host_rates
@@ -68,7 +68,7 @@ def measure_job(job: Job, out: Path, say: Say, *, seconds_per_call: float = 0.05
         seconds_per_call, min_samples: effort for each distinct call.
     """
     device = device_of(job.device)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, strictly(job.strict):
         folder = Path(temporary) / "measured"
         description = device.describe(temporary)
         if job.device == "cuda":  # the update by the CPU is the job's own optimizer, in the job's type

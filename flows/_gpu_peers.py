@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import distributed, nn
 
 from stowage.flows._gpu_job import Job, build_shell, fill
+from stowage.flows._gpu_pinned import Pinned
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.runtime.measure import measure_iteration
 from stowage.stages.workload.calls import call_model, loss_of
@@ -38,6 +40,10 @@ class Plain:
         self.optimizer.step()
         return loss.detach()
 
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By name."""
+        yield from self.model.named_parameters()
+
     def measured_peak(self, batch: Any) -> int:
         """One more iteration; its highest device bytes."""
         self.optimizer.zero_grad()
@@ -46,14 +52,19 @@ class Plain:
 
 class HostOptimizer:
     """`gradient_checkpointing_enable`, and the optimizer on copies in host memory: each gradient goes down as soon as
-    it is complete, the weights come up after the step."""
+    it is complete, the weights come up after the step.
+
+    Attributes:
+        pinned: what pinning host memory took.
+    """
 
     def __init__(self, job: Job) -> None:
+        self.pinned = Pinned()
         self.model, layouts = build_shell(job)
         fill(job, self.model, layouts, job.device)
         enable: Any = self.model.gradient_checkpointing_enable
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._pinned = job.device == "cuda"
+        self._on_card = job.device == "cuda"
         self._host: dict[nn.Parameter, nn.Parameter] = {}
         self._arrived: set[nn.Parameter] = set()
         for parameter in self.model.parameters():
@@ -67,7 +78,9 @@ class HostOptimizer:
         self.optimizer = job.make_optimizer(self._host.values())
 
     def _below(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._pinned)
+        if not self._on_card:
+            return torch.empty(like.shape, dtype=like.dtype)
+        return self.pinned.empty(like.numel() * like.element_size()).view(like.dtype).view(like.shape)
 
     def _take(self, parameter: torch.Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
@@ -86,7 +99,7 @@ class HostOptimizer:
         self._arrived.clear()
         loss = _loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._pinned:
+        if self._on_card:
             torch.cuda.synchronize()
         self.optimizer.step()
         with torch.no_grad():

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stowage.flows._gpu_carried import MEASURED, PLANNED, pack, unpack
+from stowage.flows._gpu_carried import MEASURED, PLANNED, SOURCE, Source, digest_of, pack, unpack
 from stowage.flows._gpu_job import Job
 from stowage.flows._gpu_measure import Library, Say
 from stowage.flows._planning import Effort, Planned, cost_traces, plan_costed
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import Infeasible, size_text
-from stowage.stages.ir.table import read_record, read_rows
+from stowage.stages.ir.table import read_record, read_rows, write_record
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
 from stowage.stages.solve import Below, tier_below
@@ -64,6 +64,7 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, ho
         if not planned.is_dir():
             raise failed[-1]
         shutil.copy(measured / "job.json", planned / "job.json")
+        write_record(planned / SOURCE, Source(digest_of(out / MEASURED)))
         nbytes = pack(out / PLANNED, planned)
     say(f"{out / PLANNED}: {nbytes / 1e6:.1f} MB")
 

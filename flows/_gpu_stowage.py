@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from stowage.flows._gpu_job import Job, build_shell, first_weights
+from stowage.flows._gpu_pinned import CountedLanes, Pinned
 from stowage.stages.codegen import Manifest
-from stowage.stages.device.tiers import open_tier
+from stowage.stages.device.tiers import PinnedTier, Tier, open_tier
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
@@ -28,9 +29,11 @@ class Planned:
 
     Attributes:
         summary: what the plan states about itself.
+        pinned: what pinning host memory took.
     """
 
     def __init__(self, job: Job, folder: Path, offload_dir: Path) -> None:
+        self.pinned = Pinned()
         self.summary = read_record(folder / "summary.json", PlanSummary)
         self._nodes = read_rows(folder / "nodes.parquet", ComputeNode)
         self._rows = read_rows(folder / "plan.parquet", PlanRow)
@@ -40,7 +43,7 @@ class Planned:
         weights = first_weights(job, layouts)
         self._offloading: Offloading | None = None
         if self._slots:
-            self._offloading = Offloading(open_tier(job.device, offload_dir), self.model, self.optimizer)
+            self._offloading = Offloading(self._tier(job, offload_dir), self.model, self.optimizer)
             self._offloading.populate(weights, self._slots)
         else:
             parameters = dict(self.model.named_parameters())
@@ -58,6 +61,15 @@ class Planned:
             self._offloading,
         )
 
+    def _tier(self, job: Job, offload_dir: Path) -> Tier:
+        """Pinned host memory below a GPU: these plans put nothing on a disk there."""
+        if job.device != "cuda":
+            return open_tier(job.device, offload_dir)
+        size = sum(s.nbytes for s in self._slots) / 1e9
+        print(f"{size:.1f} GB of host memory are pinned; tens of GB take tens of seconds.", flush=True)
+        device = torch.device("cuda", torch.cuda.current_device())
+        return PinnedTier(device, lanes=CountedLanes(device, self.pinned))
+
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration."""
         return self._program(batch)
@@ -73,9 +85,14 @@ class Planned:
         labels = {"plan": self.summary.plan_hash, "method": self.summary.method, "device": self.summary.device}
         write_atomically(path, chrome_trace(spans, labels).encode())
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """By name; what is below reads as NaN."""
-        return dict(self.model.named_parameters())
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By name, one at a time on the device; where they live does not change."""
+        below = self._offloading.below() if self._offloading is not None else {}
+        for name, parameter in self.model.named_parameters():
+            if self._offloading is not None and name in below:
+                yield name, self._offloading.peek(name)
+            else:
+                yield name, parameter
 
     def close(self) -> None:
         """Let what is under way end, and give back what the tier holds."""

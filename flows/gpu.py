@@ -1,35 +1,66 @@
-"""Measure, plan, train and compare on a machine with a GPU.
+"""Ask a card what must hold, measure it, plan, train and compare on a machine with a GPU.
 
-python -m stowage.flows.gpu                       all of it, where everything is installed on that machine
+python -m stowage.flows.gpu first --out FOLDER    there: the first ten minutes on a card -> FOLDER/first.md
+python -m stowage.flows.gpu race --out FOLDER     there: the 7B race from start to end -> FOLDER/race.md
+python -m stowage.flows.gpu                       measure, plan and train once, where everything is installed
 python -m stowage.flows.gpu measure --out FOLDER  there: tests, rates, trace and costs -> FOLDER/measured.tar.gz
 python -m stowage.flows.gpu plan --out FOLDER     anywhere: plans -> FOLDER/planned.tar.gz
 python -m stowage.flows.gpu train --out FOLDER    there: trains under the plans, beside peers -> FOLDER/table.parquet
 
-Two machines carry one small file each way. `measure` and `train` need torch, transformers, pyarrow and safetensors
-alone; nothing needs to be installed there: `PYTHONPATH=build/typing`, see `make build/typing/stowage`.
+None of this has run on a card yet; with --device cpu all of it runs on a CPU, and that is tested.
+
+`first` asks what must hold, in order, each in a process of its own with a time limit: versions, and which attention
+PyTorch takes; every call of GPT-2 with dropout; the tests of tests/gpu; plans by simple rules against plain PyTorch,
+bit for bit; the same while copies or computing are late, which shows a missing wait; plain PyTorch against itself; what
+is idle in an eager step; then measure, plan, train and plain PyTorch on 8 layers of the 7B shape; and a small GPT-2,
+host against card; and the rest of tests/gpu. Each result is a file in FOLDER/steps, and first.md has all of them on one
+page after every step. The same call again goes on after the last finished step; --again STEP repeats one, --again fell
+those that did not hold.
+
+`race` measures, plans and trains Llama2-7B's shape within 12 GB: in bfloat16, in float32 too if the host has room, and
+once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again
+goes on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan`,
+`fell` or `all`.
+
+Where this machine cannot plan, both say which file to carry to one that can, and go on when its answer is there. Two
+machines carry one small file each way. `first`, `race`, `measure` and `train` need torch, transformers, pyarrow and
+safetensors alone (tests need pytest); nothing needs to be installed there: `PYTHONPATH=build/typing`, see
+`make build/typing/stowage`.
+
+Exit status: 0, done; 1, an error, or something of `first` did not hold; 3, not done: give the same call again, perhaps
+after carrying a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stowage.flows._gpu_job import Job, build_shell
+from stowage.flows._gpu_carried import MEASURED, PLANNED, carried_job
+from stowage.flows._gpu_first import BUDGET_S, first, steps_of
+from stowage.flows._gpu_first_page import PAGE
+from stowage.flows._gpu_first_tests import TESTS
+from stowage.flows._gpu_job import Job, parameters_of
 from stowage.flows._gpu_measure import fitting_dtype, free_host_bytes, measure_job
 from stowage.flows._gpu_race import ALLOCATOR, race
 from stowage.flows._gpu_table import text_of
-from stowage.stages.ir.command import Parser
+from stowage.flows._gpu_whole_race import PAGE as RACE_PAGE
+from stowage.flows._gpu_whole_race import Effort, jobs_of, notes_of, report_of, run_race
+from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
 
 HOST_SHARE = 0.85
 """Of the free host memory, what a plan may take by default."""
 
-TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+UNFINISHED_STATUS = 3
+"""Exit status where the same call has to be given again, perhaps after something was carried."""
 
 
 def say(text: str) -> None:
@@ -40,7 +71,7 @@ def say(text: str) -> None:
 def arguments_of(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = Parser(__doc__)
-    parser.add_argument("step", nargs="?", default="all", choices=("all", "measure", "plan", "train"))
+    parser.add_argument("step", nargs="?", default="all", choices=("all", "first", "race", "measure", "plan", "train"))
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmark/gpu"), help="folder of all files")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same path without a GPU")
     parser.add_argument("--architecture", default="llama", help="of transformers; llama is Llama2-7B's shape")
@@ -60,10 +91,21 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="plan and measure in seconds, less well")
     parser.add_argument("--steps", type=int, default=5, help="timed iterations of each contestant")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PART", help="contestants with this in their name"
+        "--only",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="contestants with this in their name; of `first`: a step",
     )
     parser.add_argument("--timeout", type=float, default=540.0, help="seconds of one contestant")
-    parser.add_argument("--allocator", default=ALLOCATOR, help="PYTORCH_ALLOC_CONF of the contestants")
+    parser.add_argument(
+        "--allocator", default=ALLOCATOR, help="of the contestants: PYTORCH_ALLOC_CONF, its old name too"
+    )
+    parser.add_argument("--budget-s", type=float, help=f"of `first`, {BUDGET_S:.0f} by default, or `race`, endless")
+    parser.add_argument(
+        "--again", action="append", default=[], metavar="PART", help="of `first` and `race`: repeat what has a result"
+    )
+    parser.add_argument("--no-strict", action="store_true", help="of `race`: leave out the job that is about equality")
     parser.add_argument("--no-tests", action="store_true", help="leave out tests/gpu")
     return parser.parse_args(words)
 
@@ -74,8 +116,7 @@ def job_of(given: argparse.Namespace) -> Job:
     Raises:
         ParameterError: a setting is no `key=number`, or there is no GPU.
     """
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ParameterError("There is no CUDA device here: run this on the machine that has it, or give --device cpu.")
+    check_device(given.device)
     overrides: dict[str, Any] = {}
     for setting in given.set:
         key, equals, value = setting.partition("=")
@@ -94,8 +135,7 @@ def job_of(given: argparse.Namespace) -> Job:
         host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * free),
     )
     if given.dtype == "auto":
-        parameters = sum(p.numel() for p in build_shell(job)[0].parameters())
-        job = Job(**{**vars(job), "dtype": fitting_dtype(parameters, free)})
+        job = replace(job, dtype=fitting_dtype(parameters_of(job), free))
     return job
 
 
@@ -105,7 +145,8 @@ def run_tests(out: Path) -> None:
         say("tests/gpu is not here: left out")
         return
     out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pytest", str(TESTS), "-q", "-rs", "--tb=short", "--maxfail=50"]
+    words = ["-q", "-rs", "--tb=short", "--maxfail=50", f"--confcutdir={TESTS}"]  # what is above needs more
+    command = [sys.executable, "-m", "pytest", str(TESTS), *words]
     done = subprocess.run(command, cwd=TESTS.parents[1], capture_output=True, text=True)
     (out / "tests.txt").write_text(done.stdout + done.stderr)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
@@ -127,10 +168,69 @@ def plan(given: argparse.Namespace) -> None:
     )
 
 
+def run_first(given: argparse.Namespace) -> int:
+    """The first minutes; status 1 where something did not hold."""
+    check_device(given.device)
+    found = first(
+        given.out,
+        given.device,
+        say,
+        host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * free_host_bytes()),
+        budget_s=BUDGET_S if given.budget_s is None else given.budget_s,
+        again=given.again,
+        only=given.only,
+    )
+    names = given.only or [step.name for step in steps_of(given.device, given.out, 0)]
+    say(f"{given.out / PAGE}")
+    if any(result.status in ("fell", "timed out") for result in found.values()):
+        return 1
+    return 0 if all(name in found and found[name].finished for name in names) else UNFINISHED_STATUS
+
+
+def run_whole_race(given: argparse.Namespace) -> int:
+    """The race; status 3 where something must be carried first, or the time was used up."""
+    job = job_of(given)
+    dtypes = [job.dtype]
+    if given.dtype == "auto":  # what was begun goes on, whatever is free now
+        begun = (given.out / "float32" / MEASURED).is_file()
+        dtypes = ["bfloat16", "float32"] if begun or job.dtype == "float32" else ["bfloat16"]
+    seconds, samples = (0.005, 2) if given.quick else (0.05, 5)
+    jobs = jobs_of(job, dtypes, strict=not given.no_strict)
+    raced = run_race(
+        jobs,
+        given.out,
+        say,
+        Effort(given.steps, seconds, samples, given.quick, given.timeout, given.budget_s or math.inf),
+        fractions=given.fraction or (0.95, 0.85),
+        method=given.method,
+        home=given.home,
+        only=given.only,
+        again=given.again,
+        allocator=given.allocator,
+    )
+    say(report_of(jobs, raced.tables))
+    say(f"{given.out / RACE_PAGE}")
+    return UNFINISHED_STATUS if raced.missing else 0
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not here.
+
+    Raises:
+        ParameterError: there is no GPU.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ParameterError("There is no CUDA device here: run this on the machine that has it, or give --device cpu.")
+
+
 def main(words: list[str]) -> int:
     """Run one step, or all."""
     given = arguments_of(words)
     try:
+        if given.step == "first":
+            return run_first(given)
+        if given.step == "race":
+            return run_whole_race(given)
         if given.step in ("all", "measure"):
             job = job_of(given)
             if not given.no_tests:
@@ -149,10 +249,13 @@ def main(words: list[str]) -> int:
                 timeout_s=given.timeout,
                 allocator=given.allocator,
             )
-            say(text_of(rows))
+            say("\n".join([*notes_of(carried_job(given.out / PLANNED), rows), text_of(rows)]))
     except StowageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: `first` and `race` go on from here when they are called again", file=sys.stderr)
+        return INTERRUPTED_STATUS
     return 0
 
 

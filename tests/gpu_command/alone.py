@@ -5,11 +5,13 @@ Everything else is hidden: it cannot be imported, and nobody is told that it is 
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
 from types import ModuleType
 
 from packaging.requirements import Requirement
@@ -62,6 +64,12 @@ def hide() -> frozenset[str]:
     for module in [m for m in sys.modules if m.partition(".")[0] in Only.hidden]:
         del sys.modules[module]
     return Only.hidden
+
+
+def alone_everywhere(root: Path) -> dict[str, str]:
+    """An environment in which every process, and all that it starts, has only that; the code is that of `root`."""
+    paths = [str(Path(__file__).parent / "everywhere"), str(root / "build" / "typing")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 if __name__ == "__main__":

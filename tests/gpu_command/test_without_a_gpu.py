@@ -6,26 +6,36 @@ Measuring and every contestant run where only torch, transformers, pyarrow and s
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
-import tarfile
-from dataclasses import replace
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from stowage.flows import _gpu_race, gpu
-from stowage.flows._gpu_carried import MEASURED, PLANNED, pack, unpack
-from stowage.flows._gpu_contestant import Result
-from stowage.flows._gpu_measure import fitting_dtype
-from stowage.flows._gpu_race import CHROME_TRACE, FEW, PEERS, TABLE
-from stowage.flows._gpu_table import EXTRAPOLATED, REFERENCE, GpuRow, extrapolate, rows_of, text_of
+from stowage.flows import _gpu_race, _gpu_whole_race, gpu
+from stowage.flows._gpu_carried import MEASURED, PLANNED, is_planned, pack, unpack
+from stowage.flows._gpu_contestant import Request, Result
+from stowage.flows._gpu_race import (
+    CHROME_TRACE,
+    LOOSE_PEERS,
+    PEERS,
+    RESULTS,
+    TABLE,
+    Results,
+)
+from stowage.flows._gpu_table import (
+    EXTRAPOLATED,
+    REFERENCE,
+    REPEATED,
+    GpuRow,
+    text_of,
+)
 from stowage.flows._project import import_path, stage_environment
-from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
+from tests.gpu_command.alone import alone_everywhere
 from tests.matrix import THOROUGH
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +56,10 @@ JOB = [
 
 
 PEERS_OF_SOME = ("FSDP2, CPUOffloadPolicy",)
-SOME = ("Stowage", REFERENCE, *PEERS_OF_SOME)
+SOME = ("Stowage", REFERENCE)
 """Contestants of a short run; a thorough one has all."""
+
+PATIENCE_S = 300.0
 
 
 def is_thorough() -> bool:
@@ -61,20 +73,68 @@ def alone(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=stage_environment(ROOT), capture_output=True, text=True, timeout=600)
 
 
+def race(out: Path, *words: str) -> list[str]:
+    """The command of a race."""
+    both = [] if is_thorough() else ["--no-strict"]
+    return [sys.executable, "-m", "stowage.flows.gpu", "race", *JOB, *both, "--out", str(out), *words]
+
+
+def folders(out: Path) -> list[Path]:
+    """Of its jobs."""
+    return [out / "float32", *([out / "strict"] if is_thorough() else [])]
+
+
+def results(out: Path) -> Results:
+    """Of the contestants so far."""
+    return read_record(out / RESULTS, Results) if (out / RESULTS).exists() else Results({})
+
+
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder after all three steps."""
+def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a race on a machine that cannot plan, which was killed on the way."""
     folder = tmp_path_factory.mktemp("gpu")
-    measured = alone("stowage.flows.gpu", "measure", *JOB, "--out", str(folder))
-    assert measured.returncode == 0, measured.stderr
-    home = ["--home", str(folder / "home")]
-    assert gpu.main(["plan", *JOB, *home, "--out", str(folder)]) == 0
+    only = [] if is_thorough() else [word for name in SOME for word in ("--only", name)]
+    everywhere = alone_everywhere(ROOT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", everywhere["PYTHONPATH"])
+        patch.setattr(_gpu_whole_race, "why_no_plan", lambda: "no solver is here")
+        assert gpu.main(race(folder)[3:]) == gpu.UNFINISHED_STATUS
+    for each in folders(folder):
+        assert f"no solver is here: carry {each / MEASURED} to a machine that plans" in (folder / "race.md").read_text()
+        assert gpu.main(["plan", *JOB, "--home", str(folder / "home"), "--out", str(each)]) == 0
+    process = subprocess.Popen(race(folder, *only), cwd=ROOT, env=everywhere)
+    end = time.monotonic() + PATIENCE_S
+    while not results(folder / "float32").by_name:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    before = results(folder / "float32").by_name
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", everywhere["PYTHONPATH"])
+        patch.setattr(gpu, "say", said.append)
+        assert gpu.main(race(folder, *only)[3:]) == 0
+    assert "float32: measured before" in said
+    assert "float32: planned before" in said
+    after = results(folder / "float32").by_name
+    assert len(after) > len(before) >= 1
+    for name, found in before.items():
+        assert after[name] == found, "it ran again"
+        assert any(f"{name}: " in line and "as found before" in line for line in said)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(raced: Path) -> Path:
+    """The folder of its job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_gpu_race, "CONTESTANT", (sys.executable, ALONE, "stowage.flows._gpu_contestant"))
         patch.setenv("PYTHONPATH", str(import_path(ROOT)))
-        only = [] if is_thorough() else [word for name in SOME for word in ("--only", name)]
-        assert gpu.main(["train", *JOB, *only, "--out", str(folder)]) == 0
-    return folder
+        only = [word for name in PEERS_OF_SOME for word in ("--only", f"{name}")]
+        assert gpu.main(["train", *JOB, *only, "--out", str(raced / "float32")]) == 0
+    return raced / "float32"
 
 
 def test_what_is_hidden_is_hidden() -> None:
@@ -94,8 +154,9 @@ def test_the_plan_keeps_the_limit_and_offloads(out: Path, tmp_path: Path) -> Non
 
 def test_everyone_is_in_the_table(out: Path) -> None:
     rows = {row.contestant: row for row in read_rows(out / TABLE, GpuRow)}
-    few = [f"plain PyTorch, {layers} layers" for layers in FEW]
-    everyone = ["Stowage at 95%", REFERENCE, *few, *PEERS, EXTRAPOLATED]
+    few = [f"plain PyTorch, {layers} layers" for layers in (1, 2)]
+    looser = [f"{name}, 2 × the limit" for name in LOOSE_PEERS]
+    everyone = ["Stowage at 95%", REFERENCE, REPEATED, *few, *PEERS, *looser, EXTRAPOLATED]
     assert list(rows) == (everyone if is_thorough() else ["Stowage at 95%", REFERENCE, *PEERS_OF_SOME])
     ours, plain = rows["Stowage at 95%"], rows[REFERENCE]
     assert ours.losses_equal
@@ -104,15 +165,27 @@ def test_everyone_is_in_the_table(out: Path) -> None:
     assert 0 < ours.peak_bytes <= 0.95 * 0.03e9
     assert ours.predicted_peak_bytes <= 0.95 * 0.03e9
     assert plain.peak_bytes > 0.03e9, "the limit would not limit"
+    assert ours.limit_bytes == 30_000_000
+    assert plain.limit_bytes == -1
     for name in rows.keys() & {"gradient checkpointing, optimizer in host memory", *PEERS_OF_SOME}:
-        assert rows[name].note == "", name
+        assert rows[name].note in ("", "keeps all weights on the device"), name
         assert rows[name].time_s > 0
         assert rows[name].worst_loss_difference < 1e-5
     for name in (n for n in rows if "DeepSpeed" in n):
         assert rows[name].time_s > 0 or "deepspeed" in rows[name].note
     if is_thorough():
+        assert rows[looser[1]].limit_bytes == 60_000_000
+        assert rows[REPEATED].losses_equal
         assert rows[EXTRAPOLATED].peak_bytes == pytest.approx(plain.peak_bytes, rel=0.05)
     assert "Stowage at 95%" in text_of([*rows.values()])
+
+
+def test_equality_is_of_weights_too(raced: Path) -> None:
+    if not is_thorough():
+        pytest.skip("a short run has no strict job")
+    rows = {row.contestant: row for row in read_rows(raced / "strict" / TABLE, GpuRow)}
+    assert [*rows] == ["Stowage at 95%", REFERENCE, REPEATED]
+    assert all(row.losses_equal and row.weights_equal for row in rows.values())
 
 
 def test_the_traced_iteration_has_copies_and_steps(out: Path) -> None:
@@ -124,29 +197,6 @@ def test_the_traced_iteration_has_copies_and_steps(out: Path) -> None:
 def test_what_is_carried_is_small(out: Path) -> None:
     assert (out / MEASURED).stat().st_size < 1 << 20
     assert (out / PLANNED).stat().st_size < 1 << 20
-
-
-def test_carried_files_come_back(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "c.txt").write_text("x")
-    pack(tmp_path / "packed", tmp_path / "a")
-    unpack(tmp_path / "packed", tmp_path / "d")
-    assert (tmp_path / "d" / "b" / "c.txt").read_text() == "x"
-    (tmp_path / "packed").write_bytes((tmp_path / "packed").read_bytes()[:40])
-    with pytest.raises(TableError, match="is damaged"):
-        unpack(tmp_path / "packed", tmp_path / "e")
-    with pytest.raises(TableError, match="is missing: run the step before"):
-        unpack(tmp_path / "nothing", tmp_path / "e")
-
-
-def test_a_carried_file_stays_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "outside.txt").write_text("x")
-    with tarfile.open(tmp_path / "packed", mode="w:gz") as archive:
-        archive.add(tmp_path / "outside.txt", "../outside.txt")
-    (tmp_path / "outside.txt").unlink()
-    with pytest.raises(TableError, match=r"\.\./outside\.txt, which is no file of its folder"):
-        unpack(tmp_path / "packed", tmp_path / "a")
-    assert not (tmp_path / "outside.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -162,30 +212,50 @@ def test_mistakes_are_one_sentence(words: list[str], sentence: str, capsys: pyte
     assert sentence in capsys.readouterr().err
 
 
-def test_the_type_follows_the_host_memory() -> None:
-    assert fitting_dtype(1_000, 20_800) == "float32"
-    assert fitting_dtype(1_000, 20_799) == "bfloat16"
+def test_what_was_measured_for_another_job_is_refused(raced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["race", *JOB, "--no-strict", "--out", str(raced), "--limit-gb", "0.04"]) == 1
+    said = capsys.readouterr().err
+    assert "is of another job (llama, float32, 1 × 16, AdamW, limit 0.03 GB) than the one asked for" in said
+    assert "--again measure" in said
 
 
-def test_layers_are_extrapolated_along_a_line() -> None:
-    two, four = Result("", times_s=(1.0, 3.0, 2.0), peak_bytes=100), Result("", times_s=(3.0,), peak_bytes=160)
-    whole = extrapolate(2, two, 4, four, 32)
-    assert whole is not None
-    assert whole.time_s == pytest.approx(2.0 + 0.5 * 30)
-    assert whole.peak_bytes == 100 + 30 * 30
-    assert extrapolate(2, two, 4, Result("does not fit"), 32) is None
+def test_plans_of_another_measuring_do_not_count(out: Path, tmp_path: Path) -> None:
+    assert is_planned(out)
+    for name in (MEASURED, PLANNED):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    assert is_planned(tmp_path)
+    unpack(tmp_path / MEASURED, tmp_path / "measured")
+    (tmp_path / "measured" / "more.txt").write_text("x")
+    pack(tmp_path / MEASURED, tmp_path / "measured")
+    assert not is_planned(tmp_path)
+    (tmp_path / MEASURED).unlink()
+    assert not is_planned(tmp_path)
 
 
-def test_rows_compare_with_the_best_reference() -> None:
-    ours = Result("", losses=(2.0, 1.0), times_s=(3.0,))
-    plain = Result("", losses=(2.0, 1.001), times_s=(2.0,))
-    line = Result("", times_s=(1.5,))
-    row = rows_of({"ours": ours, REFERENCE: plain, EXTRAPOLATED: line}, 10, {EXTRAPOLATED: "so"})[0]
-    assert (row.time_ratio, row.losses_equal, row.limit_bytes) == (1.5, False, 10)
-    assert row.worst_loss_difference == pytest.approx(0.001 / 1.001)
-    unfit = replace(plain, note="does not fit", losses=(), times_s=())
-    rows = rows_of({"ours": ours, REFERENCE: unfit, EXTRAPOLATED: line}, 10, {EXTRAPOLATED: "so"})
-    assert rows[0].time_ratio == 2.0
-    assert rows[0].losses_equal is None
-    assert [row.note for row in rows] == ["", "does not fit", "so"]
-    assert math.isnan(rows_of({"ours": ours}, 10, {})[0].time_ratio)
+def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run(request: Request, *rest: object) -> Result:
+        ran.append(f"{request.kind} {request.steps}")
+        notes = {3: "died: of something", 4: "stopped after 10 s"}
+        return Result(notes.get(request.steps, ""), losses=(1.0,), times_s=(1.0,))
+
+    monkeypatch.setattr(_gpu_race, "_run", run)
+    kept = (out / RESULTS).read_bytes(), (out / TABLE).read_bytes()
+    (out / RESULTS).unlink()
+    try:
+        for again, steps in (((), 1), (("limit, AG",), 1), ((), 2), ((), 2)):
+            _gpu_race.race(out, lambda text: None, steps=steps, only=["no limit"], again=again)
+            ran.append("then")
+        _gpu_race.race(out, lambda text: None, steps=3, only=["no limit"], again=(), until=0.0)
+        soon = time.monotonic() + 10.0
+        _gpu_race.race(out, lambda text: None, steps=4, only=["no limit"], again=(), until=soon)
+        ran.append("then")
+        _gpu_race.race(out, lambda text: None, steps=4, only=[REFERENCE], again=())
+        for again in ((), ("fell",), ()):
+            _gpu_race.race(out, lambda text: None, steps=3, only=[REFERENCE], again=again)
+    finally:
+        (out / RESULTS).write_bytes(kept[0])
+        (out / TABLE).write_bytes(kept[1])
+    first = ["plain 1", "plain 1", "then", "plain 1", "then", "plain 2", "plain 2", "then", "then"]
+    assert ran == [*first, "plain 4", "then", "plain 4", "plain 3", "plain 3"]

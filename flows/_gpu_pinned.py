@@ -1,0 +1,56 @@
+"""What pinning host memory takes, counted apart: tens of seconds for tens of GB, before anything is trained."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from stowage.stages.device.tiers.cuda_lanes import CudaLanes
+from stowage.stages.ir.errors import size_text
+
+LARGE_BYTES = 1 << 30
+"""From which it is told."""
+
+
+class Pinned:
+    """Counts.
+
+    Attributes:
+        seconds, nbytes: so far, as asked for; the allocator takes the next power of two.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.nbytes = 0
+        self._told = 0
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Flat bytes of pinned memory."""
+        began = time.perf_counter()
+        made = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        self.add(nbytes, time.perf_counter() - began)
+        return made
+
+    def add(self, nbytes: int, seconds: float) -> None:
+        """So much was pinned."""
+        self.nbytes += nbytes
+        self.seconds += seconds
+        if self.nbytes - self._told >= LARGE_BYTES:
+            self._told = self.nbytes
+            print(f"pinned {size_text(self.nbytes)} in {self.seconds:.1f} s", flush=True)
+
+
+class CountedLanes(CudaLanes):
+    """See `DeviceLanes`; what pinning takes is added to `pinned_so_far`."""
+
+    def __init__(self, device: torch.device, pinned_so_far: Pinned) -> None:
+        super().__init__(device)
+        self._pinned_so_far = pinned_so_far
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """See `DeviceLanes`."""
+        began = time.perf_counter()
+        made = super().pinned(nbytes)
+        self._pinned_so_far.add(nbytes, time.perf_counter() - began)
+        return made
