@@ -29,10 +29,13 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import Program
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.simulate.together import put_off
 from stowage.stages.trace import MicroBatch, record_step, with_updates
 
 MOVABLE_BYTES = 4096
 """Parameters and states of so many bytes move."""
+
+PLENTY_BYTES = 1 << 50
 
 CALL_S = 1e-3
 """Of a call whose time is not known: the referee's times are of no use then, and its bytes are."""
@@ -140,6 +143,11 @@ class Traced:
                 free_from = leave + 1
         steps, gone = self._woven(before, after, on_cpu)
         return RulePlan(steps, self._slots(gone), _below(self._movable))
+
+    def together(self, plan: RulePlan, budget_bytes: int = PLENTY_BYTES) -> RulePlan:
+        """The same with updates in as few calls of the optimizer as the budget has room for."""
+        rows = self.judge(plan).rows
+        return dataclasses.replace(plan, steps=put_off(self.trace, self.nodes, rows, budget_bytes))
 
     def judge(self, plan: RulePlan) -> Outcome:
         """The referee's verdict.

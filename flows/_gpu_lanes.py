@@ -146,6 +146,9 @@ class HostLanes:
         """See `DeviceLanes`."""
         event.reached.wait()
 
+    def give_back(self) -> None:
+        """See `DeviceLanes`. Nothing is kept."""
+
     def time_s(self, event: Any) -> float:
         """See `DeviceLanes`."""
         return float(event.time_s)

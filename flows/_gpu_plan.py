@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stowage.flows._gpu_carried import MEASURED, PLANNED, SOURCE, Source, digest_of, pack, unpack
@@ -42,6 +43,7 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, ho
         kept = read_record(measured / "library.json", Library).device_bytes
         trace = TraceTables.load(measured / "trace")
         costs = read_rows(measured / "costs.parquet", Cost)
+        target = replace(target, library_bytes=max(target.library_bytes, kept))
         costed = cost_traces(variants_of(trace), costs, trace, target)
         failed: list[Infeasible] = []
         for fraction in sorted(fractions, reverse=True):
@@ -49,7 +51,7 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, ho
             try:
                 found = plan_costed(
                     costed,
-                    device_budget=int(fraction * job.limit_bytes) - kept,
+                    device_budget=int(fraction * job.limit_bytes),
                     method=method,
                     home=home,
                     effort=effort,

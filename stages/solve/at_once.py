@@ -11,12 +11,12 @@ from stowage.stages.ir.plan import PlanRow, Slot, tier_state
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Outcome, Step
 from stowage.stages.simulate.slots import slots_of
+from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.offload import Offloader
 from stowage.stages.solve.race import Candidate
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, program_of, summary_of
-from stowage.stages.solve.together import updates_together
 
 
 def keep_everything_at_once(trace: TraceTables, nodes: Sequence[ComputeNode], request: PlanRequest) -> Solved | None:

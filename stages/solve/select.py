@@ -14,6 +14,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import ADD, CLIP, left_behind, pinned, taken_gradients
 from stowage.stages.simulate.plan import Outcome, Step
 from stowage.stages.simulate.slots import slots_of
+from stowage.stages.simulate.together import Judge, updates_together
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.chain import Chain, Execution
 from stowage.stages.solve.liveness import Program
@@ -21,7 +22,6 @@ from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
 from stowage.stages.solve.race import Candidate, Race, in_memory, keep_everything, orders
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.tiered import tiered_plans
-from stowage.stages.solve.together import Judge, updates_together
 
 SAME_SPEED = 1.001
 """Predictions do not tell plans apart that differ by less."""

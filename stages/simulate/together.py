@@ -50,13 +50,17 @@ def updates_together(
     """
     if trace.meta.device == "cpu":  # the host that calls is the one that computes
         return outcome
-    steps = _Putting(trace, nodes, budget_bytes).steps(outcome.rows)
     try:
-        found = judge(steps)
+        found = judge(put_off(trace, nodes, outcome.rows, budget_bytes))
     except IllegalPlanError:
         return outcome
     good = found.peak_bytes <= budget_bytes and found.time_s <= SLOWER * outcome.time_s
     return found if good else outcome
+
+
+def put_off(trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], budget_bytes: int) -> list[Step]:
+    """The rows of a plan with its updates as late, and as many together, as the budget has room for."""
+    return _Putting(trace, nodes, budget_bytes).steps(rows)
 
 
 class _Putting:
