@@ -45,6 +45,9 @@ class Arena:
     """Memory in blocks of powers of two.
 
     `taken` and `freed` are called with a block when a tensor comes and when its last reference goes.
+
+    Attributes:
+        held: bytes of tensors that are there, rounded up to their blocks.
     """
 
     def __init__(self, taken: Callable[[Block], None], freed: Callable[[Block], None], nbytes: int = 1 << 28) -> None:

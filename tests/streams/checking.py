@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from tests.runtime.beside_eager import MakeOptimizer, differences, same
 from tests.streams.clocks import Race
 from tests.streams.device_mode import DeviceMode
 from tests.streams.disk_turns import taking_turns
-from tests.streams.machine import Machine, OtherSides
+from tests.streams.machine import Machine, OtherSides, TurnLock
 from tests.zoo import Entry, loss_of
 
 SEED = 5
@@ -157,6 +158,7 @@ class Run:
     Attributes:
         programs: of the job's pieces.
         tier: below the device.
+        settled: what an iteration found under way that its plan does not have under way, and waited for.
     """
 
     def __init__(self, job: Job, machine: Machine, folder: Path | None = None) -> None:
@@ -170,9 +172,27 @@ class Run:
         self.tier: PinnedTier | StagedTier = host
         if folder is not None:
             lanes: Any = OtherSides(machine)
-            self.tier = StagedTier(host, DiskTier(folder, chunk_bytes=4096, threads=1, lanes=lanes))
+            disk = DiskTier(folder, chunk_bytes=4096, threads=1, lanes=lanes)
+            disk._issue = TurnLock(machine)  # type: ignore[assignment]
+            self.tier = StagedTier(host, disk)
         self.offloading = Offloading(self.tier, self.model, self.optimizer)
+        self.settled: set[str] = set()
+        self._settles = False
+        self._watch_settling()
         self.programs = [self._program(piece, i) for i, piece in enumerate(job.pieces)]
+
+    def _watch_settling(self) -> None:
+        offloading = self.offloading
+        settle = offloading._settle
+
+        def watched(name: str) -> None:
+            parameter = name.partition("::")[0]
+            under_way = [n for n in (parameter, name) if n in offloading._updating or n in offloading._under_way]
+            if self._settles:
+                self.settled.update(under_way)
+            settle(name)
+
+        offloading._settle = watched  # type: ignore[method-assign]
 
     def _program(self, piece: Piece, number: int) -> Program:
         known = manifest_of(piece.source, "by hand", "").source_hash
@@ -191,13 +211,15 @@ class Run:
         with torch.random.fork_rng(devices=[]), DeviceMode(machine):
             torch.manual_seed(SEED)
             try:
-                for _ in range(self.job.rounds):
+                for number in range(self.job.rounds):
+                    self._settles = number > 0
                     for program, piece in zip(self.programs, self.job.pieces):
                         machine.iteration += 1
-                        machine.step_file = program._step.__code__.co_filename
+                        machine.step_file = inspect.unwrap(program._step).__code__.co_filename
                         machine.step_lines = piece.source.splitlines()
                         losses.append(program(self.batch))
                         norms.append(program.grad_norm)
+                self._settles = False
                 found.unwaited = self._unwaited()
                 machine.step_file = ""
                 self.offloading.fetch_all()
@@ -242,7 +264,6 @@ class Run:
 @contextlib.contextmanager
 def running(job: Job, machine: Machine, folder: Path | None = None) -> Iterator[Run]:
     """A job on a machine; the garbage collector does not choose when memory is freed."""
-    gc.collect()
     gc.disable()
     try:
         with taking_turns(machine):

@@ -110,6 +110,7 @@ class _Lanes(Lanes):
         self._lock = threading.Lock()
         self._lanes = {stream: _Lane(self._lock) for stream in streams}
         self._stopped = False
+        self._threads = []
         made = list(stagings or [Staging.new(staging_bytes) for _ in range(threads * len(streams))])
         for stream, lane in self._lanes.items():
             for number in range(threads):

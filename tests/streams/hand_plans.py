@@ -12,7 +12,7 @@ from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanSummary, Slot
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.trace import TraceTables, base_values
 from stowage.stages.ir.updates import left_behind, pinned
 from stowage.stages.partition.fold import fold
 from stowage.stages.simulate.plan import Step, replay_plan
@@ -38,6 +38,7 @@ class Way:
         around: what is under way at the end is waited for in the next iteration: updates by the CPU, offloads of what
             was used last, reloads of what is used first.
         disk: of so many storages one lives on a disk; 0 without one.
+        any_form: the CPU also updates parameters whose gradient is a view of what was computed.
     """
 
     ahead: int = 3
@@ -47,6 +48,7 @@ class Way:
     gradients: bool = False
     around: bool = False
     disk: int = 0
+    any_form: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,16 @@ class HandMade:
             return -1
         return next((s for s in node.mutates if self.storages[s].role == "parameter"), -1)
 
+    def _by_cpu(self, node: ComputeNode, way: Way) -> int:
+        """The parameter that the CPU may update there."""
+        parameter = self._parameter(node)
+        if parameter < 0 or way.any_form:
+            return parameter
+        gradient = self.trace.values[self.trace.calls[node.calls[0]].reads[0]]
+        base = self.trace.values[base_values(self.trace)[gradient.storage]]
+        forms = [(v.shape, v.stride, v.offset) for v in (gradient, base)]
+        return parameter if forms[0] == forms[1] else -1
+
     def with_frees(self, executions: Sequence[int], kept: Iterable[int] = ()) -> list[Step]:
         """What goes is freed after its last use; the last copy of what is kept is not."""
         last: dict[tuple[int, int], int] = {}
@@ -158,7 +170,7 @@ class HandMade:
 
     def streaming(self, way: Way) -> HandPlan:
         """What moves comes before each use and leaves after it."""
-        on_cpu = {n.node: p for n in self.nodes if way.below and (p := self._parameter(n)) in self.movable}
+        on_cpu = {n.node: p for n in self.nodes if way.below and (p := self._by_cpu(n, way)) in self.movable}
         by_cpu = {s for n in on_cpu for s in self.nodes[n].mutates} & self.movable
         moving = self.movable | ((self.stays | self.spent) if way.gradients else set())
         moving = {s for s in moving if self.storages[s].nbytes >= SMALLEST}

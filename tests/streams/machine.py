@@ -62,6 +62,7 @@ class Wait:
 
     event: Event
     clock: Clock
+    line: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Machine(ModelLanes):
         values: whether kernels are run at all; without, only orders are looked at.
         ignored: as in `ModelLanes`; also (who waits, stream) for waits of the host and of threads for a stream, and
             (who waits, thread) for those for a thread.
+        needed: (file, line) of the step where something waited for what it did not know to be done.
+        held: bytes on the device when memory was taken, at most, by (file, line) of the step.
         unwritten: reads of device memory that nothing was written to.
         step_file, step_lines: the generated step, for labels.
         iteration: for labels.
@@ -100,6 +103,8 @@ class Machine(ModelLanes):
         self.arena = Arena(self._taken, self._freed)
         self.values = values
         self.unwritten: list[str] = []
+        self.held: dict[tuple[str, int], int] = {}
+        self.needed: set[tuple[str, int]] = set()
         self.step_file = ""
         self.step_lines: list[str] = []
         self.iteration = 0
@@ -130,21 +135,33 @@ class Machine(ModelLanes):
 
     def learn(self, clock: Clock) -> None:
         """The caller knows that all of this is done."""
-        join(self.clock(self.actor), clock)
+        self._learn(self.clock(self.actor), clock, self.line())
+
+    def _learn(self, clock: Clock, other: Clock, line: int) -> None:
+        if line and any(clock.get(lane, 0) < time for lane, time in other.items()):
+            self.needed.add((self.step_file, line))
+        join(clock, other)
+
+    def line(self) -> int:
+        """The line of the step that is running; 0 outside of it."""
+        frame = sys._getframe(1)
+        for _ in range(40):
+            if frame.f_code.co_filename == self.step_file:
+                return frame.f_lineno
+            if frame.f_back is None or self.current is not None:
+                break
+            frame = frame.f_back
+        return 0
 
     def where(self) -> str:
         """The line of the step that is running, or what the thread is at work on."""
         if self.current is not None:
             return self.current.label
-        frame = sys._getframe(1)
-        for _ in range(40):
-            if frame.f_code.co_filename == self.step_file:
-                text = self.step_lines[frame.f_lineno - 1].partition("  # ")[0].strip()
-                return f"iteration {self.iteration}, line {frame.f_lineno}: {text[:90]}"
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
-        return f"iteration {self.iteration}, outside of the step"
+        line = self.line()
+        if not line:
+            return f"iteration {self.iteration}, outside of the step"
+        text = self.step_lines[line - 1].partition("  # ")[0].strip()
+        return f"iteration {self.iteration}, line {line}: {text[:90]}"
 
     # Streams and events.
 
@@ -158,7 +175,7 @@ class Machine(ModelLanes):
     def wait(self, stream: str, event: Event) -> None:
         """See `DeviceLanes`."""
         if (stream, self._source[event]) not in self.ignored:
-            self._queue(stream, Wait(event, self.now()))
+            self._queue(stream, Wait(event, self.now(), self.line()))
 
     def copy(self, stream: str, destination: torch.Tensor, source: torch.Tensor) -> None:
         """See `DeviceLanes`."""
@@ -251,9 +268,9 @@ class Machine(ModelLanes):
     def _do(self, stream: str, item: Any) -> None:
         clock = self.clock(stream)
         match item:
-            case Wait(event, earlier):
+            case Wait(event, earlier, line):
                 join(clock, earlier)
-                join(clock, self._reached(event))
+                self._learn(clock, self._reached(event), line)
             case Record(event, earlier):
                 join(clock, earlier)
                 self._clock_of[event] = dict(clock)
@@ -347,6 +364,8 @@ class Machine(ModelLanes):
 
     def _taken(self, block: Block) -> None:
         block.owner = f"memory of {self.where()}"
+        place = (self.step_file, self.line())
+        self.held[place] = max(self.held.get(place, 0), self.arena.held)
         self._mark(block, "takes")
 
     def _freed(self, block: Block) -> None:
@@ -371,6 +390,21 @@ class Machine(ModelLanes):
             self.current = agent
             agent.end()
         self.current = None
+
+
+class TurnLock:
+    """A lock of the tier's: who cannot have it lets others go on."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._taken = False
+
+    def __enter__(self) -> None:
+        self._machine.until(lambda: not self._taken)
+        self._taken = True
+
+    def __exit__(self, *error: object) -> None:
+        self._taken = False
 
 
 class OtherSides:

@@ -6,6 +6,10 @@ import threading
 from collections.abc import Callable
 
 
+HANGS_S = 60.0
+"""After so long a turn that does not end is an error; it takes part in nothing else."""
+
+
 class Ended(BaseException):
     """Thrown into threads that are waiting when nobody will go on with them."""
 
@@ -37,7 +41,8 @@ class Agent:
     def resume(self) -> None:
         """Let it go on until it waits or returns."""
         self._go.release()
-        self._back.acquire()
+        if not self._back.acquire(timeout=HANGS_S):
+            raise AssertionError(f"{self.name} hangs: it waits for something outside of the model")
         if self.error is not None:
             error, self.error = self.error, None
             raise error
