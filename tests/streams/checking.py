@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from stowage.stages.codegen import manifest_of
 from stowage.stages.device.tiers import DiskTier, PinnedTier, StagedTier
+from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.runtime import Program
@@ -72,14 +73,14 @@ class Found:
         unwritten: reads of memory that nothing was written to.
         differing: numbers that are not those of plain PyTorch.
         unwaited: transfers that nobody waits for although their plan does not have them under way.
-        error: what ended the run early.
+        error: the product's own, which ended the run early.
     """
 
     races: list[Race] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     unwaited: list[str] = field(default_factory=list)
-    error: BaseException | None = None
+    error: StowageError | None = None
 
     def all(self) -> list[str]:
         """One sentence each."""
@@ -143,13 +144,20 @@ def in_random_order(seed: int, *, values: bool = True) -> Machine:
     return Machine(chance.choice, lambda: chance.random() < pace, values=values)
 
 
-def preferring(order: Sequence[str], *, values: bool = True) -> Machine:
+def preferring(order: Sequence[str], *, values: bool = True, go_on: Callable[[], bool] = lambda: False) -> Machine:
     """The first of these lanes that can go on does; those that are not named come after them."""
 
     def choose(ready: list[str]) -> str:
         return min(ready, key=lambda lane: next((i for i, o in enumerate(order) if lane.startswith(o)), len(order)))
 
-    return Machine(choose, values=values)
+    return Machine(choose, go_on, values=values)
+
+
+ORDERS: dict[str, Callable[[], Machine]] = {
+    "the host ahead": lambda: preferring(("compute",), values=False),
+    "the host behind": lambda: preferring(("CPU updates", "compute"), values=False, go_on=lambda: True),
+}
+"""Two extremes, without numbers. What a thread waits for depends on what was asked for before its turn: so both."""
 
 
 class Run:
@@ -197,9 +205,7 @@ class Run:
     def _program(self, piece: Piece, number: int) -> Program:
         known = manifest_of(piece.source, "by hand", "").source_hash
         file = f"streams_{number}_{known[:8]}.py"
-        program = bind(
-            piece.source, known, file, piece.trace, self.model, self.optimizer, piece.slots, self.offloading
-        )
+        program = bind(piece.source, known, file, piece.trace, self.model, self.optimizer, piece.slots, self.offloading)
         held = {n: self.machine.to_device(t, f"constant {n}") for n, t in program._constants.items()}
         program.replace_constants(held)
         return program
@@ -219,12 +225,12 @@ class Run:
                         machine.step_lines = piece.source.splitlines()
                         losses.append(program(self.batch))
                         norms.append(program.grad_norm)
+                        found.unwaited += self._unwaited(piece)
                 self._settles = False
-                found.unwaited = self._unwaited()
                 machine.step_file = ""
                 self.offloading.fetch_all()
                 machine.drain()
-            except Exception as error:
+            except StowageError as error:
                 error.__traceback__ = None
                 found.error = error
             state = torch.get_rng_state()
@@ -233,18 +239,16 @@ class Run:
             found.differing = self._compare(losses, norms, state)
         return found
 
-    def _unwaited(self) -> list[str]:
-        """Transfers that are held by nobody but the tier."""
+    def _unwaited(self, piece: Piece) -> list[str]:
+        """Transfers that are held by nobody but the tier, or under way where the plan has nothing under way."""
         host = self.tier.host if isinstance(self.tier, StagedTier) else self.tier
         known = {id(u.transfer) for u in self.offloading._under_way.values()}
         lost = [f"the copy of '{t.name}' is never waited for" for t in host._unwaited if id(t) not in known]
-        planned = {s.name for s in self.job.pieces[-1].slots if s.start in ("offloading", "reloading")}
+        planned = {s.name for s in piece.slots if s.start in ("offloading", "reloading")}
         late = [n for n in self.offloading._under_way if n not in planned]
         return sorted(lost) + [f"the copy of '{n}' is never waited for" for n in late]
 
-    def _compare(
-        self, losses: list[torch.Tensor], norms: list[torch.Tensor | None], state: torch.Tensor
-    ) -> list[str]:
+    def _compare(self, losses: list[torch.Tensor], norms: list[torch.Tensor | None], state: torch.Tensor) -> list[str]:
         truth = truth_of(self.job)
         found = [f"loss {i}" for i, (one, two) in enumerate(zip(losses, truth.losses)) if not same(one, two)]
         found += [f"norm {i}" for i, (one, two) in enumerate(zip(norms, truth.norms)) if not same(one, two)]

@@ -91,7 +91,7 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [r for r, o in zip(results, outputs) if isinstance(o, _Made)]
         label = f"{_name(func)}, {machine.where()}"
         self._name(made, label)
-        if not (func.overloadpacket in (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty)):
+        if func.overloadpacket not in (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty):
             skipped = {id(args[0])} if func in _FILLS else set()
             reads = [t for t in here if id(t) not in skipped]
             touches = [*machine.touches(reads, "reads"), *machine.touches([*written, *made], "writes")]
@@ -151,7 +151,12 @@ class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _form_of(self, func: OpOverload, flat: list[Any], spec: Any) -> tuple[list[Any], Any]:
         """Forms of what it returns, learnt from a run on zeros; that run draws as many random numbers."""
-        key = (func, torch.is_grad_enabled(), spec, *(_form(x) if isinstance(x, torch.Tensor) else repr(x) for x in flat))
+        key = (
+            func,
+            torch.is_grad_enabled(),
+            spec,
+            *(_form(x) if isinstance(x, torch.Tensor) else repr(x) for x in flat),
+        )
         if key in self._forms and not is_random(func):
             return self._forms[key]
         zeros = [_zeros(x) if isinstance(x, torch.Tensor) else x for x in flat]

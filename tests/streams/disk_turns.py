@@ -116,6 +116,12 @@ class _Lanes(Lanes):
             for number in range(threads):
                 self.machine.agent(f"disk {stream} thread {number}", self._body(lane, made.pop(0)))
 
+    def submit(self, job: Job) -> None:
+        """See `Lanes`."""
+        super().submit(job)
+        assert isinstance(job, _Job)
+        join(job.asked, self.machine.now())
+
     def _body(self, lane: _Lane, staging: Staging) -> Callable[[Agent], None]:
         def body(agent: Agent) -> None:
             while True:
@@ -169,9 +175,10 @@ class _Future(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """See `Future`."""
+        if (self._machine.actor, UPDATES) in self._machine.ignored:
+            return super().result() if self.done() else {}
         self._machine.until(self.done)
-        if (self._machine.actor, UPDATES) not in self._machine.ignored:
-            self._machine.learn(self.did)
+        self._machine.learn(self.did)
         return super().result(timeout)
 
 

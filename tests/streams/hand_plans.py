@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from stowage.stages.codegen import emit_step
 from stowage.stages.ir.costs import Cost
@@ -252,7 +253,7 @@ class HandMade:
     def _stream_activation(self, storage: int, places: list[int], way: Way, woven: _Woven) -> None:
         """It is made, goes down once, and comes back for each later use."""
         found = _stretches(places, way.ahead + way.lag + 2)
-        for (first, end), (after, _) in zip(found, found[1:]):
+        for (first, end), (after, _) in pairwise(found):
             leave = end + way.lag
             if first == found[0][0]:
                 woven.after[end].append(Step(-1, storage, "down", "offload"))

@@ -293,9 +293,7 @@ class Machine(ModelLanes):
         """The caller itself reads and writes memory, now."""
         self._note(self.actor, touches, label, self.clock(self.actor))
 
-    def _note(
-        self, lane: str, touches: Sequence[Touch], label: str, clock: Clock, seen: Clock | None = None
-    ) -> None:
+    def _note(self, lane: str, touches: Sequence[Touch], label: str, clock: Clock, seen: Clock | None = None) -> None:
         clock[lane] = clock.get(lane, 0) + 1
         known = clock if seen is None else seen
         for touch in touches:

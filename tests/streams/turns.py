@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-
 HANGS_S = 60.0
 """After so long a turn that does not end is an error; it takes part in nothing else."""
 
