@@ -163,7 +163,7 @@ def test_a_wait_that_is_late(name: str, kept: int, tmp_path: Path) -> None:
     wrong = []
     for piece, line in lines_to_try(job, kept):
         source = job.pieces[piece].source
-        after = [r for r in readers(source, line) if not r.text.startswith("run.update_below(")]
+        after = [r for r in readers(source, line) if not r.text.startswith(("run.update_below(", "run.changed("))]
         if not after or covered(source, job.pieces[piece].slots, line):
             continue
         late = moved(source, line, after[0].number + 1)
