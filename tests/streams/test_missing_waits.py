@@ -164,7 +164,8 @@ def test_a_wait_that_is_late(name: str, kept: int, tmp_path: Path) -> None:
     for piece, line in lines_to_try(job, kept):
         source = job.pieces[piece].source
         after = [r for r in readers(source, line) if not r.text.startswith(("run.update_below(", "run.changed("))]
-        if not after or covered(source, job.pieces[piece].slots, line):
+        slots = job.pieces[piece].slots
+        if not after or covered(source, slots, line) or comes_by_itself(source, slots, line):
             continue
         late = moved(source, line, after[0].number + 1)
         found, _ = changed(job, late, piece, tmp_path)

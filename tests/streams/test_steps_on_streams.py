@@ -28,11 +28,11 @@ def assert_right(job: Job, folder: Path, seed: int) -> None:
         product(ZOO, ("adamw", "momentum"), ("keep", "again", *WAYS), SEEDS),
         keep=[
             ("gpt2", "adamw", "everything", 0), ("gpt2", "momentum", "disk, below, around", 1),
-            ("llama", "adamw", "below, around", 2), ("t5", "momentum", "around", 3), ("bert", "adamw", "below", 0),
-            ("resnet", "adamw", "everything", 1), ("unet", "momentum", "disk", 2), ("tied", "adamw", "below", 3),
-            ("lstm", "adamw", "everything", 0), ("in_place", "adamw", "around", 1), ("gpt2", "adamw", "again", 2),
-            ("batchnorm", "adamw", "at once", 3), ("gpt2_frozen", "momentum", "weights", 0),
-            ("gpt2_bf16", "adamw", "everything", 3), ("vit", "adamw", "keep", 1), ("transformer", "adamw", "disk", 0),
+            ("llama", "adamw", "below, around", 2),
+            ("resnet", "adamw", "everything", 1), ("tied", "adamw", "below", 3),
+            ("lstm", "adamw", "everything", 0), ("in_place", "adamw", "around", 1),
+            ("batchnorm", "adamw", "again", 3), ("gpt2_frozen", "momentum", "weights", 0),
+            ("vit", "adamw", "keep", 1),
         ],
     ),
 )  # fmt: skip
@@ -55,7 +55,7 @@ def test_clipping(name: str, way: str, max_grad_norm: float, seed: int, tmp_path
     ("name", "gradients", "below", "max_grad_norm", "seed"),
     some(
         product(("gpt2", "llama", "batchnorm"), (False, True), (False, True), (None, 0.1), SEEDS),
-        keep=[("llama", False, True, 0.1, 0), ("llama", True, False, None, 1), ("llama", True, True, 0.1, 2)],
+        keep=[("llama", False, True, 0.1, 0), ("llama", True, True, 0.1, 2)],
     ),
 )
 def test_several_micro_batches(
