@@ -372,7 +372,7 @@ class Machine(ModelLanes):
     def _mark(self, block: Block, kind: str) -> None:
         if not self._closed:
             touch = Touch(block, block.owner, kind)
-            self._queue("compute", Mark(touch, f"{kind[:-1]}ing, {self.where()}", self.now()))
+            self._queue("compute", Mark(touch, f"by the allocator, {self.where()}", self.now()))
 
     # Threads.
 
