@@ -172,7 +172,7 @@ class HandMade:
     def streaming(self, way: Way) -> HandPlan:
         """What moves comes before each use and leaves after it."""
         on_cpu = {n.node: p for n in self.nodes if way.below and (p := self._by_cpu(n, way)) in self.movable}
-        by_cpu = {s for n in on_cpu for s in self.nodes[n].mutates} & self.movable
+        by_cpu = {s: n for n in on_cpu for s in self.nodes[n].mutates if s in self.movable}
         moving = self.movable | ((self.stays | self.spent) if way.gradients else set())
         moving = {s for s in moving if self.storages[s].nbytes >= SMALLEST}
         uses: dict[int, list[int]] = defaultdict(list)
@@ -184,7 +184,7 @@ class HandMade:
         reloading, offloading = set[int](), set[int]()
         for storage in sorted(moving):
             if uses[storage]:
-                self._stream(storage, uses[storage], way, woven, reloading, offloading, storage in by_cpu)
+                self._stream(storage, uses[storage], way, woven, reloading, offloading, by_cpu.get(storage, -1))
         if way.activations:
             for storage in sorted(self.temporary - self.keep):
                 if self.storages[storage].nbytes >= SMALLEST and uses[storage]:
@@ -202,7 +202,7 @@ class HandMade:
                 woven.last.append(wait)
         steps = self._steps(woven, on_cpu, below_again, late)
         away = moving - reloading - offloading
-        copied = (moving | offloading) - (by_cpu if way.around else set()) - offloading
+        copied = (moving | offloading) - (by_cpu.keys() if way.around else set()) - offloading
         placed = sorted(moving | below_again.keys() | late)
         state = TierState(
             below=frozenset(away),
@@ -222,22 +222,22 @@ class HandMade:
         woven: _Woven,
         reloading: set[int],
         offloading: set[int],
-        by_cpu: bool,
+        update: int,
     ) -> None:
-        """A parameter, a state, or a gradient that waits."""
+        """A parameter, a state, or a gradient that waits; it is gone before its update by the CPU, if there is one."""
         last = len(self.nodes) - 1
         free_from = 0
         found = _stretches(places, way.ahead + way.lag + 2)
         for number, (first, end) in enumerate(found):
             start = max(free_from, first - way.ahead)
-            early = way.around and number == 0 and start == 0 and not by_cpu and found[-1][1] + way.lag < last
+            early = way.around and number == 0 and start == 0 and update < 0 and found[-1][1] + way.lag < last
             if early:
                 woven.last.append(Step(-1, storage, "up", "reload"))
                 reloading.add(storage)
             else:
                 woven.before[start].append(Step(-1, storage, "up", "reload"))
             woven.before[first].append(Step(-1, storage, "up", "wait"))
-            leave = min(end + way.lag, last)
+            leave = min(end + way.lag, last if update < 0 else update - 1)
             free_from = leave + 1
             if storage in self.spent and number == len(found) - 1:
                 continue  # its update uses it up
