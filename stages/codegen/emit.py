@@ -82,6 +82,8 @@ class _Emitter:
         behind = left_behind(trace)
         stays = [g for g in trace.gradients if g.gradient_value in behind]
         self.left = {trace.values[g.gradient_value].storage: g.parameter for g in stays}
+        self.left_value = {trace.values[g.gradient_value].storage: g.gradient_value for g in stays}
+        self.reloaded = {r.storage for r in rows if r.action == "reload"}
         self.spent: set[int] = set()
         moved = {r.storage for r in rows if r.action in ("offload", "reload")} | self.slots.keys()
         pairs = ((r.node if r.action == "compute" else -1, r.storage if r.action == "free" else -1) for r in rows)
@@ -295,9 +297,13 @@ class _Emitter:
         if self.trace.storages[row.storage].role != "temporary":
             self.lines.append(f"run.offload({self._slot(row)}){note}")
             return
-        base = self.base_of[row.storage]
-        self._ensure(base)
-        self.lines.append(f"run.offload({self._slot(row)}, {self.name(base)}){note}")
+        held = self.base_of[row.storage]
+        if (
+            slot.role == "gradient" and row.storage not in self.reloaded
+        ):  # it waits in `.grad`, in the form that it has there
+            held = self.left_value.get(row.storage, held)
+        self._ensure(held)
+        self.lines.append(f"run.offload({self._slot(row)}, {self.name(held)}){note}")
 
     def reload(self, row: PlanRow) -> None:
         self.under_way[row.storage] = "reloading"
@@ -310,10 +316,19 @@ class _Emitter:
         call = self.trace.calls[self.nodes[row.node].calls[0]]
         taken = (call.reads[0], *call.reads[2:])  # the gradient, and the scale that clips it
         names = ", ".join(quoted(self.slots[self.trace.values[v].storage].name) for v in taken)
+        names += self._form(call.reads[0])
         self.under_way[row.storage] = "updating"
         where = ", from and to disk" if row.storage in self.on_disk else ""
         note = f"  # on the CPU{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         self.lines.append(f"run.update_below({self._slot(row)}, {names}){note}")
+
+    def _form(self, gradient: int) -> str:
+        """How a gradient lies in what went below, where it is a view of that."""
+        v = self.trace.values[gradient]
+        base = self.trace.values[self.base_of[v.storage]]
+        if (v.shape, v.stride, v.offset) == (base.shape, base.stride, base.offset):
+            return ""
+        return f", form=({list(v.shape)}, {list(v.stride)}, {v.offset - base.offset})"
 
     def wait(self, row: PlanRow) -> None:
         if self.under_way.get(row.storage) == "updating":

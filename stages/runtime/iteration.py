@@ -13,7 +13,7 @@ from stowage.stages.ir.run import SpanStream
 from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.dispatch import Outside, below_autograd
-from stowage.stages.runtime.offloading import Offloading, noted_release
+from stowage.stages.runtime.offloading import Form, Offloading, noted_release
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.runtime.tracing import Recorder
 from stowage.stages.runtime.updates import run_gradient_hooks
@@ -196,10 +196,10 @@ class Iteration:
         """Drop the device's copy of a parameter or state."""
         self._tier.free(name)
 
-    def update_below(self, name: str, gradient: str, scale: str | None = None) -> None:
+    def update_below(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
         """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A
-        scale, below too, clips the gradient first."""
-        self._tier.update(name, gradient, scale)
+        scale, below too, clips the gradient first. The form of a gradient that is a view of what went below."""
+        self._tier.update(name, gradient, scale, form)
         self._updated.append(name)
 
     def changed(self, name: str) -> None:

@@ -31,6 +31,9 @@ from stowage.stages.runtime.clipping import apply_scale
 from stowage.stages.runtime.state_dicts import guard_module, guard_optimizer
 from stowage.stages.runtime.weights import absent
 
+Form = tuple[Sequence[int], Sequence[int], int]
+"""Shape, strides and offset of a view, in elements."""
+
 
 @dataclass(frozen=True)
 class _UnderWay:
@@ -281,8 +284,13 @@ class Offloading:
         finally:
             self._raw = False
 
-    def update(self, parameter: str, gradient: str, scale: str | None = None) -> None:
-        """Start the update of a parameter by the CPU; see `UpdatesBelow`. A scale clips the gradient where it is."""
+    def update(self, parameter: str, gradient: str, scale: str | None = None, form: Form | None = None) -> None:
+        """Start the update of a parameter by the CPU; see `UpdatesBelow`. A scale clips the gradient where it is.
+
+        Args:
+            parameter, gradient, scale: names of their places.
+            form: of the gradient, if it is a view of what is in its place.
+        """
         if self._updates is None:
             assert self._optimizer is not None
             self._updates = UpdatesBelow(self._optimizer)
@@ -297,7 +305,11 @@ class Offloading:
 
         def tensors() -> Tensors:
             state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
-            content = self._content(parameter), self._content(gradient), state
+            found = self._content(gradient)
+            if form is not None:
+                shape, stride, offset = form
+                found = found.as_strided(shape, stride, found.storage_offset() + offset)
+            content = self._content(parameter), found, state
             clipped_by = self._content(scale) if scale is not None else None
             began.append(time.perf_counter())
             if clipped_by is not None:
