@@ -6,7 +6,6 @@ long as nothing is in them, as PyTorch does it with uninitialized parameters; th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar
@@ -94,9 +93,11 @@ def _kind(here: type[torch.Tensor]) -> type[Away]:
 def leave(tensor: torch.Tensor, name: str) -> None:
     """Its content is gone."""
     if not isinstance(tensor, Away):
-        with contextlib.suppress(TypeError):  # a class that others cannot take the place of
+        try:
             tensor.__class__ = _kind(type(tensor))
-            tensor.below = name  # type: ignore[attr-defined]
+        except TypeError:  # a class that others cannot take the place of
+            return
+        tensor.below = name  # type: ignore[attr-defined]
 
 
 def arrive(tensor: torch.Tensor) -> None:

@@ -100,6 +100,8 @@ class Offloading:
         self._updating: dict[str, Future[dict[str, Any]]] = {}
         self._updates: UpdatesBelow | None = None
         self._counted_below: set[str] = set()
+        self._numbers: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+        self._stands_for: dict[str, torch.Tensor] = {}
         self._update_times: list[tuple[str, float, float]] = []
         self._raw = False
         self._verbs = 0
@@ -121,9 +123,10 @@ class Offloading:
 
     def _tensor(self, name: str) -> torch.Tensor | None:
         """A parameter; a state, or a gradient that waits, if it exists."""
-        parameter, double_colon, state = name.partition("::")
-        if not double_colon:
-            return self._parameters[parameter]
+        held = self._parameters.get(name)
+        if held is not None:
+            return held
+        parameter, _, state = name.partition("::")
         if is_gradient_slot(name):
             return self._parameters[parameter].grad
         assert self._optimizer is not None
@@ -525,13 +528,26 @@ class Offloading:
         if name not in self._copied:
             raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
         self._verbs += 1
-        nothing = absent(tensor, tensor.device)
-        with noted_release(tensor):
+        nothing = self._nothing(name, tensor)
+        if torch._C._autograd._profiler_enabled():
+            with noted_release(tensor):
+                tensor.data = nothing
+        else:
             tensor.data = nothing
         self._below.add(name)
         leave(tensor, name)
         if name in self._parameters:
             self._absent.add(tensor, name)
+
+    def _nothing(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor is while it is below: all share the memory of one number of their type."""
+        found = self._stands_for.get(name)
+        if found is None or (found.shape, found.dtype, found.device) != (tensor.shape, tensor.dtype, tensor.device):
+            kind = (tensor.dtype, tensor.device)
+            if kind not in self._numbers:
+                self._numbers[kind] = absent(torch.empty((), dtype=tensor.dtype, device="meta"), tensor.device)
+            found = self._stands_for[name] = self._numbers[kind].expand(tensor.shape)
+        return found
 
     def _found(self, name: str) -> None:
         """Its content is on the device, or about to be."""

@@ -16,7 +16,10 @@ from tests.streams.machine import HOST, Machine
 
 aten: Any = torch.ops.aten
 
-_FORM_ONLY = {aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor, aten._unsafe_view.default}
+_FORM_ONLY = {
+    aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor, aten._unsafe_view.default,
+    aten._has_compatible_shallow_copy_type.default,
+}  # fmt: skip
 _ASKS = {aten._local_scalar_dense.default, aten.equal.default}
 _FILLS = {
     aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.bernoulli_.float,

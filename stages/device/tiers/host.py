@@ -42,11 +42,18 @@ def pinned_bytes(nbytes: int) -> int:
 
 @dataclass
 class _Slot:
-    """Bytes of one name, the event of its last offload, and of the reloads since."""
+    """Bytes of one name, the event of its last offload, and of the reloads since.
+
+    Attributes:
+        form, typed: of the dense tensor that was written there last, and the slot as one of that form: the next that is
+            moved is most often alike, and is then looked at no more than it must be.
+    """
 
     content: torch.Tensor
     written: Any = None
     read: list[Any] = field(default_factory=list)
+    form: Any = None
+    typed: torch.Tensor | None = None
 
 
 class _PinnedTransfer:
@@ -172,27 +179,61 @@ class PinnedTier:
 
     def offload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
         """See `Tier`."""
-        check_movable(name, tensor, (self.lanes.kind,))
-        self._slots.write(name, tensor)
-        slot = self._held[name]
-        held = [tensor] if is_dense(tensor) else [tensor, packed(tensor)]
+        slot = self._held.get(name)
+        if slot is None or not self._alike(slot, tensor):
+            check_movable(name, tensor, (self.lanes.kind,))
+            self._slots.write(name, tensor)
+            slot = self._held[name]
+            self._remember(slot, tensor)
+        if slot.typed is not None:
+            held, memory, content = [tensor], tensor.detach(), slot.typed
+        else:
+            held = [tensor, packed(tensor)]
+            memory = flat_bytes(held[1])
+            content = slot.content[: memory.numel()]
         after = [*slot.read, slot.written] if slot.written is not None else slot.read
-        transfer = self._start(OFFLOAD, name, held, after)
+        transfer = self._start(OFFLOAD, name, (content, memory), held, after)
         slot.written, slot.read = transfer._done, []
         return transfer
 
     def reload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
         """See `Tier`."""
-        check_movable(name, tensor, (self.lanes.kind,))
-        self._slots.read(name, tensor)
-        slot = self._held[name]
+        slot = self._held.get(name)
         held = [tensor]
-        if not is_dense(tensor):
-            held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+        if slot is not None and self._alike(slot, tensor):
+            assert slot.typed is not None
+            memory, content = tensor.detach(), slot.typed
+        else:
+            check_movable(name, tensor, (self.lanes.kind,))
+            self._slots.read(name, tensor)
+            slot = self._held[name]
+            if not is_dense(tensor):
+                held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+            memory = flat_bytes(held[-1].detach())
+            content = slot.content[: memory.numel()]
         # What the CPU wrote there is there.
-        transfer = self._start(RELOAD, name, held, [slot.written] if slot.written is not None else [])
+        after = [slot.written] if slot.written is not None else []
+        transfer = self._start(RELOAD, name, (memory, content), held, after)
         slot.read = [*(event for event in slot.read if not self.lanes.done(event)), transfer._done]
         return transfer
+
+    def _alike(self, slot: _Slot, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has plain memory of the form that the slot holds, and was checked for."""
+        return (
+            slot.typed is not None
+            and slot.form == (tensor.dtype, tensor.shape, tensor.stride())
+            and tensor.device.type == self.lanes.kind
+            and not (tensor.is_conj() or tensor.is_neg())
+            and tensor.untyped_storage().nbytes() >= slot.typed.nbytes + tensor.storage_offset() * tensor.itemsize
+        )
+
+    @staticmethod
+    def _remember(slot: _Slot, tensor: torch.Tensor) -> None:
+        slot.form = slot.typed = None
+        if is_dense(tensor):
+            slot.form = (tensor.dtype, tensor.shape, tensor.stride())
+            flat = slot.content[: tensor.nbytes].view(tensor.dtype)
+            slot.typed = flat.as_strided(tensor.shape, tensor.stride())
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """See `Tier`. The host waits for the copies of the slot that are under way."""
@@ -202,6 +243,7 @@ class PinnedTier:
         nbytes = like.numel() * like.element_size()
         view = slot.content[:nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         self._slots.write(name, view)
+        self._remember(slot, view)
         return view
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
@@ -222,22 +264,25 @@ class PinnedTier:
         self._buffers.clear()
         self.lanes.give_back()
 
-    def _start(self, stream: Stream, name: str, held: Sequence[torch.Tensor], after: Sequence[Any]) -> _PinnedTransfer:
-        """Put a copy on its stream, after the compute stream as it is now and after `after`."""
+    def _start(
+        self,
+        stream: Stream,
+        name: str,
+        copy: tuple[torch.Tensor, torch.Tensor],
+        held: Sequence[torch.Tensor],
+        after: Sequence[Any],
+    ) -> _PinnedTransfer:
+        """Put a copy, to the first from the second, on its stream, after the compute stream as it is now and after
+        `after`."""
         lanes, side = self.lanes, self.lanes.side(stream)
         lanes.wait(side, lanes.record(lanes.compute()))
         for event in after:
             lanes.wait(side, event)
         begin = lanes.record(side) if self.record else None
-        memory = flat_bytes(held[-1].detach())
-        content = self._held[name].content[: memory.numel()]
-        if stream == OFFLOAD:
-            lanes.copy(side, content, memory)
-        else:
-            lanes.copy(side, memory, content)
+        lanes.copy(side, *copy)
         done = lanes.record(side)
         if begin is not None:
-            self._recorded.append((stream, name, memory.numel(), begin, done))
+            self._recorded.append((stream, name, copy[0].nbytes, begin, done))
         transfer = _PinnedTransfer(self, stream, name, held, done)
         self._unwaited.add(transfer)
         return transfer
