@@ -41,6 +41,7 @@ class UpdatesBelow:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._copies: dict[int, torch.optim.Optimizer] = {}
+        self._places: dict[int, tuple[int, int]] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stowage-update")
 
     def start(self, parameter: nn.Parameter, tensors: Callable[[], Tensors], keep: Keep) -> Future[dict[str, Any]]:
@@ -54,7 +55,7 @@ class UpdatesBelow:
         Returns:
             What `keep` says.
         """
-        group = next(g for g in self._optimizer.param_groups if any(p is parameter for p in g["params"]))
+        group = self._group_of(parameter)
         if id(group) not in self._copies:
             stand_in = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"))
             self._copies[id(group)] = twin_of(self._optimizer, {id(parameter): stand_in})
@@ -62,6 +63,16 @@ class UpdatesBelow:
         if "capturable" in settings:  # of CUDA graphs; a CPU's update refuses it, and computes the same without
             settings["capturable"] = False
         return self._worker.submit(self._update, self._copies[id(group)], settings, tensors, keep)
+
+    def _group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Where it was found last, if it is still there."""
+        groups = self._optimizer.param_groups
+        number, place = self._places.get(id(parameter), (0, 0))
+        members = groups[number]["params"] if number < len(groups) else []
+        if place < len(members) and members[place] is parameter:
+            return groups[number]
+        self._places = {id(p): (n, i) for n, group in enumerate(groups) for i, p in enumerate(group["params"])}
+        return groups[self._places[id(parameter)][0]]
 
     def _update(
         self, alone: torch.optim.Optimizer, settings: dict[str, Any], tensors: Callable[[], Tensors], keep: Keep

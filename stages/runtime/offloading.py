@@ -478,14 +478,15 @@ class Offloading:
         self._verbs += 1
         self.keep_to_limit()
         self._layouts[name] = _Layout.of(tensor)
-        self._under_way[name] = _UnderWay("offloading", self.tier.offload(self._at[name], tensor.detach()), tensor)
+        self._under_way[name] = _UnderWay("offloading", self.tier.offload(self._at[name], tensor), tensor)
 
     def reload(self, name: str) -> None:
         """Start copying up, into memory that is taken now."""
         if name not in self._layouts:
             return
         self._verbs += 1
-        self.keep_to_limit()
+        if self._resident is not None:
+            self._resident.check()
         tensor = self._layouts[name].empty(self._alignment)
         self._under_way[name] = _UnderWay("reloading", self.tier.reload(self._at[name], tensor), tensor)
 
@@ -503,7 +504,8 @@ class Offloading:
         under_way = self._under_way.pop(name, None)
         if under_way is None:
             return None
-        self.keep_to_limit()
+        if self._resident is not None:
+            self._resident.check()
         under_way.transfer.wait()
         if under_way.direction == "offloading":
             self._copied.add(name)
