@@ -19,6 +19,7 @@ from stowage.flows._shadow import check_of
 from stowage.flows._steps import MOST, NewShapes, Say, Steps
 from stowage.flows._tiers import lower_tier
 from stowage.flows._training_step import TrainingStep
+from stowage.flows._update_rate import with_own_updates
 from stowage.flows._weights import LateWeights
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import KnownOptimizer
@@ -92,7 +93,7 @@ def make_step(
     home = home_folder(cache_dir)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lower = lower_tier(
-        target_device(device, home),
+        with_own_updates(target_device(device, home), optimizer if host_budget is not None else None, device, home),
         device=device,
         host_budget=host_budget,
         disk_budget=disk_budget,

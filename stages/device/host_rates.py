@@ -12,9 +12,8 @@ import torch
 BYTES = 1 << 28
 """Of one copy."""
 
-TRAFFIC = 7
-"""Numbers of the parameter's type that an AdamW update reads and writes: gradient, weight and two states, the last
-three twice."""
+ELEMENTS = 1 << 25
+"""Of the parameter that is updated."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class HostRates:
     Attributes:
         offload, reload: one direction alone.
         duplex: both at once, summed.
-        update: read and written by AdamW's update on the CPU, beside copies in both directions.
+        update: read and written by an update on the CPU, beside copies in both directions.
     """
 
     offload: float
@@ -49,7 +48,7 @@ def measure_host_rates(
 
     Args:
         device: the GPU.
-        make_optimizer, dtype: whose updates are measured; its traffic is counted as AdamW's.
+        make_optimizer, dtype: see `measure_update_rate`.
     """
     stream: Any = torch.cuda.Stream
     down_stream, up_stream = stream(device), stream(device)
@@ -76,25 +75,47 @@ def measure_host_rates(
         once()
         return sorted(once() for _ in range(5))[2]
 
-    parameter = torch.nn.Parameter(torch.randn(1 << 25, device="cpu").to(dtype))
-    parameter.grad = torch.randn(1 << 25, device="cpu").to(dtype)
-    optimizer = make_optimizer([parameter])
-
-    def update() -> float:
+    def beside() -> None:
         torch.cuda.synchronize(device)
         for _ in range(8):
             down()
             up()
-        start = time.perf_counter()
-        optimizer.step()
-        return time.perf_counter() - start
 
-    update()
-    updated = sorted(update() for _ in range(5))[2]
+    update = measure_update_rate(make_optimizer, dtype, beside)
     torch.cuda.synchronize(device)
     return HostRates(
         offload=BYTES / seconds(down),
         reload=BYTES / seconds(up),
         duplex=2 * BYTES / seconds(down, up),
-        update=TRAFFIC * parameter.numel() * parameter.element_size() / updated,
+        update=update,
     )
+
+
+def measure_update_rate(
+    make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+    dtype: torch.dtype,
+    beside: Callable[[], None] = lambda: None,
+    elements: int = ELEMENTS,
+) -> float:
+    """Bytes per second that the optimizer's update of one parameter on the CPU reads and writes: the gradient once,
+    weight and states twice. The median of five.
+
+    Args:
+        make_optimizer: of a list of one parameter.
+        dtype, elements: of that.
+        beside: starts what runs beside each update.
+    """
+    parameter = torch.nn.Parameter(torch.randn(elements, device="cpu").to(dtype))
+    parameter.grad = torch.randn(elements, device="cpu").to(dtype)
+    optimizer = make_optimizer([parameter])
+
+    def update_s() -> float:
+        beside()
+        start = time.perf_counter()
+        optimizer.step()
+        return time.perf_counter() - start
+
+    update_s()
+    states = [t for t in optimizer.state.get(parameter, {}).values() if torch.is_tensor(t)]
+    traffic = 3 * parameter.nbytes + 2 * sum(t.nbytes for t in states)
+    return traffic / sorted(update_s() for _ in range(5))[2]

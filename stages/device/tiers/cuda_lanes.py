@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Protocol
 
@@ -10,6 +11,9 @@ import torch
 from stowage.stages.device.host_rates import give_back_pinned
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import StowageError, size_text
+
+CLOCK_S = 10.0
+"""A time of so many seconds is told to about a microsecond."""
 
 
 class DeviceLanes(Protocol):
@@ -71,15 +75,12 @@ class CudaLanes:
         if not torch.cuda.is_available():
             raise StowageError("The pinned tier needs a CUDA device, and there is none: use the disk tier.")
         stream: Any = torch.cuda.Stream
-        event: Any = torch.cuda.Event
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._sides: dict[Stream, Any] = {"offload": stream(device), "reload": stream(device)}
-        self._zero = event(enable_timing=True)
-        self._zero.record(torch.cuda.current_stream(device))
-        self._zero.synchronize()
-        self._zero_s = time.perf_counter()
+        self._zero: Any = None
+        self._zero_s = -math.inf
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """See `DeviceLanes`."""
@@ -124,7 +125,13 @@ class CudaLanes:
         event.synchronize()
 
     def time_s(self, event: Any) -> float:
-        """See `DeviceLanes`."""
+        """See `DeviceLanes`. Times between events are of 24 bits: the clock starts anew where it has run for long."""
+        if time.perf_counter() - self._zero_s > CLOCK_S:
+            event_kind: Any = torch.cuda.Event
+            self._zero = event_kind(enable_timing=True)
+            self._zero.record(self.compute())
+            self._zero.synchronize()
+            self._zero_s = time.perf_counter()
         return self._zero_s + 1e-3 * float(self._zero.elapsed_time(event))
 
     def synchronize(self) -> None:
