@@ -15,6 +15,7 @@ python -m stowage.flows.benchmark --remat-depth   time planning of deeper and de
                                                   as `fit` plans, on measured instead of estimated costs
 python -m stowage.flows.benchmark --cluster-sizes plan a Transformer and GPT-2 as one block by clusters of several sizes
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
+python -m stowage.flows.benchmark --host          time the host alone: a card's plans over a device with nothing to do
 
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
 """
@@ -210,6 +211,7 @@ def main(
     quarter: Annotated[bool, typer.Option(help="Instead, train in a quarter of plain PyTorch's memory.")] = False,
     papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
     partition: Annotated[bool, typer.Option(help="Instead, time H-Partition up to 10^6 nodes.")] = False,
+    host: Annotated[bool, typer.Option(help="Instead, time the host alone, beside plain PyTorch.")] = False,
     remat: Annotated[bool, typer.Option(help="Instead, overhead against peak of models that are no chain.")] = False,
     remat_depth: Annotated[bool, typer.Option(help="Instead, time planning of deeper Transformers and GPT-2.")] = False,
     cluster_sizes: Annotated[bool, typer.Option(help="Instead, plan by clusters of several sizes.")] = False,
@@ -246,6 +248,11 @@ def main(
             from stowage.flows._quarter import run_quarter
 
             typer.echo(run_quarter(typer.echo))
+            return
+        if host:
+            from stowage.flows._host_time import run_host_time
+
+            typer.echo(run_host_time(find_root() / OUT))
             return
         if partition:
             from stowage.flows._partition_growth import run_partition_growth
