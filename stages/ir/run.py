@@ -17,7 +17,9 @@ class StepRecord:
         learning_rate: of the first parameter group, used in this iteration.
         time_s: wall time.
         eager_time_s: plain PyTorch's, NaN when not compared.
-        peak_bytes: measured from the allocator's events; -1 when this iteration was not measured.
+        peak_bytes: measured from the allocator's events, on a GPU what it gave; -1 when not measured.
+        requested_bytes, reserved_bytes, retries: on a GPU, what its allocator was asked for and held at most, and how
+            often it first gave everything back; else -1.
     """
 
     iteration: int
@@ -27,6 +29,9 @@ class StepRecord:
     time_s: float
     eager_time_s: float
     peak_bytes: int
+    requested_bytes: int = -1
+    reserved_bytes: int = -1
+    retries: int = -1
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,14 @@ def metrics_of(summary: PlanSummary, records: Sequence[StepRecord], eager: Seque
         "measured_step_time_s": median_time_s(records),
         "final_loss": records[-1].loss,
     }
+    on_gpu = [r for r in records if r.reserved_bytes >= 0]
+    if on_gpu:
+        metrics |= {
+            "reserve_bytes": summary.reserve_bytes,
+            "requested_peak_bytes": max(r.requested_bytes for r in on_gpu),
+            "reserved_peak_bytes": max(r.reserved_bytes for r in on_gpu),
+            "allocation_retries": sum(r.retries for r in on_gpu),
+        }
     if eager:
         metrics |= {
             "eager_peak_bytes": max(eager_peaks) if eager_peaks else None,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from stowage.stages.device.peaks import AllocatorPeaks
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.contents import Contents
@@ -70,17 +71,20 @@ def _loop(
     for iteration in range(start, steps):
         batch = batches(iteration)
         rate = _learning_rate(optimizer)
+        allocator: AllocatorPeaks | None = None
         if measure_every and iteration % measure_every == 0:
             measurement = measure(batch)
             loss, peak, elapsed = measurement.loss, measurement.peak_bytes, measurement.elapsed_s
             run.samples = memory_samples(series, measurement)
+            allocator = measurement.allocator
         else:
             began = time.perf_counter()
             loss, peak = float(step(batch)), -1
             elapsed = time.perf_counter() - began
         if scheduler is not None:
             scheduler.step()
-        run.records.append(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak))
+        more = (allocator.requested_bytes, allocator.reserved_bytes, allocator.retries) if allocator else ()
+        run.records.append(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak, *more))
         after(iteration + 1)
 
 
