@@ -1,4 +1,4 @@
-"""No step makes the host wait for the device: PyTorch tells of calls that do. With copies on streams of their own, too."""
+"""No step makes the host wait for the device, which PyTorch tells of; with copies on streams of their own, too."""
 
 from __future__ import annotations
 
