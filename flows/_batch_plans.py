@@ -21,6 +21,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Below, FractionalBatch, fractional_batch, growth_of
+from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss
@@ -130,7 +131,7 @@ class BatchPlanner:
         return with_true_kernels(lambda: self._choose(device_budget, largest), self._recorded.clear)
 
     def _choose(self, device_budget: str | int, largest: int) -> BatchChoice:
-        with torch.random.fork_rng():
+        with forked_generators():
             recorded = self._record(self.samples)
             with without_autocast():
                 costed = cost_step(

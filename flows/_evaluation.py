@@ -30,6 +30,7 @@ from stowage.stages.runtime.program import forget_source
 from stowage.stages.solve import Below
 from stowage.stages.solve.forward import solve_forward
 from stowage.stages.solve.reserve import Reserve
+from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
 from stowage.stages.workload import BatchSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
@@ -252,7 +253,7 @@ class Evaluations:
             with without_autocast():
                 return recorded, self._planner.forward(recorded, resting)
 
-        with ends_in_one_line(watch, self._say), watch.shown(reason), torch.random.fork_rng():
+        with ends_in_one_line(watch, self._say), watch.shown(reason), forked_generators():
             try:
                 recorded, planned = with_true_kernels(plan)
             except Infeasible as error:

@@ -28,6 +28,7 @@ from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
+from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, Outside, Recorded, record_step, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
@@ -157,7 +158,7 @@ class Programs:
 
     def _count(self, key: Key, batch: Any) -> None:
         recorded = self._record(key, batch)
-        with torch.random.fork_rng(), without_autocast():
+        with forked_generators(), without_autocast():
             waiting = self._everything(recorded) if self._steps.accumulate > 1 else frozenset[str]()
             self._planner.count(recorded, self._micro_batch(waiting, True))
 
@@ -260,7 +261,7 @@ class Programs:
         largest = None
         if self._steps.accumulate > 1:
             largest = self._micro_batch(self._everything(recorded), True)
-        with torch.random.fork_rng(), without_autocast():  # planning must not change what the user's generators give
+        with forked_generators(), without_autocast():  # planning must not change what the user's generators give
             return self._planner.training_step(
                 recorded,
                 micro_batch,
@@ -284,7 +285,7 @@ class Programs:
         began = time.perf_counter()
         watch = self._planner.watch
         with (
-            torch.random.fork_rng(),
+            forked_generators(),
             self.binding.tracing(),
             ends_in_one_line(watch, self._say),
             watch.shown(),

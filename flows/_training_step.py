@@ -23,6 +23,7 @@ from stowage.flows._steps import Say, Steps
 from stowage.flows._tiers import LowerTier
 from stowage.flows._weights import LateWeights
 from stowage.flows._whole_steps import whole_step
+from stowage.stages.device import current
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.plan import PlanSummary
@@ -212,12 +213,16 @@ class TrainingStep:
             self.programs.latest.program.enter()
         return Contents(self.model, self.optimizer, self.programs.offloading)
 
+    def _device(self) -> torch.device | None:
+        return next((p.device for p in self.model.parameters()), None)
+
     def save(self, path: str | Path, scheduler: Any = None) -> None:
         """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
 
         This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
         """
-        checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
+        with current(self._device()):
+            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
 
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
@@ -227,7 +232,9 @@ class TrainingStep:
         Raises:
             StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
         """
-        if restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT) is None:
+        with current(self._device()):
+            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT)
+        if found is None:
             raise ParameterError(f"There is no checkpoint at {path}.")
 
     def save_model(self, path: str | Path) -> None:

@@ -14,7 +14,7 @@ from stowage.stages.device.base import MEASURING
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured
 from stowage.stages.device.host_rates import give_back_pinned, measure_host_rates
-from stowage.stages.device.libraries import kept_by_libraries, outside_the_allocator
+from stowage.stages.device.libraries import clear_workspaces, kept_by_libraries, outside_the_allocator
 from stowage.stages.device.peaks import Peaks
 from stowage.stages.device.switches import kernel_switches
 from stowage.stages.ir.costs import DeviceDescription
@@ -119,6 +119,7 @@ class CudaDevice:
             with torch.random.fork_rng(devices=[self._device]), torch.cuda.device(self._device):
                 return self._describe(offload_folder)
         finally:
+            clear_workspaces()
             torch.cuda.empty_cache()
             give_back_pinned()
 
@@ -149,6 +150,6 @@ class CudaDevice:
             reload_bytes_per_s=host.reload,
             duplex_bytes_per_s=host.duplex,
             cpu_update_bytes_per_s=host.update,
-            library_bytes=kept_by_libraries(self._device),
+            library_bytes=max(1, kept_by_libraries(self._device)),  # 0 is of a card that was not asked
             context_bytes=outside_the_allocator(self._device),
         )

@@ -6,6 +6,8 @@ MiB on recent cards); the context, loaded kernels and cuDNN's own handles are ou
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -24,6 +26,13 @@ def kept_by_libraries(device: torch.device) -> int:
             del a, image
     torch.cuda.synchronize(device)
     return max(0, torch.cuda.memory_allocated(device) - before)
+
+
+def clear_workspaces() -> None:
+    """Let cuBLAS give back what it keeps for streams that are used no more; what is used takes its own again."""
+    clear: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 def outside_the_allocator(device: torch.device) -> int:

@@ -22,7 +22,11 @@ def quiet() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     tables: list[Any] = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
     hooks = [dict(table) for table in tables]
-    with torch.random.fork_rng(), torch.enable_grad(), warnings.catch_warnings():
+    with (
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        torch.enable_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         try:
             for table in tables:

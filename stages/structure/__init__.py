@@ -4,6 +4,8 @@ kinds.py   what is looked into, and what its parts are
 parts.py   every tensor and every plain value of a batch, with how Python reaches it
 values.py  a plain value in words
 copies.py  the same batch with other tensors
+tree.py    parameters and buffers of a model, found once
+generators.py   global generators, left as they were
 """
 
 from stowage.stages.structure.copies import copied, with_tensors

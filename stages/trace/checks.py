@@ -31,12 +31,22 @@ def check_module(model: nn.Module) -> None:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raise `TraceError` for parameters without a shape, and for gradients without a fixed size."""
+    """Raise `TraceError` for parameters without a shape or on several devices, and for gradients without a fixed
+    size."""
+    places: dict[torch.device, str] = {}
     for path, module in model.named_modules():
         if any(isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in module._parameters.values()):
             raise TraceError(
                 f"{_place(path, module)} has parameters that get their shape from the first batch: run one batch "
                 "through the model before fit."
+            )
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                places.setdefault(parameter.device, f"{path}.{name}" if path else name)
+        if len(places) > 1:
+            listed = ", ".join(f"'{name}' on {device}" for device, name in places.items())
+            raise TraceError(
+                f"The model is on several devices ({listed}), and a step is planned for one: move the model to it."
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise TraceError(

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from stowage.stages.structure.generators import forked_generators
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch (CPU and CUDA), NumPy and `random` inside; restore all of them on the way out, errors included."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with forked_generators():
         try:
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)

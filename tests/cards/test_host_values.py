@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
+from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.trace import Constant, Value
 from stowage.stages.ir.updates import pinned
 from stowage.stages.kernels import Form
 from stowage.stages.profile.arguments import constant_of, place_of
 from stowage.stages.runtime.program import constant_tensors
 from stowage.stages.trace import trace_step
+from stowage.stages.trace.checks import check_parameters
 
 CARD = torch.device("meta")
 """In the place of a GPU: a device without memory that is not the host."""
@@ -77,3 +80,19 @@ def test_parameters_that_share_memory_stay() -> None:
 
 def test_forms_say_nothing_of_places() -> None:
     assert Form.of(torch.zeros(2)) == Form.of(torch.zeros(2, device="meta"))
+
+
+class OnAnother(nn.Parameter):
+    """A parameter that says it is on a card."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 1)
+
+
+def test_a_model_is_on_one_device() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    check_parameters(model)
+    model[1]._parameters["bias"] = OnAnother(torch.zeros(2))
+    with pytest.raises(TraceError, match=r"several devices \('0\.weight' on cpu, '1\.bias' on cuda:1\)"):
+        check_parameters(model)
