@@ -1,31 +1,56 @@
 """A generated step calls kernels below autograd: it has its own backward, and each call gets there a quarter sooner.
 
-The calls of a trace were recorded below autograd, so they are the same kernels. Code of others that runs inside a step,
-such as the optimizer's and hooks, finds PyTorch as it was outside.
+The calls of a trace were recorded below autograd and below modes for functions (a default device is one), so they are
+the same kernels with the same arguments. Code of others that runs inside a step, such as the optimizer's and hooks,
+finds PyTorch as it was outside.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
+_C: Any = torch._C
 
-def below_autograd() -> AbstractContextManager[Any]:
-    """Calls inside do not look for gradients."""
-    guard: AbstractContextManager[Any] = torch._C._AutoDispatchBelowAutograd()
-    return guard
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Calls inside do not look for gradients, nor for modes that change what functions of `torch` do."""
+    modes = [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())]
+    try:
+        with _C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        for mode in reversed(modes):
+            _C._push_on_torch_function_stack(mode)
 
 
 class Outside:
     """How calls were dispatched where this object was made."""
 
     def __init__(self) -> None:
-        self._include: Any = torch._C._dispatch_tls_local_include_set()
-        self._exclude: Any = torch._C._dispatch_tls_local_exclude_set()
+        self._include: Any = _C._dispatch_tls_local_include_set()
+        self._exclude: Any = _C._dispatch_tls_local_exclude_set()
+        self._modes = [_C._get_function_stack_at(i) for i in range(_C._len_torch_function_stack())]
 
     def again(self) -> AbstractContextManager[Any]:
         """Calls inside are dispatched so."""
-        guard: AbstractContextManager[Any] = torch._C._ForceDispatchKeyGuard(self._include, self._exclude)
-        return guard
+        guard: AbstractContextManager[Any] = _C._ForceDispatchKeyGuard(self._include, self._exclude)
+        return _with_modes(guard, self._modes) if self._modes else guard
+
+
+@contextmanager
+def _with_modes(guard: AbstractContextManager[Any], modes: list[Any]) -> Iterator[None]:
+    there = _C._len_torch_function_stack()  # none inside of a step, all of them elsewhere
+    added = modes if not there else []
+    with guard:
+        for mode in added:
+            _C._push_on_torch_function_stack(mode)
+        try:
+            yield
+        finally:
+            for _ in added:
+                _C._pop_torch_function_stack()
