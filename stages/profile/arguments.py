@@ -8,6 +8,7 @@ import torch
 
 from stowage.stages.ir.arguments import map_arguments, split_receiver, spread_out
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SEALS, SPREAD, without_overload
+from stowage.stages.ir.results import flat_results
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import USUAL, Around, Form, Kind, made_up
 
@@ -80,7 +81,7 @@ def sealed_outputs(
     args, kwargs = make_arguments(maker, trace, device, kind)
     with torch.set_grad_enabled(maker.target in OPAQUE):
         made = operator_of(maker.target)(*args, **kwargs)
-    return {v: t for v, t in zip(maker.returns, made, strict=True) if v >= 0}
+    return {v: t for v, t in zip(maker.returns, flat_results(made), strict=True) if v >= 0}
 
 
 def place_of(value: Value, device: torch.device) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,7 +72,20 @@ def replay_arguments(target: OpOverload, arguments: list[Any]) -> list[Any] | No
 
 def is_random(target: OpOverload) -> bool:
     """Whether the operator draws from the global generator."""
-    return torch.Tag.nondeterministic_seeded in target.tags
+    return torch.Tag.nondeterministic_seeded in target.tags and target != aten._cudnn_rnn.default
+
+
+def draws_by_itself(target: OpOverload, arguments: Sequence[Any]) -> bool:
+    """Whether it is a recurrent layer of cuDNN's with dropout: that draws from a state that is no generator's, and that
+    nothing can set back."""
+    if target != aten._cudnn_rnn.default:
+        return False
+    dropout, train = arguments[_DROPOUT], arguments[_TRAIN]
+    return bool(train and dropout > 0)
+
+
+_DROPOUT, _TRAIN = 11, 12
+"""Positions in `_cudnn_rnn`."""
 
 
 def fresh_factory(target: OpOverload, output: torch.Tensor) -> tuple[OpOverload, list[Any], dict[str, Any]] | None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.results import flat_results, grouped, groups_of, places
 from stowage.stages.trace.fake import TrueKernels
 from stowage.stages.trace.operators import is_random
 from stowage.stages.workload.executed import noting
@@ -266,20 +267,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self.graph.create_node("call_function", func, tuple(args), dict(kwargs), name=name)
         phase, path = self.where()
         node.meta.update({PHASE: phase, PATH: path, LOCATION: _user_line(sys._getframe(2))})
-        tensors = list(out) if isinstance(out, (list, tuple)) else [out]
+        many = isinstance(out, (list, tuple))
+        tensors, groups = flat_results(out), groups_of(out)
         snapshots = [snapshot_fake(t) if isinstance(t, torch.Tensor) else t for t in tensors]
-        node.meta["val"] = tuple(snapshots) if isinstance(out, (list, tuple)) else snapshots[0]
+        node.meta["val"] = tuple(grouped(snapshots, groups)) if many else snapshots[0]
         if func._schema.is_mutable:
             for tensor in _mutated(func, node):
                 self._written.add(tensor.untyped_storage()._cdata)
-        for i, (tensor, snapshot) in enumerate(zip(tensors, snapshots, strict=True)):
+        lists: dict[int, fx.Node] = {}
+        for (i, *inside), tensor, snapshot in zip(places(groups, len(tensors)), tensors, snapshots, strict=True):
             if not isinstance(tensor, torch.Tensor):
                 continue
             maker = node
-            if isinstance(out, (list, tuple)):
-                maker = self.graph.create_node("call_function", operator.getitem, (node, i))
-                maker.meta.update({"val": snapshot, PHASE: phase, PATH: path})
+            if many:
+                maker = lists.get(i) or self._item(node, i, node.meta["val"][i])
+            for j in inside:
+                lists[i] = maker
+                maker = self._item(maker, j, snapshot)
             self._track(tensor, maker)
+        return node
+
+    def _item(self, several: fx.Node, index: int, value: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", operator.getitem, (several, index))
+        node.meta.update({"val": value, PHASE: several.meta[PHASE], PATH: several.meta[PATH]})
         return node
 
     def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
