@@ -5,6 +5,7 @@ They tell type and shape; how results lie in memory is learned from the real ker
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,16 +100,17 @@ def cudnn_rnn_backward(*args: Any) -> tuple[Any, ...]:
 
 def _weight_gradients(weights: Sequence[torch.Tensor], stride: int, buffer: torch.Tensor) -> list[torch.Tensor]:
     """`stride`: weights of a layer in one direction; the buffer has biases too, so that without them these are
-    copies. In it all matrices come before all biases."""
+    copies. Where they do not lie in the buffer, all matrices come before all biases in it."""
     if stride < _WITH_BIASES:
         return [w.new_empty(w.shape) for w in weights]
+    home = buffer.untyped_storage()._cdata
+    starts = [w.storage_offset() - buffer.storage_offset() for w in weights]
+    if any(w.untyped_storage()._cdata != home for w in weights):
+        order = sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1)
+        ends = itertools.accumulate((weights[i].numel() for i in order), initial=0)
+        starts = [start for _, start in sorted(zip(order, ends))]
     whole = buffer.new_empty(buffer.shape)
-    found: dict[int, torch.Tensor] = {}
-    start = 0
-    for i in sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1):
-        found[i] = whole[start : start + weights[i].numel()].view(weights[i].shape)
-        start += weights[i].numel()
-    return [found[i] for i in range(len(weights))]
+    return [whole[start : start + w.numel()].view(w.shape) for start, w in zip(starts, weights, strict=True)]
 
 
 _WITH_BIASES = 4

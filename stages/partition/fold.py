@@ -13,6 +13,7 @@ import networkx as nx
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.operators import SPENDS
 from stowage.stages.ir.sums import takes_of
 from stowage.stages.ir.trace import Call, TraceTables
 

@@ -94,9 +94,7 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
 
 def _without(alone: Alone, nbytes: int) -> Alone:
     """Of what the call returns a step drops so many bytes at once: they are workspace."""
-    return replace(
-        alone, output_bytes=alone.output_bytes - nbytes, workspace_bytes=alone.workspace_bytes + nbytes
-    )
+    return replace(alone, output_bytes=alone.output_bytes - nbytes, workspace_bytes=alone.workspace_bytes + nbytes)
 
 
 def _inside(call: Call, trace: TraceTables, target: torch.device, contents: Kind) -> tuple[list[Any], dict[str, Any]]:

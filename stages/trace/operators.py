@@ -75,13 +75,13 @@ def is_random(target: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags and target != aten._cudnn_rnn.default
 
 
-def draws_by_itself(target: OpOverload, arguments: Sequence[Any]) -> bool:
-    """Whether it is a recurrent layer of cuDNN's with dropout: that draws from a state that is no generator's, and that
-    nothing can set back."""
-    if target != aten._cudnn_rnn.default:
-        return False
-    dropout, train = arguments[_DROPOUT], arguments[_TRAIN]
-    return bool(train and dropout > 0)
+def draws_by_itself(target: OpOverload, arguments: Sequence[Any], generators: Sequence[torch.Generator]) -> bool:
+    """Whether it is a recurrent layer of cuDNN's with dropout, which draws from a state that is no generator's and that
+    nothing can set back; or what PyTorch seeds that state with, by a card's own generator among its arguments."""
+    if target == aten.random_.default:
+        cards = {card._cdata for card in torch.cuda.default_generators}
+        return any(one._cdata in cards for one in generators)
+    return target == aten._cudnn_rnn.default and bool(arguments[_TRAIN] and arguments[_DROPOUT] > 0)
 
 
 _DROPOUT, _TRAIN = 11, 12

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.results import flat_results, grouped, groups_of, places
 from stowage.stages.trace.fake import TrueKernels
-from stowage.stages.trace.operators import is_random
+from stowage.stages.trace.operators import draws_by_itself, is_random
 from stowage.stages.workload.executed import noting
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
@@ -237,7 +237,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         if func is aten.lift_fresh.default:
             return self._literal(args[0])
-        if any(isinstance(item, torch.Generator) for item in flat):
+        generators = [item for item in flat if isinstance(item, torch.Generator)]
+        if draws_by_itself(func, args, generators):
+            raise TraceError(
+                f"{self._place()} has dropout inside a recurrent layer of cuDNN's, which draws it from a state of its "
+                "own that a plan cannot keep: use dropout=0 and nn.Dropout between single layers, or "
+                "torch.backends.cudnn.enabled = False."
+            )
+        if generators:
             raise TraceError(
                 f"{self._place()} draws from a torch.Generator of its own, whose state a plan does not keep: draw from "
                 "the global generator, which torch.manual_seed seeds, or before the step, and pass the numbers in the "
