@@ -71,7 +71,7 @@ def _fake_gated(x: torch.Tensor, weights: list[torch.Tensor]) -> Any:
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, weights = inputs
-    found, kept = output
+    _, kept = output
     ctx.set_materialize_grads(False)
     ctx.many = isinstance(kept, (list, tuple))
     ctx.save_for_backward(x, *weights, *(kept if ctx.many else [kept]))

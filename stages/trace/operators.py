@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -79,10 +80,12 @@ def draws_by_itself(target: OpOverload, arguments: Sequence[Any], generators: Se
     """Whether it is a recurrent layer of cuDNN's with dropout, which draws from a state that is no generator's and that
     nothing can set back; or what PyTorch seeds that state with, by a card's own generator among its arguments."""
     if target == aten.random_.default:
-        cards = {card._cdata for card in torch.cuda.default_generators}
-        return any(one._cdata in cards for one in generators)
+        return not {*map(_CDATA, torch.cuda.default_generators)}.isdisjoint(map(_CDATA, generators))
     return target == aten._cudnn_rnn.default and bool(arguments[_TRAIN] and arguments[_DROPOUT] > 0)
 
+
+_CDATA = attrgetter("_cdata")
+"""Tells generators apart: PyTorch wraps the same one anew for each call."""
 
 _DROPOUT, _TRAIN = 11, 12
 """Positions in `_cudnn_rnn`."""

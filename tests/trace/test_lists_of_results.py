@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from stowage.flows import fit
 from stowage.stages.device import device_of
 from stowage.stages.ir import operators
 from stowage.stages.ir.errors import TableError
@@ -20,7 +21,7 @@ from stowage.stages.profile import arguments
 from stowage.stages.profile.sequence import WindowRun, last_touched
 from stowage.stages.profile.windows import Window
 from stowage.stages.trace import trace_step
-from tests.fit.beside_plain import Script, adamw, square, trains_equally
+from tests.fit.beside_plain import Script, adamw, equal, plainly, square, trains_equally
 from tests.lists_of_results import BACKWARD, FORWARD, Towers, own
 
 RESULTS: list[Any] = [1, (1, 2), [1], (1, [2, 3], 4), ([], 1), ([1],), (1, 2, 3, [])]
@@ -76,11 +77,29 @@ def test_trains_equally(budget: str, fit_home: Path) -> None:
 
 
 def test_trains_equally_from_the_disk(fit_home: Path, tmp_path: Path) -> None:
-    below: dict[str, Any] = {"offload_dir": tmp_path, "disk_budget": "1GiB"}
-    step = trains_equally(
-        lambda: script(own.towers, rows=64, width=600), "60%", cache_dir=fit_home, check="never", **below
+    def make() -> Script:
+        return script(own.towers, rows=64, width=600)
+
+    torch.manual_seed(0)
+    mine = make()
+    step = fit(
+        mine.model,
+        mine.batches[0],
+        mine.optimizer,
+        device_budget="60%",
+        loss=mine.loss,
+        quick=True,
+        offload_dir=tmp_path,
+        disk_budget="1GiB",
+        cache_dir=fit_home,
+        say=lambda text: None,
     )
-    assert step.planned.slots
+    losses = [step(batch).detach().clone() for batch in mine.batches]
+    theirs = plainly(make)
+    assert equal(losses, theirs["losses"])
+    assert "run.reload(" in step.planned.source
+    with step.on_device():
+        assert equal([p.detach().clone() for p in mine.model.parameters()], theirs["parameters"])
 
 
 @pytest.fixture
