@@ -42,6 +42,10 @@ KNOWN_ELEMENTS = 1 << 16
 _ASKS_FORM = {aten.size.default, aten.stride.default, aten.storage_offset.default, torch.ops.prim.device.default}
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_MACHINERY = (_HERE, _TORCH + "_", _TORCH + os.path.join("utils", ""))
+_RECURRENT = str(torch.nn.modules.rnn.__file__)
+"""Its layers let PyTorch look whether all weights lie in one buffer, with pointers that a fake tensor does not have. In
+a trace they do not: cuDNN's operator then puts them into one, which changes no number."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -237,6 +241,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         if func is aten.lift_fresh.default:
             return self._literal(args[0])
+        if func is aten.set_.source_Storage and _asked_by(_RECURRENT):
+            return args[0]
         generators = [item for item in flat if isinstance(item, torch.Generator)]
         if draws_by_itself(func, args, generators):
             raise TraceError(
@@ -329,6 +335,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         copy = aten.clone.default(tensor)  # what it is now, whatever is written into it later
         self._record(aten.clone.default, ((self._nodes[tensor],), {}), copy)
         return self.answer(func, copy)
+
+
+def _asked_by(file: str) -> bool:
+    """Whether the innermost frame outside of tracing and of PyTorch's own machinery is of this file."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename == file
 
 
 def _as_node(item: Any) -> fx.Node:
