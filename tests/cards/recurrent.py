@@ -62,11 +62,14 @@ class Recurrent(nn.Module):
         return F.cross_entropy(found.flatten(0, 1), ids.flatten())
 
 
-def lstm_on_a_card(**how: Any) -> TraceTables:
-    """A step, traced here and said to be of a card."""
+def lstm_on_a_card(*, frozen: bool = False, updated: bool = True, **how: Any) -> TraceTables:
+    """A step, traced here and said to be of a card; `frozen`: its LSTMs do not train;
+    `updated`: in place of leaving gradients."""
     torch.manual_seed(0)
     model = Recurrent(**how)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for part in (model.first, model.second):
+        part.requires_grad_(not frozen)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3) if updated else None
     ids = torch.randint(0, 8, (SAMPLES, STEPS))
     trace = trace_step(model, (ids,), loss=lambda loss, _: loss, optimizer=optimizer)
     return replace(trace, meta=replace(trace.meta, device="cuda"))

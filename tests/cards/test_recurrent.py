@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from stowage.flows._costed import cost_traces
 from stowage.flows._planning import QUICK, plan_costed
 from stowage.stages.ir.errors import Infeasible, TraceError
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.kernels import SUBSTITUTES
+from stowage.stages.kernels import SUBSTITUTES, Output
 from stowage.stages.profile import CostStore, profile_variants
+from stowage.stages.profile.returned import differ, recorded_outputs
 from stowage.stages.rewrite import variants_of
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.simulate.stored import check_stored
@@ -62,6 +64,20 @@ def test_without_biases_gradients_are_copies() -> None:
         assert len({trace.values[v].storage for v in call.returns}) == 7
 
 
+def test_what_shares_memory_is_compared() -> None:
+    """With a memory of its own, or that of another output; but not by what the step does without."""
+    trace = lstm_on_a_card(flat=False)
+    call = of(trace, BACKWARD)[0]
+    said = recorded_outputs(call, trace)
+    assert not differ(said, call, trace)
+    assert [o.output for o in said if o] == [-1, -1, -1, -1, *[3] * 7]
+    assert all(Output.parse(o.text) == o for o in said if o)
+    for wrong in ({"output": 1}, {"output": -1, "nbytes": 256}):
+        assert differ((*said[:-1], replace(said[-1], **wrong) if said[-1] else None), call, trace)
+    without = replace(call, returns=(*call.returns[:3], -1, *call.returns[4:]))
+    assert not differ(said, without, trace)
+
+
 @pytest.mark.parametrize("cell", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_is_not_asked_for(cell: bool, packed: bool) -> None:
@@ -82,10 +98,13 @@ def test_what_is_not_asked_for(cell: bool, packed: bool) -> None:
         assert backward(*given, None, None, None, *form, [True] * 4) == (None, None, None, [None] * 4)
 
 
-@pytest.mark.parametrize("part", [10.0, 0.7, 0.3], ids=["all", "less", "least"])
-def test_a_card_is_planned_for(part: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"flat": False}, {"frozen": True}, {"updated": False}], ids=["flat", "scattered", "frozen", "left"]
+)
+@pytest.mark.parametrize("part", [10.0, 0.3], ids=["all", "least"])
+def test_a_card_is_planned_for(part: float, how: dict[str, bool], tmp_path: Path) -> None:
     """A backward runs once: it writes into what its forward keeps for it."""
-    trace = lstm_on_a_card()
+    trace = lstm_on_a_card(**how)
     traces = variants_of(trace)
     costs = profile_variants(traces.values(), CARD, CostStore(tmp_path), costs="roofline")
     costed = cost_traces(traces, costs, trace, CARD)
