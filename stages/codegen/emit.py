@@ -15,6 +15,7 @@ from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SPREAD
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.results import grouped
 from stowage.stages.ir.source import identifier, operator_name, quoted, remark, role_of
 from stowage.stages.ir.sums import taken_memory, written_over
 from stowage.stages.ir.trace import Call, TraceTables, base_values
@@ -50,6 +51,8 @@ def step(run: Iteration) -> Tensor:
 '''
 
 
+NOTHING = "_"
+"""What a step gets and does without."""
 VIEW = "aten.view.default"
 NEUTRAL = frozenset({VIEW, "aten.expand.default", "aten.slice.Tensor", "aten.detach.default", "aten.alias.default"})
 """Operators whose result shows the numbers of their first argument as they are (unlike a conjugate)."""
@@ -151,8 +154,9 @@ class _Emitter:
         text = self._operation(call.target, arguments)
         if all(v < 0 for v in call.returns):
             return text
-        targets = ", ".join(self.name(v) if v >= 0 else "_" for v in call.returns)
-        return f"{targets}{',' if call.returns_many and len(call.returns) == 1 else ''} = {text}"
+        names = [self.name(v) if v >= 0 else NOTHING for v in call.returns]
+        results = [_targets(one) for one in grouped(names, call.groups)]
+        return f"{', '.join(results)}{',' if call.returns_many and len(results) == 1 else ''} = {text}"
 
     def _operation(self, target: str, arguments: str) -> str:
         method = METHODS.get(target) or ALIKE.get(target)
@@ -183,6 +187,8 @@ class _Emitter:
         alone = bool(self.trace.meta.outputs)  # without gradients, as the kernel is called
         opaque = call.target in OPAQUE and not alone
         self.lines += ["with run.as_in_forward():", f"    {line}"] if opaque else [line]
+        if -1 in call.returns and max(call.returns) >= 0:  # the kernel may make what a step does without
+            self.lines.append(f"del {NOTHING}")
         for value in call.returns:
             if value >= 0 and value not in self.defined:
                 self._define(value)
@@ -371,6 +377,15 @@ class _Emitter:
                 if row.storage in node.reads or row.storage in node.mutates:
                     return remark(node.name)
         return "the next iteration"
+
+
+def _targets(names: str | list[str]) -> str:
+    """What one result is assigned to."""
+    if isinstance(names, str):
+        return names
+    if all(name == NOTHING for name in names):
+        return NOTHING
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

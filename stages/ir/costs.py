@@ -50,7 +50,7 @@ class Returned:
     Attributes:
         signature: of the call (see `Call.signature`).
         outputs: one for each output, "" where it is no tensor: type, shape, strides, offset, bytes of its storage, and
-            the position of the argument whose storage it shares, -1 for none.
+            the positions of the argument and of the earlier output whose storage it shares, -1 for none.
     """
 
     signature: str

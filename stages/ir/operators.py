@@ -22,6 +22,10 @@ numbers, which a kernel may want in host memory whatever fake tensors say, and r
 kernel knows. Made-up ones crash the process: who runs the backward runs the forward before it."""
 
 
+SPENDS = frozenset({"aten._cudnn_rnn_backward.default"})
+"""Operators that write into what their forward keeps for them, though no schema says so: they run once."""
+
+
 def without_overload(target: str) -> str:
     """`aten.addmm` of `aten.addmm.default`."""
     return target.rpartition(".")[0]

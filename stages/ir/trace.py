@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.results import places
 from stowage.stages.ir.source import identifier, operator_name, role_of, word
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 
@@ -103,6 +104,7 @@ class Call:
         location: `file:line` in the user's code, or "".
         signature: operator + the forms of tensors + sizes, dimensions and flags, not the numbers that it computes with;
             equal signatures cost the same (see `profile`).
+        groups: how `returns` are grouped where some of the results are lists, see `ir.results`.
     """
 
     call: int
@@ -119,6 +121,7 @@ class Call:
     module: str
     location: str
     signature: str
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,7 @@ class TraceTables:
             or any(not 0 <= v < n_values for v in named)
             or len({v.name for v in self.values}) < n_values
             or sorted(made) != [(v.value, v.call) for v in self.values if v.call >= 0]
+            or any(len(places(c.groups, len(c.returns))) != len(c.returns) for c in self.calls if c.groups)
         ):
             raise TableError(f"{folder}: the tables do not belong together: delete the folder and run `dvc repro`.")
         for value in self.values:

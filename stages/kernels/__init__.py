@@ -10,7 +10,7 @@ encoder.py    an operator for layers of `nn.TransformerEncoder` on padded sequen
 
 from __future__ import annotations
 
-from stowage.stages.kernels.forms import Form, Output, outputs_of, parse_all, texts
+from stowage.stages.kernels.forms import Form, Output, output_at, outputs_of, parse_all, texts
 from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
 from stowage.stages.kernels.made_up import USUAL, Around, Kind, kinds_of, made_up
 from stowage.stages.kernels.store import ReturnedStore
@@ -30,6 +30,7 @@ __all__ = [
     "kinds_of",
     "known_outputs",
     "made_up",
+    "output_at",
     "outputs_of",
     "parse_all",
     "texts",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from stowage.stages.ir.results import flat_results
 from stowage.stages.ir.source import word
 
 
@@ -46,11 +47,14 @@ class Output:
         form: of the tensor.
         nbytes: of its storage, 0 where it shares one.
         argument: position, among the tensors of the arguments, of the one whose storage it shares; -1 for none.
+        output: position, among the outputs, of the first one whose storage it shares, where that is no argument's; -1
+            for none and for the first one itself.
     """
 
     form: Form
     nbytes: int
     argument: int = -1
+    output: int = -1
 
     @property
     def text(self) -> str:
@@ -58,14 +62,14 @@ class Output:
         form = self.form
         dtype = str(form.dtype).removeprefix("torch.")
         shape, stride = (",".join(map(str, numbers)) for numbers in (form.shape, form.stride))
-        return f"{dtype} {shape or '-'} {stride or '-'} {form.offset} {self.nbytes} {self.argument}"
+        return f"{dtype} {shape or '-'} {stride or '-'} {form.offset} {self.nbytes} {self.argument} {self.output}"
 
     @staticmethod
     def parse(text: str) -> Output:
         """What `text` says."""
-        dtype, shape, stride, offset, nbytes, argument = text.split(" ")
+        dtype, shape, stride, offset, nbytes, argument, output = text.split(" ")
         form = Form(getattr(torch, word("dtype", dtype)), _numbers(shape), _numbers(stride), int(offset))
-        return Output(form, int(nbytes), int(argument))
+        return Output(form, int(nbytes), int(argument), int(output))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -87,12 +91,20 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[Output | N
     positions: dict[int, int] = {}
     for i, tensor in enumerate(tensors):
         positions.setdefault(tensor.untyped_storage()._cdata, i)
-    flat = result if isinstance(result, (list, tuple)) else [result]
-    return tuple(output_of(t, positions) if isinstance(t, torch.Tensor) else None for t in flat)
+    found: list[Output | None] = []
+    first: dict[int, int] = {}
+    for i, tensor in enumerate(flat_results(result)):
+        if not isinstance(tensor, torch.Tensor):
+            found.append(None)
+            continue
+        storage = tensor.untyped_storage()
+        argument, other = positions.get(storage._cdata, -1), first.setdefault(storage._cdata, i)
+        found.append(output_at(Form.of(tensor), int(storage.nbytes()), argument, other if other < i else -1))
+    return tuple(found)
 
 
-def output_of(tensor: torch.Tensor, arguments: Mapping[int, int]) -> Output:
-    """What `tensor` is, as an output of a call; `arguments` are positions of tensors by the identity of storages."""
-    storage = tensor.untyped_storage()
-    argument = arguments.get(storage._cdata, -1)
-    return Output(Form.of(tensor), int(storage.nbytes()) if argument < 0 else 0, argument)
+def output_at(form: Form, nbytes: int, argument: int, output: int) -> Output:
+    """An output whose storage has so many bytes, and is that of an argument or of an output before it, -1 for none."""
+    if argument >= 0:
+        return Output(form, 0, argument)
+    return Output(form, nbytes if output < 0 else 0, output=output)

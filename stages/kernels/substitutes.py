@@ -5,6 +5,7 @@ They tell type and shape; how results lie in memory is learned from the real ker
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,60 @@ def mkldnn_rnn_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     return tuple(like.new_empty(like.shape, dtype=torch.float32) for like in made)
 
 
+def cudnn_rnn(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Output, both states, the reserve and the weights in one buffer; the fake kernel knows neither how the output lies
+    nor a buffer that is not given. That the reserve is empty is right for evaluation alone: in training only the kernel
+    tells how large it is, and a few bytes between weights in the buffer too."""
+    inputs, weights, buffer, hx, cx = args[0], args[1], args[3], args[4], args[5]
+    hidden_size, proj_size, layers, batch_first, bidirectional = args[7], args[8], args[9], args[10], args[13]
+    packed, directions = bool(args[14]), 2 if bidirectional else 1
+    width = (proj_size or hidden_size) * directions
+    if packed:
+        output, samples = inputs.new_empty((inputs.shape[0], width)), args[14][0]
+    else:
+        steps, samples = (inputs.shape[1], inputs.shape[0]) if batch_first else inputs.shape[:2]
+        output = inputs.new_empty((steps, samples, width))
+        output = output.transpose(0, 1) if batch_first else output
+    hy = hx.new_empty((layers * directions, samples, proj_size or hidden_size))
+    cy = hx.new_empty(0) if cx is None else cx.new_empty((layers * directions, samples, hidden_size))
+    if buffer is None:
+        buffer = weights[0].new_empty(sum(w.numel() for w in weights))
+    return output, hy, cy, inputs.new_empty(0, dtype=torch.uint8), buffer
+
+
+def cudnn_rnn_backward(*args: Any) -> tuple[Any, ...]:
+    """Gradients of the input and of both states, whether they are asked for or not, and if they are, those of the
+    weights: views of one buffer that is laid out like the weights'. Without gradients of any result there are none."""
+    inputs, weights, stride, buffer, hx, cx = args[:6]
+    batch_first, packed, mask = args[14], bool(args[18]), args[21]
+    if all(gradient is None for gradient in args[7:10]):
+        return None, None, None, [None] * len(weights)
+    if batch_first and not packed:
+        dx = inputs.new_empty((inputs.shape[1], inputs.shape[0], *inputs.shape[2:])).transpose(0, 1)
+    else:
+        dx = inputs.new_empty(inputs.shape)
+    dcx = None if cx is None else cx.new_empty(cx.shape)
+    return dx, hx.new_empty(hx.shape), dcx, _weight_gradients(weights, stride, buffer) if mask[3] else []
+
+
+def _weight_gradients(weights: Sequence[torch.Tensor], stride: int, buffer: torch.Tensor) -> list[torch.Tensor]:
+    """`stride`: weights of a layer in one direction; the buffer has biases too, so that without them these are
+    copies. Where they do not lie in the buffer, all matrices come before all biases in it."""
+    if stride < _WITH_BIASES:
+        return [w.new_empty(w.shape) for w in weights]
+    home = buffer.untyped_storage()._cdata
+    starts = [w.storage_offset() - buffer.storage_offset() for w in weights]
+    if any(w.untyped_storage()._cdata != home for w in weights):
+        order = sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1)
+        ends = itertools.accumulate((weights[i].numel() for i in order), initial=0)
+        starts = [start for _, start in sorted(zip(order, ends))]
+    whole = buffer.new_empty(buffer.shape)
+    return [whole[start : start + w.numel()].view(w.shape) for start, w in zip(starts, weights, strict=True)]
+
+
+_WITH_BIASES = 4
+"""Two matrices and two biases; a projection has a third matrix, and without biases then 3 are fewer still."""
+
 _GRU = 3
 """The mode of oneDNN in which two biases of three gates become one of four."""
 
@@ -70,6 +125,8 @@ SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {
         ("_grouped_mm", grouped_mm),
         ("_ctc_loss", ctc_loss),
         ("mkldnn_rnn_layer_backward", mkldnn_rnn_layer_backward),
+        ("_cudnn_rnn", cudnn_rnn),
+        ("_cudnn_rnn_backward", cudnn_rnn_backward),
     )
     if (operator := getattr(aten, name, None)) is not None
 }

@@ -13,6 +13,7 @@ import networkx as nx
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.operators import SPENDS
 from stowage.stages.ir.sums import takes_of
 from stowage.stages.ir.trace import Call, TraceTables
 
@@ -200,7 +201,7 @@ def _node(
         mutates=tuple(sorted(mutates)),
         phase="update" if "update" in phases else "backward" if "backward" in phases else "forward",
         block=SHARED,
-        once=bool(mutates) and not replayable,
+        once=(bool(mutates) and not replayable) or any(c.target in SPENDS for c in calls),
         random=any(c.is_random for c in calls),
         time_s=max(sum(c.time_s for c in found) + views_s, 1e-7),
         workspace_bytes=max(c.workspace_bytes for c in found),

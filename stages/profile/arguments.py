@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 
 from stowage.stages.ir.arguments import map_arguments, split_receiver, spread_out
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SEALS, SPREAD, without_overload
+from stowage.stages.ir.results import flat_results
 from stowage.stages.ir.trace import Call, TraceTables, Value
-from stowage.stages.kernels import USUAL, Around, Form, Kind, made_up
+from stowage.stages.kernels import SUBSTITUTES, USUAL, Around, Form, Kind, made_up
 
 
 def operator_of(target: str) -> Any:
@@ -76,11 +78,14 @@ def is_sealed(maker: Call, reader: Call) -> bool:
 def sealed_outputs(
     maker: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
 ) -> dict[int, torch.Tensor]:
-    """What the call really returns for its reader, by value."""
+    """What the call really returns for its reader, by value; under a fake mode, what stands for it there."""
     args, kwargs = make_arguments(maker, trace, device, kind)
+    operator = operator_of(maker.target)
+    if detect_fake_mode() is not None:
+        operator = SUBSTITUTES.get(operator, operator)
     with torch.set_grad_enabled(maker.target in OPAQUE):
-        made = operator_of(maker.target)(*args, **kwargs)
-    return {v: t for v, t in zip(maker.returns, made, strict=True) if v >= 0}
+        made = operator(*args, **kwargs)
+    return {v: t for v, t in zip(maker.returns, flat_results(made), strict=True) if v >= 0}
 
 
 def place_of(value: Value, device: torch.device) -> torch.device:

@@ -24,6 +24,7 @@ class Line:
         args, kwargs: of it, with `Read` for tensors.
         returns: values that it makes; -1 for what a step ignores.
         many: it returns several.
+        groups: how they are grouped, see `ir.results`.
         opaque: it has an autograd graph of its own.
         dead: values that nothing reads after it.
     """
@@ -37,6 +38,7 @@ class Line:
     many: bool = False
     opaque: bool = False
     dead: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
 
 
 def resolve(argument: Any, values: Mapping[int, Any]) -> Any:

@@ -82,13 +82,19 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             result = operator(*args, **kwargs)  # libraries take workspaces at the first call, and keep them
             outputs = outputs_of(result, tensors_in(args, kwargs)) if is_compared(call) else None
             del result
-            return replace(measured(partial(operator, *args, **kwargs), device), outputs=outputs)
+            alone = replace(measured(partial(operator, *args, **kwargs), device), outputs=outputs)
+            return _without(alone, sum(o.nbytes for o, v in zip(outputs or (), call.returns) if o and v < 0))
         except NotImplementedError as problem:
             raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
         except Exception as problem:  # contents outside its domain: others may do
             raise_if_failed(problem, call.target)
             error = error or problem
     raise MadeUpError(str(error))
+
+
+def _without(alone: Alone, nbytes: int) -> Alone:
+    """Of what the call returns a step drops so many bytes at once: they are workspace."""
+    return replace(alone, output_bytes=alone.output_bytes - nbytes, workspace_bytes=alone.workspace_bytes + nbytes)
 
 
 def _inside(call: Call, trace: TraceTables, target: torch.device, contents: Kind) -> tuple[list[Any], dict[str, Any]]:

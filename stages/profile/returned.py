@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE
-from stowage.stages.kernels import Output, Outputs
+from stowage.stages.kernels import Output, Outputs, output_at
 from stowage.stages.profile.arguments import form_of, operator_of
 
 
@@ -20,13 +21,15 @@ def recorded_outputs(call: Call, trace: TraceTables) -> Outputs:
     for position, read in enumerate(call.reads):
         first.setdefault(trace.values[read].storage, position)
     found: list[Output | None] = []
-    for v in call.returns:
+    leader: dict[int, int] = {}
+    for i, v in enumerate(call.returns):
         if v < 0:
             found.append(None)
             continue
         value = trace.values[v]
-        argument = first.get(value.storage, -1)
-        found.append(Output(form_of(value), trace.storages[value.storage].nbytes if argument < 0 else 0, argument))
+        argument, other = first.get(value.storage, -1), leader.setdefault(value.storage, i)
+        nbytes = trace.storages[value.storage].nbytes
+        found.append(output_at(form_of(value), nbytes, argument, other if other < i else -1))
     return tuple(found)
 
 
@@ -37,14 +40,29 @@ def differ(real: Outputs, call: Call, trace: TraceTables) -> bool:
     if len(real) != len(recorded):
         return False
     storages = [trace.values[read].storage for read in call.reads]
-    for one, other in zip(real, recorded):
-        if one is None or other is None or not (math.prod(other.form.shape) or one.nbytes):
+    both = [i for i, pair in enumerate(zip(real, recorded)) if None not in pair]
+    for one, other in zip(_among(real, both), _among(recorded, both)):
+        if not (math.prod(other.form.shape) or math.prod(one.form.shape) or one.nbytes):
             continue
         shared = [storages[o.argument] if o.argument >= 0 else -1 for o in (one, other)]
         same_form = one.form == other.form if shared[0] < 0 else one.form.stride == other.form.stride
-        if shared[0] != shared[1] or not same_form or one.nbytes != other.nbytes:
+        if shared[0] != shared[1] or not same_form or (one.nbytes, one.output) != (other.nbytes, other.output):
             return True
     return False
+
+
+def _among(outputs: Outputs, positions: Sequence[int]) -> list[Output]:
+    """Those at some positions, as if there were no others."""
+    found: list[Output] = []
+    first: dict[int, int] = {}
+    for i in positions:
+        output = outputs[i]
+        assert output is not None
+        owner = outputs[output.output] if output.output >= 0 else output
+        assert owner is not None
+        leader = first.setdefault(output.output if output.output >= 0 else i, i)
+        found.append(output_at(output.form, owner.nbytes, output.argument, leader if leader < i else -1))
+    return found
 
 
 def is_compared(call: Call) -> bool:

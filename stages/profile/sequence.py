@@ -14,6 +14,7 @@ from stowage.stages.device import Clock, Device
 from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.results import flat_results
 from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import Form, made_up
@@ -74,6 +75,7 @@ class WindowRun:
                 *self._arguments(call),
                 returns=tuple(call.returns),
                 many=call.returns_many,
+                groups=call.groups,
                 opaque=call.target in OPAQUE,
                 dead=dead.get(call.call, ()),
             )
@@ -195,6 +197,8 @@ def _execute(line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[i
         result = line.kernel(*args, **kwargs)
     args.clear()
     kwargs.clear()
+    if line.groups:
+        result = flat_results(result)
     made = zip(line.returns, result if line.many else (result,), strict=False)
     values.update({value: tensor for value, tensor in made if value >= 0})
     for value in line.dead:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from stowage.stages.ir.results import places
 from stowage.stages.profile.line import Line, reads_of, resolve
 
 
@@ -40,8 +41,15 @@ def write(lines: Sequence[Line]) -> Written:
             node = graph.call_method(line.kernel.__name__, args, kwargs)
         else:
             node = graph.call_function(line.kernel, args, kwargs)
-        for position, value in enumerate(line.returns):
-            if value >= 0:
-                at[value] = graph.call_function(operator.getitem, (node, position)) if line.many else node
+        lists: dict[int, fx.Node] = {}
+        for (position, *inside), value in zip(places(line.groups, len(line.returns)), line.returns, strict=True):
+            if value < 0:
+                continue
+            at[value] = node
+            if line.many:
+                at[value] = lists.get(position) or graph.call_function(operator.getitem, (node, position))
+            for index in inside:
+                lists[position] = at[value]
+                at[value] = graph.call_function(operator.getitem, (at[value], index))
     graph.output(tuple(at[value] for value in made if value not in dead))
     return Written(reads, fx.GraphModule({}, graph).forward)

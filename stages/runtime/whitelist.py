@@ -124,7 +124,7 @@ class _Checker:
                 self._names.add(name)
             case ast.Tuple(elts=parts):
                 for part in parts:
-                    if not isinstance(part, ast.Name):
+                    if not isinstance(part, ast.Name | ast.Tuple):
                         self._refuse(target, "an assignment to something else than names")
                     self._assign(part)
             case _:

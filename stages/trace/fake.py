@@ -9,6 +9,7 @@ strides, first to see whether fake and real agree there. What stays unseen is fo
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.operators import OPAQUE, SEALS, without_overload
+from stowage.stages.ir.results import flat_results, grouped, groups_of
 from stowage.stages.ir.trace import form_text
 from stowage.stages.kernels import (
     SUBSTITUTES,
@@ -34,6 +36,7 @@ from stowage.stages.kernels import (
     outputs_of,
 )
 from stowage.stages.trace.encoding import encode
+from stowage.stages.trace.scalars import without_numbers
 from stowage.stages.trace.smaller import larger, smaller
 from stowage.stages.workload.autocast import without_autocast
 
@@ -61,13 +64,12 @@ class TrueKernels:
 
     def _corrected(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        outputs = [t for t in _listed(result) if isinstance(t, torch.Tensor)]
+        outputs = [t for t in flat_results(result) if isinstance(t, torch.Tensor)]
         if not tensors or not outputs or not all(map(_plain, [*tensors, *outputs])):
             return result
-        if not any(t.numel() for t in outputs):
-            return result
         true: Outputs | None = None
-        if _may_differ(func) or (_is_view(func) and any(1 in t.shape for t in outputs)):
+        tells = any(t.numel() for t in outputs)
+        if tells and (_may_differ(func) or (_is_view(func) and any(1 in t.shape for t in outputs))):
             start = tensors[0].storage_offset() if _is_view(func) else 0
             key = (func, _key(args), _key(list(kwargs.items())), tensors[0].device.type, start)
             known = self._known.tried
@@ -91,7 +93,7 @@ class TrueKernels:
         if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
             return None
         fake = outputs_of(result, tensors)
-        flat = _listed(result)
+        flat = flat_results(result)
         touched = sum(
             t.untyped_storage().nbytes() for t in (*tensors, *(t for t in flat if isinstance(t, torch.Tensor)))
         )
@@ -136,23 +138,34 @@ class TrueKernels:
 
     def _remade(self, result: Any, true: Outputs, tensors: Sequence[torch.Tensor]) -> Any:
         """The fake result with what is true of it."""
-        flat = _listed(result)
+        flat = flat_results(result)
         fake = outputs_of(result, tensors)
         if len(flat) != len(true) or len(fake) != len(true):
             return result
-        remade = [
-            old if was == now or was is None or now is None or not old.numel() else self._made(old, now, tensors)
-            for old, was, now in zip(flat, fake, true)
-        ]
-        return type(result)(remade) if isinstance(result, (list, tuple)) else remade[0]
+        remade: list[Any] = []
+        changed: set[int] = set()
+        for i, (old, was, now) in enumerate(zip(flat, fake, true)):
+            if was is None or now is None or (now.output >= 0 and fake[now.output] is None):
+                remade.append(old)
+                continue
+            has_elements = old.numel() or now.nbytes or math.prod(now.form.shape)
+            if has_elements and (was != now or now.output in changed):
+                changed.add(i)
+                old = self._made(old, now, tensors, remade)
+            remade.append(old)
+        return type(result)(grouped(remade, groups_of(result))) if isinstance(result, (list, tuple)) else remade[0]
 
-    def _made(self, old: torch.Tensor, true: Output, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _made(
+        self, old: torch.Tensor, true: Output, tensors: Sequence[torch.Tensor], before: Sequence[Any]
+    ) -> torch.Tensor:
         form = true.form
         with torch.no_grad():
             if true.argument >= 0:
                 whole = tensors[true.argument]
                 if form.shape == tuple(whole.shape) and form.stride == tuple(whole.stride()):
                     return aten.alias.default(whole)  # type: ignore[no-any-return]  # offsets of equal calls differ
+            elif true.output >= 0:
+                whole = before[true.output]
             else:
                 whole = torch.empty(true.nbytes // form.dtype.itemsize, dtype=form.dtype, device=old.device)
             return aten.as_strided.default(  # type: ignore[no-any-return]
@@ -183,10 +196,6 @@ _AS_GIVEN = {
     aten.lift_fresh_copy.default,
     aten._local_scalar_dense.default,
 }
-
-
-def _listed(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -220,7 +229,7 @@ def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
         shape, stride = tuple(item.shape), tuple(item.stride())
         return form_text(str(item.dtype).removeprefix("torch."), shape, stride, int(item.storage_offset()))
 
-    return f"{func}{encode(args, kwargs, form)}"
+    return f"{func}{encode(*without_numbers(func, args, dict(kwargs)), form)}"
 
 
 def _filled(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.results import flat_results, grouped, groups_of
 from stowage.stages.ir.source import can_be_value
 from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
 from stowage.stages.trace.capture import Captured
@@ -199,13 +200,14 @@ class Lowering:
                 signature=call_signature(
                     str(target), self._encode(*without_numbers(target, args, kwargs), []), self.values
                 ),
+                groups=groups_of(result) if returns else (),
             )
         )
         self._value_of[node] = nested
 
     def _returns(self, node: fx.Node, target: OpOverload, result: Any) -> tuple[list[int], Any]:
         self._fresh: set[int] = set()
-        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        outputs = flat_results(result)
         returns: list[int] = []
         for i, tensor in enumerate(outputs):
             if not isinstance(tensor, torch.Tensor):
@@ -219,7 +221,8 @@ class Lowering:
                 self._fresh.add(storage)
             name = node.name if len(outputs) == 1 else f"{node.name}_{i}"
             returns.append(self._value(tensor, storage, len(self.calls), i, name))
-        return returns, (returns if isinstance(result, (list, tuple)) else returns[0])
+        many = isinstance(result, (list, tuple))
+        return returns, (grouped(returns, groups_of(result)) if many else returns[0])
 
     def _encode(self, args: list[Any], kwargs: dict[str, Any], reads: list[int]) -> str:
         def tensor(item: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -71,7 +73,22 @@ def replay_arguments(target: OpOverload, arguments: list[Any]) -> list[Any] | No
 
 def is_random(target: OpOverload) -> bool:
     """Whether the operator draws from the global generator."""
-    return torch.Tag.nondeterministic_seeded in target.tags
+    return torch.Tag.nondeterministic_seeded in target.tags and target != aten._cudnn_rnn.default
+
+
+def draws_by_itself(target: OpOverload, arguments: Sequence[Any], generators: Sequence[torch.Generator]) -> bool:
+    """Whether it is a recurrent layer of cuDNN's with dropout, which draws from a state that is no generator's and that
+    nothing can set back; or what PyTorch seeds that state with, by a card's own generator among its arguments."""
+    if target == aten.random_.default:
+        return not {*map(_CDATA, torch.cuda.default_generators)}.isdisjoint(map(_CDATA, generators))
+    return target == aten._cudnn_rnn.default and bool(arguments[_TRAIN] and arguments[_DROPOUT] > 0)
+
+
+_CDATA = attrgetter("_cdata")
+"""Tells generators apart: PyTorch wraps the same one anew for each call."""
+
+_DROPOUT, _TRAIN = 11, 12
+"""Positions in `_cudnn_rnn`."""
 
 
 def fresh_factory(target: OpOverload, output: torch.Tensor) -> tuple[OpOverload, list[Any], dict[str, Any]] | None:

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.results import flat_results, grouped, groups_of, places
 from stowage.stages.trace.fake import TrueKernels
-from stowage.stages.trace.operators import is_random
+from stowage.stages.trace.operators import draws_by_itself, is_random
 from stowage.stages.workload.executed import noting
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
@@ -41,6 +42,10 @@ KNOWN_ELEMENTS = 1 << 16
 _ASKS_FORM = {aten.size.default, aten.stride.default, aten.storage_offset.default, torch.ops.prim.device.default}
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_MACHINERY = (_HERE, _TORCH + "_", _TORCH + os.path.join("utils", ""))
+_RECURRENT = str(torch.nn.modules.rnn.__file__)
+"""Its layers let PyTorch look whether all weights lie in one buffer, with pointers that a fake tensor does not have. In
+a trace they do not: cuDNN's operator then puts them into one, which changes no number."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -236,7 +241,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
         if func is aten.lift_fresh.default:
             return self._literal(args[0])
-        if any(isinstance(item, torch.Generator) for item in flat):
+        if func is aten.set_.source_Storage and _asked_by(_RECURRENT):
+            return args[0]
+        generators = [item for item in flat if isinstance(item, torch.Generator)]
+        if draws_by_itself(func, args, generators):
+            raise TraceError(
+                f"{self._place()} has dropout inside a recurrent layer of cuDNN's, which draws it from a state of its "
+                "own that a plan cannot keep: use dropout=0 and nn.Dropout between single layers, or "
+                "torch.backends.cudnn.enabled = False."
+            )
+        if generators:
             raise TraceError(
                 f"{self._place()} draws from a torch.Generator of its own, whose state a plan does not keep: draw from "
                 "the global generator, which torch.manual_seed seeds, or before the step, and pass the numbers in the "
@@ -266,20 +280,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self.graph.create_node("call_function", func, tuple(args), dict(kwargs), name=name)
         phase, path = self.where()
         node.meta.update({PHASE: phase, PATH: path, LOCATION: _user_line(sys._getframe(2))})
-        tensors = list(out) if isinstance(out, (list, tuple)) else [out]
+        many = isinstance(out, (list, tuple))
+        tensors, groups = flat_results(out), groups_of(out)
         snapshots = [snapshot_fake(t) if isinstance(t, torch.Tensor) else t for t in tensors]
-        node.meta["val"] = tuple(snapshots) if isinstance(out, (list, tuple)) else snapshots[0]
+        node.meta["val"] = tuple(grouped(snapshots, groups)) if many else snapshots[0]
         if func._schema.is_mutable:
             for tensor in _mutated(func, node):
                 self._written.add(tensor.untyped_storage()._cdata)
-        for i, (tensor, snapshot) in enumerate(zip(tensors, snapshots, strict=True)):
+        lists: dict[int, fx.Node] = {}
+        for (i, *inside), tensor, snapshot in zip(places(groups, len(tensors)), tensors, snapshots, strict=True):
             if not isinstance(tensor, torch.Tensor):
                 continue
             maker = node
-            if isinstance(out, (list, tuple)):
-                maker = self.graph.create_node("call_function", operator.getitem, (node, i))
-                maker.meta.update({"val": snapshot, PHASE: phase, PATH: path})
+            if many:
+                maker = lists.get(i) or self._item(node, i, node.meta["val"][i])
+            for j in inside:
+                lists[i] = maker
+                maker = self._item(maker, j, snapshot)
             self._track(tensor, maker)
+        return node
+
+    def _item(self, several: fx.Node, index: int, value: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", operator.getitem, (several, index))
+        node.meta.update({"val": value, PHASE: several.meta[PHASE], PATH: several.meta[PATH]})
         return node
 
     def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -312,6 +335,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         copy = aten.clone.default(tensor)  # what it is now, whatever is written into it later
         self._record(aten.clone.default, ((self._nodes[tensor],), {}), copy)
         return self.answer(func, copy)
+
+
+def _asked_by(file: str) -> bool:
+    """Whether the innermost frame outside of tracing and of PyTorch's own machinery is of this file."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename == file
 
 
 def _as_node(item: Any) -> fx.Node:

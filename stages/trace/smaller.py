@@ -61,8 +61,10 @@ def larger(real: Outputs, fake: Outputs, small: Sequence[Form], whole: Sequence[
 
 
 def _larger(real: Output, fake: Output, small: Sequence[Form], whole: Sequence[Form]) -> Output | None:
-    if len(real.form.shape) != len(fake.form.shape):
+    if len(real.form.shape) != len(fake.form.shape) or real.output >= 0:
         return None
+    if math.prod(real.form.shape) and not math.prod(fake.form.shape):
+        return None  # the fake kernel does not know its size
     if real.argument >= 0:
         same = real.form == small[real.argument] and fake.form.shape == whole[real.argument].shape
         return Output(whole[real.argument], 0, real.argument) if same else None

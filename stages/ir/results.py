@@ -1,0 +1,51 @@
+"""What a call returns, flat: of an operator's results some may be lists of tensors (`(Tensor, Tensor[])`).
+
+`groups`: of each result how many there are in its list, `ALONE` for one that is no list; empty where none is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ALONE = -1
+"""In the place of a length: a result by itself."""
+
+
+def flat_results(result: Any) -> list[Any]:
+    """Every result of a call, those of a list one after the other."""
+    if not isinstance(result, (list, tuple)):
+        return [result]
+    return [item for one in result for item in (one if isinstance(one, (list, tuple)) else (one,))]
+
+
+def groups_of(result: Any) -> tuple[int, ...]:
+    """How the results of a call are grouped."""
+    if not isinstance(result, (list, tuple)) or not any(isinstance(one, (list, tuple)) for one in result):
+        return ()
+    return tuple(len(one) if isinstance(one, (list, tuple)) else ALONE for one in result)
+
+
+def grouped(flat: Sequence[T], groups: Sequence[int]) -> list[T | list[T]]:
+    """Flat results as the call returns them."""
+    if not groups:
+        return list(flat)
+    found: list[T | list[T]] = []
+    start = 0
+    for length in groups:
+        found.append(flat[start] if length == ALONE else list(flat[start : start + length]))
+        start += 1 if length == ALONE else length
+    return found
+
+
+def places(groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Of each of so many flat results the indices that lead to it."""
+    if not groups:
+        return [(i,) for i in range(count)]
+    return [
+        place
+        for i, length in enumerate(groups)
+        for place in ([(i,)] if length == ALONE else [(i, j) for j in range(length)])
+    ]
