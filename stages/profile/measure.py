@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from stowage.stages.device import Device
-from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.kernels import Kind, Outputs, kinds_of, outputs_of
+from stowage.stages.kernels.failed import raise_if_failed
 from stowage.stages.profile.arguments import kernel_of, make_arguments, tensors_in
 from stowage.stages.profile.indices import moved_inside
 from stowage.stages.profile.returned import is_compared

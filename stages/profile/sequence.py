@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from stowage.stages.device import Clock, Device
-from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.arguments import map_arguments
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.results import flat_results
 from stowage.stages.ir.sums import takes_of, written_over
 from stowage.stages.ir.trace import Call, TraceTables, Value
 from stowage.stages.kernels import Form, made_up
+from stowage.stages.kernels.failed import raise_if_failed
 from stowage.stages.profile.arguments import (
     as_called,
     constant_of,

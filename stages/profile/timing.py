@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from stowage.stages.device import Device, device_of
-from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
+from stowage.stages.kernels.failed import raise_if_failed
 from stowage.stages.profile.measure import Alone, MadeUpError, measure_call
 from stowage.stages.profile.samples import weigh
 from stowage.stages.profile.sequence import WindowRun, alive_bytes, bookkeeping_s, last_touched

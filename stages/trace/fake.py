@@ -20,7 +20,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stowage.stages.device.failed import raise_if_failed
 from stowage.stages.ir.operators import OPAQUE, SEALS, without_overload
 from stowage.stages.ir.results import flat_results, grouped, groups_of
 from stowage.stages.ir.trace import form_text
@@ -35,6 +34,7 @@ from stowage.stages.kernels import (
     made_up,
     outputs_of,
 )
+from stowage.stages.kernels.failed import raise_if_failed
 from stowage.stages.trace.encoding import encode
 from stowage.stages.trace.scalars import without_numbers
 from stowage.stages.trace.smaller import larger, smaller

@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from stowage.stages.device import cuda as cuda_device
 from stowage.stages.device import device_of
 from stowage.stages.device.cuda import CudaClock, CudaDevice
-from stowage.stages.device.failed import DeviceFailedError, has_failed, raise_if_failed
 from stowage.stages.device.switches import kernel_switches
 from stowage.stages.device.tiers import cuda_lanes
 from stowage.stages.device.tiers.cuda_lanes import CLOCK_S, CudaLanes
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.kernels.failed import DeviceFailedError, has_failed, raise_if_failed
 from stowage.stages.profile import measure
 from stowage.stages.profile.measure import measure_call
 from stowage.stages.trace import trace_step
