@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def calls_in(prepared: Prepared, solved: Solved) -> int:
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     some(
-        [(n, o) for n in ("gpt2", "tied", "resnet", "lstm", "gpt2_frozen", "transformer", "batchnorm") for o in OPTIMIZERS],
+        product(("gpt2", "tied", "resnet", "lstm", "gpt2_frozen", "transformer", "batchnorm"), OPTIMIZERS),
         keep=[
             ("tied", "AdamW"), ("tied", "groups"), ("resnet", "AdamW fused"), ("lstm", "momentum"),
             ("batchnorm", "AdamW foreach"), ("resnet", "groups fused"), ("tied", "groups, foreach"),
