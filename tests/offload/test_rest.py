@@ -214,6 +214,16 @@ def test_another_program(one: str, two: str) -> None:
     both.assert_alike()
 
 
+def test_what_was_moved_is_looked_at_once_more() -> None:
+    """An iteration rests when one before it found everything in place."""
+    both = Both("everything")
+    both.settle()
+    everything_here(both)
+    assert both.train() > 0
+    assert both.train() > 0
+    assert both.train() == 0
+
+
 def test_reading_does_not_end_a_rest() -> None:
     """A checkpoint reads what is below, one tensor after the other."""
     both = Both("weights")
