@@ -86,7 +86,7 @@ class DiskTier:
         self._place: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._gaps: list[tuple[int, int]] = []
-        """Start and bytes of room that was released."""
+        """Start and bytes of room that was released, in order; no two touch."""
         self._last: dict[str, list[Job]] = {}
         """Of each slot: its last offload, then the reloads since that are not complete."""
         self._issue = threading.Lock()
@@ -133,15 +133,17 @@ class DiskTier:
         places, end, gaps = dict[str, int](), self._end, list(self._gaps)
         for name, nbytes in new.items():
             size = -(-nbytes // PAGE) * PAGE
-            gap = next((g for g in gaps if g[1] >= size), None)
+            gap = min((g for g in gaps if g[1] >= size), key=lambda g: g[1], default=None)
             if gap is None:
+                if gaps and sum(gaps[-1]) == end:  # the file grows by what is missing
+                    end = gaps.pop()[0]
                 places[name] = end
                 end += size
                 continue
             places[name] = gap[0]
             gaps.remove(gap)
             if gap[1] > size:
-                gaps.append((gap[0] + size, gap[1] - size))
+                gaps = sorted([*gaps, (gap[0] + size, gap[1] - size)])
         if end > self._end:
             self._allocate(end)
         self._gaps = gaps
@@ -158,7 +160,7 @@ class DiskTier:
                 start = self._place.pop(name, None)
                 if start is not None:
                     self._gaps.append((start, self._sizes.pop(name)))
-            self._gaps.sort()
+            self._gaps = _joined(self._gaps)
             self._slots.drop(names)
 
     def _allocate(self, end: int) -> None:
@@ -235,6 +237,16 @@ class DiskTier:
         self._close()
         if self._device is not None:
             self._device.give_back()
+
+
+def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for start, size in sorted(gaps):
+        if found and sum(found[-1]) == start:
+            start, size = found[-1][0], found.pop()[1] + size
+        found.append((start, size))
+    return found
 
 
 def _pinned_staging(lanes: DeviceLanes, count: int, nbytes: int) -> list[Staging]:
