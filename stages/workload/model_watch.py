@@ -34,7 +34,7 @@ class ModelWatch:
         self._tensors: list[tuple[torch.Tensor, torch.Size, torch.dtype, bool, int]] = []
 
     def signature(self) -> ModelSignature:
-        """As `model_signature` gives it; the same object as before where it is the same."""
+        """As `model_signature` gives it; the same object as before where nothing was touched."""
         if not self.tree.look() or self._signature is None or not self._same():
             self._signature = model_signature(self._model)
             self._note()
