@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.device.tiers.host import _PinnedTransfer
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case, fused
 from tests.gpu.side_by_side import assert_close, differences, plainly, planned
 from tests.gpu.sleeping import Late, SleepingCudaLanes, sleeping_tier
 
 LATE: tuple[Late, ...] = ("offload", "reload", "compute")
 
-tight = partial(Traced.stream_all, ahead=1, lag=0)
-below = partial(Traced.stream_all, ahead=1, lag=0, below=True)
+tight = partial(Rules.stream_all, ahead=1, lag=0)
+below = partial(Rules.stream_all, ahead=1, lag=0, below=True)
 
 
 def case_of(model: str, device: str) -> Case:
