@@ -9,9 +9,9 @@ from torch import nn
 
 from stowage.flows._by_rules import MOVABLE_BYTES, RulePlan, Rules
 from stowage.flows._gpu_job import Job, build_shell, fill, first_weights
+from stowage.flows._gpu_measure import trace_job
 from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.trace import MicroBatch, record_step, with_updates
 
 
 class Traced(Rules):
@@ -32,17 +32,8 @@ class Traced(Rules):
         Raises:
             TraceError: the model cannot be traced.
         """
+        super().__init__(trace_job(job, max_grad_norm), movable_bytes=movable_bytes)
         self.job = job
-        model, layouts = build_shell(job)
-        recorded = record_step(model, job.batch(0), layouts=layouts)
-        trace = with_updates(
-            recorded,
-            model,
-            optimizer=job.make_optimizer(model.parameters()),
-            micro_batch=MicroBatch(max_grad_norm=max_grad_norm),
-            label=job.name(),
-        )
-        super().__init__(trace, movable_bytes=movable_bytes)
 
 
 class ByRules:
