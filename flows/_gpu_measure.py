@@ -38,13 +38,6 @@ class Library:
     device_bytes: int
 
 
-def free_host_bytes() -> int:
-    """Memory that processes can still get."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        fields = dict(line.split(":") for line in file)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
 def fitting_dtype(parameters: int, free_bytes: int) -> str:
     """`float32` if the training state fits the host memory in it, else `bfloat16`."""
     return "float32" if FLOAT32_ROOM * 16 * parameters <= free_bytes else "bfloat16"
