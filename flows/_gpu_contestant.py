@@ -24,7 +24,7 @@ from stowage.flows._gpu_peers import DeepSpeed, FullySharded, HostOptimizer, Pla
 from stowage.flows._gpu_pinned import Pinned
 from stowage.flows._gpu_process import obey
 from stowage.flows._gpu_stowage import Planned
-from stowage.stages.device.peaks import Peaks
+from stowage.stages.device.peaks import NOT_COUNTED, Peaks
 from stowage.stages.ir.command import Parser
 from stowage.stages.ir.errors import StowageError, size_text
 from stowage.stages.ir.table import write_record
@@ -181,6 +181,7 @@ def _competed(request: Request, job: Job) -> Result:
         torch.cuda.synchronize()
     clocks.append(_clocks(job))
     found = peaks.now()
+    counted = found or NOT_COUNTED
     peak = found.allocated_bytes if found is not None else _measured_peak(contestant, job, WARM_UP + request.steps)
     digest = weights_digest(contestant) if job.strict else ""
     if request.trace_file:
@@ -194,15 +195,15 @@ def _competed(request: Request, job: Job) -> Result:
         losses=tuple(losses),
         times_s=tuple(times[WARM_UP:]),
         peak_bytes=peak,
-        reserved_bytes=found.reserved_bytes if found is not None else -1,
+        reserved_bytes=counted.reserved_bytes,
         host_bytes=_highest_resident_bytes(),
         prepare_s=prepared - began,
         predicted_time_s=summary.step_time_s if summary else float("nan"),
         predicted_peak_bytes=summary.device_peak_bytes if summary else -1,
-        requested_bytes=found.requested_bytes if found is not None else -1,
-        retries=found.retries if found is not None else -1,
-        timed_retries=found.retries - warm.retries if found is not None and warm is not None else -1,
-        out_of_memory=found.out_of_memory if found is not None else -1,
+        requested_bytes=counted.requested_bytes,
+        retries=counted.retries,
+        timed_retries=counted.retries - warm.retries if warm is not None else -1,
+        out_of_memory=counted.out_of_memory,
         pin_s=pinned.seconds if pinned is not None else float("nan"),
         pinned_bytes=pinned.nbytes if pinned is not None else 0,
         clocks=tuple(text for text in clocks if text),

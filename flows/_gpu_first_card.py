@@ -16,8 +16,8 @@ import torch
 
 from stowage.flows._gpu_clocks import clocks_now, driver
 from stowage.flows._gpu_job import CUBLAS_SETTING
-from stowage.flows._gpu_measure import free_host_bytes
 from stowage.flows._gpu_steps import NOT_ASKED, Answer
+from stowage.stages.device.heap import available_bytes
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """In torch 2.11 the second wins where both are set."""
@@ -41,7 +41,7 @@ def look(asked: dict[str, Any]) -> Answer:
         "clocks": (clocks_now() or "nvidia-smi does not tell") if cuda else NOT_ASKED,
         "attention": {name: _choice(asked["device"], *shape) for name, shape in SHAPES.items()},
         "efficient attention's philox seed and offset": _philox() if cuda else NOT_ASKED,
-        "free host memory, bytes": free_host_bytes(),
+        "free host memory, bytes": available_bytes(),
         "cores": len(os.sched_getaffinity(0)),
         "pinning, bytes per second": _pinning(asked["pinned_bytes"]) if cuda else NOT_ASKED,
         "direct write": _direct_write(asked["device"], asked["folder"]),

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from stowage.flows._gpu_by_rules import ByRules, RulePlan, Traced, weights_of
+from stowage.flows._by_rules import RulePlan
+from stowage.flows._gpu_by_rules import ByRules, Traced, weights_of
 from stowage.flows._gpu_job import Job, strictly
 from stowage.flows._gpu_lanes import Late, late_lanes
 from stowage.flows._gpu_peers import Plain

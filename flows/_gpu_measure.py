@@ -20,7 +20,7 @@ from stowage.stages.ir.table import write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
-from stowage.stages.trace import record_step, with_updates
+from stowage.stages.trace import MicroBatch, record_step, with_updates
 
 Say = Callable[[str], None]
 FLOAT32_ROOM = 1.3
@@ -38,24 +38,22 @@ class Library:
     device_bytes: int
 
 
-def free_host_bytes() -> int:
-    """Memory that processes can still get."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        fields = dict(line.split(":") for line in file)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
 def fitting_dtype(parameters: int, free_bytes: int) -> str:
     """`float32` if the training state fits the host memory in it, else `bfloat16`."""
     return "float32" if FLOAT32_ROOM * 16 * parameters <= free_bytes else "bfloat16"
 
 
-def trace_job(job: Job) -> TraceTables:
-    """Record one step on tensors without memory."""
+def trace_job(job: Job, max_grad_norm: float | None = None) -> TraceTables:
+    """Record one step on tensors without memory.
+
+    Raises:
+        TraceError: the model cannot be traced.
+    """
     model, layouts = build_shell(job)
     optimizer = job.make_optimizer(model.parameters())
     recorded = record_step(model, job.batch(0), layouts=layouts)
-    return with_updates(recorded, model, optimizer=optimizer, label=job.name())
+    clipped = MicroBatch(max_grad_norm=max_grad_norm)
+    return with_updates(recorded, model, optimizer=optimizer, micro_batch=clipped, label=job.name())
 
 
 def measure_job(job: Job, out: Path, say: Say, *, seconds_per_call: float = 0.05, min_samples: int = 5) -> None:

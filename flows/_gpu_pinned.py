@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -27,18 +29,18 @@ class Pinned:
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Flat bytes of pinned memory."""
-        began = time.perf_counter()
-        made = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        self.add(nbytes, time.perf_counter() - began)
-        return made
+        return self.count(nbytes, partial(torch.empty, nbytes, dtype=torch.uint8, pin_memory=True))
 
-    def add(self, nbytes: int, seconds: float) -> None:
-        """So much was pinned."""
+    def count(self, nbytes: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` returns, which pins so much."""
+        began = time.perf_counter()
+        made = make()
+        self.seconds += time.perf_counter() - began
         self.nbytes += nbytes
-        self.seconds += seconds
         if self.nbytes - self._told >= LARGE_BYTES:
             self._told = self.nbytes
             print(f"pinned {size_text(self.nbytes)} in {self.seconds:.1f} s", flush=True)
+        return made
 
 
 class CountedLanes(CudaLanes):
@@ -50,7 +52,4 @@ class CountedLanes(CudaLanes):
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """See `DeviceLanes`."""
-        began = time.perf_counter()
-        made = super().pinned(nbytes)
-        self._pinned_so_far.add(nbytes, time.perf_counter() - began)
-        return made
+        return self._pinned_so_far.count(nbytes, partial(super().pinned, nbytes))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stowage.flows._gpu_job import Job, build_shell, first_weights
+from stowage.flows._gpu_job import Job, build_shell, fill, first_weights
 from stowage.flows._gpu_pinned import CountedLanes, Pinned
 from stowage.stages.codegen import Manifest
 from stowage.stages.device.tiers import PinnedTier, Tier, open_tier
@@ -40,15 +40,12 @@ class Planned:
         self._slots = read_rows(folder / "slots.parquet", Slot)
         self.model, layouts = build_shell(job)
         self.optimizer = job.make_optimizer(self.model.parameters())
-        weights = first_weights(job, layouts)
         self._offloading: Offloading | None = None
         if self._slots:
             self._offloading = Offloading(self._tier(job, offload_dir), self.model, self.optimizer)
-            self._offloading.populate(weights, self._slots)
+            self._offloading.populate(first_weights(job, layouts), self._slots)
         else:
-            parameters = dict(self.model.named_parameters())
-            for name, tensor in weights:
-                parameters[name].data = tensor
+            fill(job, self.model, layouts, job.device)
         manifest = read_record(folder / "manifest.json", Manifest)
         self._program = bind(
             (folder / "step.py").read_text(),

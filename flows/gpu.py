@@ -48,11 +48,12 @@ from stowage.flows._gpu_first import BUDGET_S, first, steps_of
 from stowage.flows._gpu_first_page import PAGE
 from stowage.flows._gpu_first_tests import TESTS
 from stowage.flows._gpu_job import Job, parameters_of
-from stowage.flows._gpu_measure import fitting_dtype, free_host_bytes, measure_job
+from stowage.flows._gpu_measure import fitting_dtype, measure_job
 from stowage.flows._gpu_race import ALLOCATOR, race
 from stowage.flows._gpu_table import text_of
 from stowage.flows._gpu_whole_race import PAGE as RACE_PAGE
 from stowage.flows._gpu_whole_race import Effort, jobs_of, notes_of, report_of, run_race
+from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
 
@@ -123,7 +124,7 @@ def job_of(given: argparse.Namespace) -> Job:
         if not equals or not value.lstrip("-").isdigit():
             raise ParameterError(f"--set {setting} is not key=number: write, for example, num_hidden_layers=8.")
         overrides[key] = int(value)
-    free = free_host_bytes()
+    free = available_bytes()
     job = Job(
         architecture=given.architecture,
         overrides=overrides,
@@ -175,7 +176,7 @@ def run_first(given: argparse.Namespace) -> int:
         given.out,
         given.device,
         say,
-        host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * free_host_bytes()),
+        host_bytes=int(given.host_gb * 1e9) if given.host_gb else int(HOST_SHARE * available_bytes()),
         budget_s=BUDGET_S if given.budget_s is None else given.budget_s,
         again=given.again,
         only=given.only,

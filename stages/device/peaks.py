@@ -31,6 +31,10 @@ class AllocatorPeaks:
     out_of_memory: int
 
 
+NOT_COUNTED = AllocatorPeaks(-1, -1, -1, -1, -1)
+"""In tables, of devices that keep no such numbers."""
+
+
 class Peaks:
     """Of one device, from now on; None on devices that keep no such numbers."""
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from stowage.flows._costed import Costed, cost_traces
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.profile import CostStore, profile_variants
+from stowage.stages.rewrite import variants_of
 from stowage.stages.trace import MicroBatch, trace_step
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
@@ -85,3 +89,10 @@ def gpt2_on_a_card(kind: str, *, max_grad_norm: float | None = None) -> TraceTab
     with as_on_a_card(kind):
         trace = trace_step(model, batch, optimizer=optimizer, micro_batch=MicroBatch(max_grad_norm=max_grad_norm))
     return replace(trace, meta=replace(trace.meta, device="cuda"))
+
+
+def estimated(trace: TraceTables, folder: Path, card: DeviceDescription = CARD) -> Costed:
+    """A step with estimates of what it costs, as on a machine without the card."""
+    traces = variants_of(trace)
+    costs = profile_variants(traces.values(), card, CostStore(folder), costs="roofline")
+    return cost_traces(traces, costs, trace, card)

@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows._costed import cost_traces
 from stowage.flows._planning import QUICK, plan_costed
 from stowage.stages.device import device_of
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.operators import SEALS, without_overload
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.profile import CostStore, arguments, profile_variants
+from stowage.stages.profile import arguments
 from stowage.stages.profile.sequence import WindowRun, last_touched
 from stowage.stages.profile.windows import Window
-from stowage.stages.rewrite import variants_of
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.simulate.stored import check_stored
 from stowage.stages.solve import tier_below
-from tests.cards.attention import CARD, KINDS, gpt2_on_a_card
+from tests.cards.attention import CARD, KINDS, estimated, gpt2_on_a_card
 
 BACKWARD = "attention_backward"
 
@@ -88,11 +86,8 @@ def test_windows_begin_with_what_the_forward_has_made(kind: str, monkeypatch: py
     ("part", "offloads"), [(10.0, False), (0.55, False), (0.35, True)], ids=["all", "half", "below"]
 )
 def test_a_card_is_planned_for(kind: str, part: float, offloads: bool, tmp_path: Path) -> None:
-    """From estimates, as on a machine without the card."""
     trace = gpt2_on_a_card(kind, max_grad_norm=1.0 if kind == "flash" else None)
-    traces = variants_of(trace)
-    costs = profile_variants(traces.values(), CARD, CostStore(tmp_path), costs="roofline")
-    costed = cost_traces(traces, costs, trace, CARD)
+    costed = estimated(trace, tmp_path)
     below = tier_below(CARD, host_budget="1GiB", disk_budget=None, offload_dir=None) if offloads else None
     if below is not None:
         below = replace(below, smallest_bytes=4096)

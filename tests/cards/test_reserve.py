@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows._costed import cost_traces
 from stowage.flows._planning import QUICK, plan_costed
 from stowage.stages.device import allocator
 from stowage.stages.device.peaks import Peaks, peaks_of
 from stowage.stages.ir.costs import FRAGMENTS, ROUNDING_BYTES
 from stowage.stages.ir.errors import Infeasible
-from stowage.stages.profile import CostStore, profile_variants
-from stowage.stages.rewrite import variants_of
-from tests.cards.attention import CARD, gpt2_on_a_card
+from tests.cards.attention import CARD, estimated, gpt2_on_a_card
 
 MIB = 1 << 20
 MEASURED = replace(CARD, library_bytes=32 * MIB)
@@ -35,9 +32,7 @@ def test_what_it_is_made_of() -> None:
 
 def test_plans_leave_it_and_say_so(tmp_path: Path) -> None:
     trace = gpt2_on_a_card("efficient")
-    traces = variants_of(trace)
-    costs = profile_variants(traces.values(), MEASURED, CostStore(tmp_path), costs="roofline")
-    costed = cost_traces(traces, costs, trace, MEASURED)
+    costed = estimated(trace, tmp_path, MEASURED)
 
     def plan(budget: int) -> Any:
         return plan_costed(costed, device_budget=budget, method="auto", home=tmp_path, effort=QUICK).summary

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from stowage.flows._by_rules import RulePlan, Rules
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.peaks import Peaks
 from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.runtime.measure import measure_program
 from tests.device.tiers.thread_lanes import ThreadLanes
-from tests.gpu.by_hand import Plan, Traced
 from tests.gpu.cases import Case
 from tests.gpu.profiling import profile
 from tests.gpu.side_by_side import SEED, STEPS, Planned
@@ -49,14 +49,14 @@ class Held:
     out_of_memory: int = -1
 
 
-def _plan(one: Traced) -> Plan:
+def _plan(one: Rules) -> RulePlan:
     return one.stream_all(ahead=1, lag=0)
 
 
 def train_within(case: Case, folder: Path) -> Held:
     """Profile, plan, train. The limit stays for the rest of the process."""
     found = profile(case, folder)
-    one = Traced(found.trace, found.costs)
+    one = Rules(found.trace, found.costs)
     budget, most = one.judge(_plan(one)).peak_bytes, one.judge(one.keep_all()).peak_bytes
     absent = len(_plan(one).start.below)
     unread = unique_bytes(list(case.build()[0].buffers()))

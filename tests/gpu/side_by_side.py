@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from stowage.flows._by_rules import RulePlan, Rules
 from stowage.stages.device.tiers import NullTier, PinnedTier, Tier
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.trace import MicroBatch, record_step, with_updates
-from tests.gpu.by_hand import Plan, Traced
 from tests.gpu.cases import Case
 
 STEPS = 4
@@ -24,7 +24,7 @@ STEPS = 4
 SEED = 3
 """Of the generators before training."""
 
-Schedule = Callable[[Traced], Plan]
+Schedule = Callable[[Rules], RulePlan]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def plain_step(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, b
 
 
 @cache
-def traced(case: Case, micro_batch: int = 0) -> Traced:
+def traced(case: Case, micro_batch: int = 0) -> Rules:
     """The iteration of one micro-batch of an update; the last one updates."""
     model, batches = case.build()
     recorded = record_step(model, batches[micro_batch], objective=case.loss)
@@ -83,7 +83,7 @@ def traced(case: Case, micro_batch: int = 0) -> Traced:
         update=micro_batch == case.micro_batches - 1,
         max_grad_norm=case.max_grad_norm,
     )
-    return Traced(with_updates(recorded, model, optimizer=case.optimizer(model.parameters()), micro_batch=does))
+    return Rules(with_updates(recorded, model, optimizer=case.optimizer(model.parameters()), micro_batch=does))
 
 
 class Planned:
@@ -99,7 +99,7 @@ class Planned:
         schedule: Schedule,
         tier: Tier | None = None,
         others: Iterable[Schedule] = (),
-        of: Callable[[Case, int], Traced] = traced,
+        of: Callable[[Case, int], Rules] = traced,
     ) -> None:
         """`others`: schedules that take turns with the first one, update by update; `of` gives what they schedule."""
         self.case = case

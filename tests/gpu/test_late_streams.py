@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 
+from stowage.flows._by_rules import Rules
+from stowage.flows._gpu_lanes import Late, LateCudaLanes, late_lanes
+from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.device.tiers.host import _PinnedTransfer
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case, fused
 from tests.gpu.side_by_side import assert_close, differences, plainly, planned
-from tests.gpu.sleeping import Late, SleepingCudaLanes, sleeping_tier
 
 LATE: tuple[Late, ...] = ("offload", "reload", "compute")
+LATE_S = {"cpu": 5e-4, "cuda": 1e-3}
 
-tight = partial(Traced.stream_all, ahead=1, lag=0)
-below = partial(Traced.stream_all, ahead=1, lag=0, below=True)
+tight = partial(Rules.stream_all, ahead=1, lag=0)
+below = partial(Rules.stream_all, ahead=1, lag=0, below=True)
+
+
+def late_tier(device: str, late: Late) -> PinnedTier:
+    """Host memory below a device, with one stream that lags behind."""
+    return PinnedTier(device, lanes=late_lanes(device, (late,), LATE_S[device]))
 
 
 def case_of(model: str, device: str) -> Case:
@@ -29,20 +36,20 @@ def case_of(model: str, device: str) -> Case:
 @pytest.mark.parametrize("model", ["gpt2", "wide llama"])
 def test_streamed_weights(model: str, late: Late, device: str) -> None:
     case = case_of(model, device)
-    assert differences(planned(case, tight, sleeping_tier(device, late), 2), plainly(case, 2)) == []
+    assert differences(planned(case, tight, late_tier(device, late), 2), plainly(case, 2)) == []
 
 
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("model", ["llama", "wide llama"])
 def test_updates_by_the_cpu(model: str, late: Late, device: str) -> None:
     case = case_of(model, device)
-    assert_close(case, planned(case, below, sleeping_tier(device, late), 3), plainly(case, 3))
+    assert_close(case, planned(case, below, late_tier(device, late), 3), plainly(case, 3))
 
 
 @pytest.mark.parametrize("late", LATE)
 def test_gradients_that_wait(late: Late, device: str) -> None:
     case = Case("llama", device, micro_batches=2)
-    assert differences(planned(case, tight, sleeping_tier(device, late), 2), plainly(case, 2)) == []
+    assert differences(planned(case, tight, late_tier(device, late), 2), plainly(case, 2)) == []
 
 
 def test_a_missing_wait_shows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +63,14 @@ def test_a_missing_wait_shows(device: str, monkeypatch: pytest.MonkeyPatch) -> N
     case = Case("gpt2", device)
     expected = plainly(case, 2)
     monkeypatch.setattr(_PinnedTransfer, "wait", wait)
-    assert differences(planned(case, tight, sleeping_tier(device, "reload"), 2), expected) != []
+    assert differences(planned(case, tight, late_tier(device, "reload"), 2), expected) != []
 
 
 def test_a_copy_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were copies not to wait for what is computed, they would take what was there before."""
     if device == "cpu":
         pytest.skip("computing is the caller's there: it is never behind")
-    honest = SleepingCudaLanes.wait
+    honest = LateCudaLanes.wait
 
     def wait(lanes: Any, stream: Any, event: Any) -> None:
         if stream not in lanes._sides.values():
@@ -71,8 +78,8 @@ def test_a_copy_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch) ->
 
     case = Case("gpt2", device)
     expected = plainly(case, 2)
-    monkeypatch.setattr(SleepingCudaLanes, "wait", wait)
-    assert differences(planned(case, tight, sleeping_tier(device, "compute"), 2), expected) != []
+    monkeypatch.setattr(LateCudaLanes, "wait", wait)
+    assert differences(planned(case, tight, late_tier(device, "compute"), 2), expected) != []
 
 
 def test_an_update_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +87,6 @@ def test_an_update_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch)
     if device == "cpu":
         pytest.skip("computing is the caller's there: it has waited for them itself")
     case = Case("llama", device)
-    expected = planned(case, below, sleeping_tier(device, "offload"), 3)
-    monkeypatch.setattr(SleepingCudaLanes, "finish", lambda lanes, event: None)
-    assert differences(planned(case, below, sleeping_tier(device, "offload"), 3), expected) != []
+    expected = planned(case, below, late_tier(device, "offload"), 3)
+    monkeypatch.setattr(LateCudaLanes, "finish", lambda lanes, event: None)
+    assert differences(planned(case, below, late_tier(device, "offload"), 3), expected) != []

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.device.tiers import PinnedTier
 from tests.device.tiers.thread_lanes import ThreadLanes
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case, fused
 from tests.gpu.limited import train_within
 from tests.gpu.side_by_side import differences, plainly, planned
@@ -48,7 +48,7 @@ def test_a_second_tier_after_the_first(device: str) -> None:
     on_device, pinned = _held(device), [_pinned(device)]
     for _ in range(2):
         tier = PinnedTier(device, lanes=ThreadLanes() if device == "cpu" else None)
-        assert differences(planned(case, Traced.stream_all, tier), expected) == []
+        assert differences(planned(case, Rules.stream_all, tier), expected) == []
         assert tier.host_bytes == 0, "closed"
         del tier
         gc.collect()

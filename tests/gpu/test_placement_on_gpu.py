@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.device import device_of
 from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.tiers import StagedTier, Tier, open_tier
 from stowage.stages.runtime.measure import measure_program
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case, fused
 from tests.gpu.profiling import profile
 from tests.gpu.side_by_side import SEED, STEPS, Planned, a_tier, differences, plainly, planned
@@ -44,7 +44,7 @@ def test_training_on_any_device(below: bool, place: str) -> None:
 
 def test_measured_on_any_device(place: str) -> None:
     """Peaks are those of the model's device."""
-    training = Planned(Case("gpt2", place), Traced.keep_all)
+    training = Planned(Case("gpt2", place), Rules.keep_all)
     training.step()
     found = measure_program(training.programs[0], training.model, training.optimizer, training.batches[0])
     assert found.peak_bytes > found.resident_bytes + 100_000

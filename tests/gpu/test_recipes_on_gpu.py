@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.runtime.contents import Contents
 from stowage.stages.trace import forward_tables, record_forward
 from stowage.stages.train.checkpoint import save_checkpoint
 from stowage.stages.train.restore import load_checkpoint
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import TRANSFORMERS, Case
 from tests.gpu.side_by_side import (
     SEED,
@@ -28,17 +28,17 @@ from tests.gpu.side_by_side import (
     traced,
 )
 
-below = partial(Traced.stream_all, below=True)
+below = partial(Rules.stream_all, below=True)
 
 
 @pytest.mark.parametrize("model", [*TRANSFORMERS, "convolutions", "recurrent"])
-@pytest.mark.parametrize("schedule", [Traced.recompute_all, Traced.stream_all], ids=["recompute", "stream"])
+@pytest.mark.parametrize("schedule", [Rules.recompute_all, Rules.stream_all], ids=["recompute", "stream"])
 def test_autocast(model: str, schedule: Schedule, device: str, request: pytest.FixtureRequest) -> None:
     """Casts are part of the recorded step; eager caches those of weights within a forward."""
     case = Case(model, device, autocast=True)
     expect_known_failures(request, case)
     assert any(v.dtype == "bfloat16" for v in traced(case).trace.values)
-    tier = a_tier(device) if schedule is Traced.stream_all else None
+    tier = a_tier(device) if schedule is Rules.stream_all else None
     assert differences(planned(case, schedule, tier), plainly(case)) == []
 
 
@@ -51,7 +51,7 @@ def test_gradients_wait_below(where: str, max_grad_norm: float | None, device: s
     assert any(s.role == "gradient" and s.start == "below" for s in middle.slots)
     assert {s.name for s in first.slots if s.role == "gradient"} == {s.name for s in last.slots if s.role == "gradient"}
     if where == "device":
-        assert differences(planned(case, Traced.stream_all, a_tier(device)), plainly(case)) == []
+        assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
     else:
         assert_close(case, planned(case, below, a_tier(device)), plainly(case))
 
@@ -60,7 +60,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
     """A forward alone between updates: no dropout, nothing drawn, weights where they were before."""
     case = Case("gpt2", device)
     tier = a_tier(device)
-    training = Planned(case, Traced.stream_all, tier)
+    training = Planned(case, Rules.stream_all, tier)
     model, batches = case.build()
     model.eval()
 
@@ -69,7 +69,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
 
     beside = [s for s in traced(case).trace.storages if s.role == "state"]
     tables = forward_tables(record_forward(model, batches[0], forward), model, beside)
-    alone = Traced(tables)
+    alone = Rules(tables)
     program = alone.program(alone.stream_all(), training.model, None, training.offloading)
     optimizer = case.optimizer(model.parameters())
     assert training.offloading is not None
@@ -94,7 +94,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize("schedule", [Traced.stream_all, below], ids=["device", "cpu"])
+@pytest.mark.parametrize("schedule", [Rules.stream_all, below], ids=["device", "cpu"])
 def test_saved_and_gone_on_with(schedule: Schedule, device: str, tmp_path: Path) -> None:
     """From a file the rest of a run gives the numbers that it gave without, random ones too."""
     case = Case("gpt2", device)

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.runtime.randomness import RandomStates
 from stowage.stages.simulate.plan import RANDOM_STATE_BYTES
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case
 from tests.gpu.side_by_side import differences, plainly, planned, traced
 
@@ -88,5 +88,5 @@ def test_recomputed_attention(backend: str, device: str) -> None:
         names = {call.target.split(".")[1] for call in traced(case).trace.calls}
         if backend != "math":
             assert f"_scaled_dot_product_{backend}_attention_backward" in names
-        assert differences(planned(case, Traced.recompute_all), plainly(case)) == []
+        assert differences(planned(case, Rules.recompute_all), plainly(case)) == []
     traced.cache_clear()

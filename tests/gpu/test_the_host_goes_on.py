@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 
-from stowage.stages.simulate.together import put_off
-from tests.gpu.by_hand import Plan, Traced
 from tests.gpu.cases import Case, adamw, fused
 from tests.gpu.side_by_side import Planned, a_tier
-
-PLENTY = 1 << 50
 
 
 @contextmanager
@@ -31,11 +26,6 @@ def never_waiting(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def together(one: Traced, plan: Plan) -> Plan:
-    """As plans of a card have it: updates in few calls."""
-    return replace(plan, steps=put_off(one.trace, one.nodes, one.judge(plan).rows, PLENTY))
-
-
 @pytest.mark.parametrize("how", [adamw, fused], ids=["default", "fused"])
 @pytest.mark.parametrize("way", ["keep", "stream", "clip"])
 def test_a_step_does_not_wait(way: str, how: object, device: str) -> None:
@@ -43,7 +33,7 @@ def test_a_step_does_not_wait(way: str, how: object, device: str) -> None:
     streams = way == "stream"
     training = Planned(
         case,
-        lambda one: together(one, one.stream_all() if streams else one.keep_all()),
+        lambda one: one.together(one.stream_all() if streams else one.keep_all()),
         a_tier(device) if streams else None,
     )
     for _ in range(2):  # states are made in the first

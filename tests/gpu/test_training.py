@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.runtime.tracing import trace_iteration
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import MODELS, TRANSFORMERS, Case, adamw, fused
 from tests.gpu.side_by_side import Planned, a_tier, differences, expect_known_failures, plainly, planned, traced
 
@@ -19,7 +19,7 @@ SMALL = [name for name in MODELS if name not in ("wide llama", "dropout inside")
 def test_the_recorded_step(model: str, dtype: torch.dtype, device: str, request: pytest.FixtureRequest) -> None:
     case = Case(model, device, dtype)
     expect_known_failures(request, case)
-    assert differences(planned(case, Traced.keep_all), plainly(case)) == []
+    assert differences(planned(case, Rules.keep_all), plainly(case)) == []
 
 
 @pytest.mark.parametrize("model", SMALL)
@@ -28,7 +28,7 @@ def test_everything_made_again(model: str, device: str) -> None:
     case = Case(model, device)
     steps = traced(case).recompute_all().steps
     assert len([s for s in steps if s.node >= 0]) > len(traced(case).nodes)
-    assert differences(planned(case, Traced.recompute_all), plainly(case)) == []
+    assert differences(planned(case, Rules.recompute_all), plainly(case)) == []
 
 
 def test_dropout_inside_recurrent_layers(device: str) -> None:
@@ -37,7 +37,7 @@ def test_dropout_inside_recurrent_layers(device: str) -> None:
     case = Case("dropout inside", device)
     expected = plainly(case)
     if device == "cpu":
-        assert differences(planned(case, Traced.recompute_all), expected) == []
+        assert differences(planned(case, Rules.recompute_all), expected) == []
         return
     with pytest.raises(TraceError, match=r"layers\.0"):
         traced(case)
@@ -47,7 +47,7 @@ def test_dropout_inside_recurrent_layers(device: str) -> None:
 @pytest.mark.parametrize("optimizer", [adamw, fused], ids=["default", "fused"])
 def test_weights_and_states_stream(model: str, optimizer: object, device: str) -> None:
     case = Case(model, device, optimizer=optimizer)  # type: ignore[arg-type]
-    assert differences(planned(case, Traced.stream_all, a_tier(device)), plainly(case)) == []
+    assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
 
 
 @pytest.mark.parametrize("model", TRANSFORMERS)
@@ -60,7 +60,7 @@ def test_just_in_time_and_long_before(model: str, ahead: int, lag: int, device: 
 
 def test_a_traced_iteration_is_on_one_clock(device: str) -> None:
     tier = a_tier(device)
-    training = Planned(Case("llama", device), Traced.stream_all, tier)
+    training = Planned(Case("llama", device), Rules.stream_all, tier)
     training.step()
     program = training.programs[0]
     _, spans = trace_iteration(program, lambda: program(training.batches[0]))

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 import torch
 
+from stowage.flows._by_rules import Rules
 from stowage.stages.runtime.masters import MasterWeights
-from tests.gpu.by_hand import Traced
 from tests.gpu.cases import Case, MakeOptimizer, adamw, capturable, foreach, fused
 from tests.gpu.side_by_side import Planned, a_tier, assert_close, differences, plainly, planned, traced
 
@@ -21,7 +21,7 @@ KINDS = {"default": adamw, "fused": fused, "foreach": foreach, "capturable": cap
 masters = partial(MasterWeights, inner=torch.optim.AdamW, lr=1e-2)
 fused_masters = partial(MasterWeights, inner=torch.optim.AdamW, lr=1e-2, fused=True)
 
-below = partial(Traced.stream_all, below=True)
+below = partial(Rules.stream_all, below=True)
 
 
 def case_of(kind: str, device: str, model: str = "llama", max_grad_norm: float | None = None) -> Case:
@@ -33,7 +33,7 @@ def case_of(kind: str, device: str, model: str = "llama", max_grad_norm: float |
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_device(kind: str, device: str) -> None:
     case = case_of(kind, device, "gpt2")
-    assert differences(planned(case, Traced.stream_all, a_tier(device)), plainly(case)) == []
+    assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.1])
@@ -52,7 +52,7 @@ def test_by_turns(kind: str, device: str) -> None:
     it in the host's memory would read where it may not."""
     case = case_of(kind, device)
     tier = a_tier(device)
-    training = Planned(case, below, tier, [Traced.stream_all, below, Traced.keep_all])
+    training = Planned(case, below, tier, [Rules.stream_all, below, Rules.keep_all])
     assert_close(case, training.train(8), plainly(case, 8))
     tier.close()
 
@@ -64,6 +64,6 @@ def test_float32_masters_of_bfloat16_weights(make: MakeOptimizer, where: str, de
     states = {s.name.partition("::")[2] for s in traced(case).trace.storages if s.role == "state"}
     assert "master" in states
     if where == "device":
-        assert differences(planned(case, Traced.stream_all, a_tier(device)), plainly(case)) == []
+        assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
     else:  # a weight may round to its other neighbour in bfloat16
         assert_close(case, planned(case, below, a_tier(device)), plainly(case), part=0.1, loss=2e-2)

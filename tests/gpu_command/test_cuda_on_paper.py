@@ -183,3 +183,11 @@ def test_what_the_allocator_counts_is_in_the_result(monkeypatch: pytest.MonkeyPa
     found = compete(Request("plain", asdict(job), 1, False, None, "", "", ""))
     assert (found.requested_bytes, found.peak_bytes, found.reserved_bytes) == (7, 8, 9)
     assert (found.retries, found.timed_retries, found.out_of_memory) == (5, 3, 1)
+
+
+def test_without_a_card_nothing_is_counted() -> None:
+    job = llama(1, 64, 256, 1, 8, "float32", "cpu")
+    found = compete(Request("plain", asdict(job), 1, False, None, "", "", ""))
+    assert found.peak_bytes > 0, "from the allocator's events"
+    assert (found.requested_bytes, found.reserved_bytes, found.out_of_memory) == (-1, -1, -1)
+    assert (found.retries, found.timed_retries) == (-1, -1)

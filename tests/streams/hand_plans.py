@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
+from stowage.flows._by_rules import Rules, Woven, blank_summary, stretches
 from stowage.stages.codegen import emit_step
-from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
-from stowage.stages.ir.plan import PlanSummary, Slot
+from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables, base_values
-from stowage.stages.ir.updates import left_behind, pinned
-from stowage.stages.partition.fold import fold
 from stowage.stages.simulate.plan import Step, replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.trace import MicroBatch, trace_step
@@ -69,16 +66,6 @@ class HandPlan:
     peak_bytes: int
 
 
-@dataclass
-class _Woven:
-    """Actions before and after each node."""
-
-    before: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
-    after: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
-    first: list[Step] = field(default_factory=list)
-    last: list[Step] = field(default_factory=list)
-
-
 class HandMade:
     """A step's tables and compute nodes: forward, backward, then updates."""
 
@@ -87,35 +74,12 @@ class HandMade:
         self.trace: TraceTables = trace_step(
             model, batch, loss=loss, optimizer=optimizer(model), micro_batch=micro_batch
         )
-        costs = {c.signature: Cost(c.signature, "", 1e-3, 0, 0, 1, "measured") for c in self.trace.calls}
-        order = sorted(fold(self.trace, costs).nodes, key=lambda n: (n.phase == "update", n.node))
-        self.nodes = [dataclasses.replace(n, node=i) for i, n in enumerate(order)]
-        self.storages = self.trace.storages
-        self.keep = frozenset(self.trace.values[v].storage for v in left_behind(self.trace))
-        waiting = {s.storage for s in self.storages if s.role == "gradient"}
-        self.stays = waiting - self._spent()
-        self.spent = waiting - self.stays
-        self.temporary = {s.storage for s in self.storages if s.role == "temporary"}
-        self.goes = (self.temporary | self.spent) - self.keep
-        fixed = pinned(self.trace)
-        self.movable = {
-            s.storage
-            for s in self.storages
-            if s.role in ("parameter", "state") and s.nbytes >= SMALLEST and s.storage not in fixed
-        }
-
-    def _spent(self) -> set[int]:
-        updates = [n for n in self.nodes if self._parameter(n) >= 0]
-        return {s for n in updates for s in n.reads if self.storages[s].role == "gradient"}
-
-    def _parameter(self, node: ComputeNode) -> int:
-        if node.phase != "update":
-            return -1
-        return next((s for s in node.mutates if self.storages[s].role == "parameter"), -1)
+        self.rules = Rules(self.trace, movable_bytes=SMALLEST)
+        self.nodes, self.storages, self.movable = self.rules.nodes, self.trace.storages, self.rules.movable
 
     def _by_cpu(self, node: ComputeNode, way: Way) -> int:
         """The parameter that the CPU may update there."""
-        parameter = self._parameter(node)
+        parameter = self.rules.updated(node)
         if parameter < 0 or way.any_form:
             return parameter
         gradient = self.trace.values[self.trace.calls[node.calls[0]].reads[0]]
@@ -123,70 +87,31 @@ class HandMade:
         forms = [(v.shape, v.stride, v.offset) for v in (gradient, base)]
         return parameter if forms[0] == forms[1] else -1
 
-    def with_frees(self, executions: Sequence[int], kept: Iterable[int] = ()) -> list[Step]:
-        """What goes is freed after its last use; the last copy of what is kept is not."""
-        last: dict[tuple[int, int], int] = {}
-        copy: dict[int, int] = {}
-        held = self.goes - set(kept)
-        for place, number in enumerate(executions):
-            node = self.nodes[number]
-            for storage in node.creates:
-                copy[storage] = place
-            for storage in (held | self.keep).intersection((*node.reads, *node.creates, *node.mutates)):
-                last[storage, copy.get(storage, -1)] = place
-        gone: dict[int, list[int]] = defaultdict(list)
-        for (storage, made), place in last.items():
-            if storage in held or (storage in self.temporary and storage in self.keep and copy[storage] != made):
-                gone[place].append(storage)
-        found: list[Step] = []
-        for place, number in enumerate(executions):
-            found.append(Step(number, -1, self.nodes[number].phase))
-            found += [Step(-1, storage, self.nodes[number].phase) for storage in sorted(gone[place])]
-        return found
-
     def keep_all(self) -> HandPlan:
         """Every node once, nothing moves."""
-        return self._finish(self.with_frees(range(len(self.nodes))), EVERYTHING_ON_DEVICE)
+        return self._finish(self.rules.keep_all().steps, EVERYTHING_ON_DEVICE)
 
     def recompute_all(self) -> HandPlan:
         """What forward made is dropped before backward and made again, node by node, where backward reads it."""
-        forward = [n.node for n in self.nodes if n.phase == "forward"]
-        creator = {s: n for n in self.nodes for s in n.creates}
-        here = set(self.keep) | {s for n in self.nodes if n.once for s in n.creates}
-        found = list(forward)
-
-        def bring(storages: Iterable[int]) -> None:
-            for storage in storages:
-                if storage in self.temporary and storage not in here:
-                    maker = creator[storage]
-                    bring(maker.reads)
-                    here.update(maker.creates)
-                    found.append(maker.node)
-
-        for node in self.nodes[len(forward) :]:
-            bring(node.reads)
-            here.update(node.creates)
-            found.append(node.node)
-        return self._finish(self.with_frees(found), EVERYTHING_ON_DEVICE)
+        return self._finish(self.rules.recompute_all().steps, EVERYTHING_ON_DEVICE)
 
     def streaming(self, way: Way) -> HandPlan:
         """What moves comes before each use and leaves after it."""
         on_cpu = {n.node: p for n in self.nodes if way.below and (p := self._by_cpu(n, way)) in self.movable}
         by_cpu = {s: n for n in on_cpu for s in self.nodes[n].mutates if s in self.movable}
-        moving = self.movable | ((self.stays | self.spent) if way.gradients else set())
-        moving = {s for s in moving if self.storages[s].nbytes >= SMALLEST}
+        moving = {s for s in self.movable if way.gradients or self.storages[s].role != "gradient"}
         uses: dict[int, list[int]] = defaultdict(list)
         for node in self.nodes:
             if node.node not in on_cpu:
                 for storage in {*node.reads, *node.mutates, *node.creates}:
                     uses[storage].append(node.node)
-        woven = _Woven()
+        woven = Woven()
         reloading, offloading = set[int](), set[int]()
         for storage in sorted(moving):
             if uses[storage]:
                 self._stream(storage, uses[storage], way, woven, reloading, offloading, by_cpu.get(storage, -1))
         if way.activations:
-            for storage in sorted(self.temporary - self.keep):
+            for storage in sorted(self.rules.temporary - self.rules.spent - self.rules.keep):
                 if self.storages[storage].nbytes >= SMALLEST and uses[storage]:
                     self._stream_activation(storage, uses[storage], way, woven)
         below_again = self._down(on_cpu)
@@ -195,7 +120,7 @@ class HandMade:
         for parameter in sorted(on_cpu.values()):
             wait = Step(-1, parameter, "below", "wait")
             if way.around:
-                node = next(n for n in self.nodes if self._parameter(n) == parameter)
+                node = next(n for n in self.nodes if self.rules.updated(n) == parameter)
                 touched = [n for s in node.mutates for n in uses[s] if s in moving and n not in on_cpu]
                 woven.before[max(0, min(touched, default=0) - way.ahead)].insert(0, wait)
             else:
@@ -219,7 +144,7 @@ class HandMade:
         storage: int,
         places: list[int],
         way: Way,
-        woven: _Woven,
+        woven: Woven,
         reloading: set[int],
         offloading: set[int],
         update: int,
@@ -227,7 +152,7 @@ class HandMade:
         """A parameter, a state, or a gradient that waits; it is gone before its update by the CPU, if there is one."""
         last = len(self.nodes) - 1
         free_from = 0
-        found = _stretches(places, way.ahead + way.lag + 2)
+        found = stretches(places, way.ahead + way.lag + 2)
         for number, (first, end) in enumerate(found):
             start = max(free_from, first - way.ahead)
             early = way.around and number == 0 and start == 0 and update < 0 and found[-1][1] + way.lag < last
@@ -239,7 +164,7 @@ class HandMade:
             woven.before[first].append(Step(-1, storage, "up", "wait"))
             leave = min(end + way.lag, last if update < 0 else update - 1)
             free_from = leave + 1
-            if storage in self.spent and number == len(found) - 1:
+            if storage in self.rules.spent and number == len(found) - 1:
                 continue  # its update uses it up
             if any(storage in self.nodes[n].mutates for n in places if first <= n <= end):
                 woven.after[end].append(Step(-1, storage, "down", "offload"))
@@ -250,9 +175,9 @@ class HandMade:
                 woven.after[leave].append(Step(-1, storage, "down", "wait"))
             woven.after[leave].append(Step(-1, storage, "down"))
 
-    def _stream_activation(self, storage: int, places: list[int], way: Way, woven: _Woven) -> None:
+    def _stream_activation(self, storage: int, places: list[int], way: Way, woven: Woven) -> None:
         """It is made, goes down once, and comes back for each later use."""
-        found = _stretches(places, way.ahead + way.lag + 2)
+        found = stretches(places, way.ahead + way.lag + 2)
         for (first, end), (after, _) in pairwise(found):
             leave = end + way.lag
             if first == found[0][0]:
@@ -267,7 +192,7 @@ class HandMade:
         found: dict[int, int] = {}
         for node in on_cpu:
             for storage in self.nodes[node].reads:
-                if storage in self.temporary or storage in self.spent:
+                if storage in self.rules.temporary:
                     found.setdefault(storage, node)
         return found
 
@@ -275,23 +200,21 @@ class HandMade:
         """Gradients that are made here and wait below for the next micro-batch."""
         if not way.gradients:
             return set()
-        made = {
-            self.trace.values[g.gradient_value].storage for g in self.trace.gradients if g.gradient_value >= 0
-        } & self.temporary
-        return {s for s in made & self.keep if self.storages[s].nbytes >= SMALLEST}
+        made = {self.trace.values[g.gradient_value].storage for g in self.trace.gradients if g.gradient_value >= 0}
+        return {s for s in made & self.rules.keep & self.rules.temporary if self.storages[s].nbytes >= SMALLEST}
 
-    def _steps(self, woven: _Woven, on_cpu: dict[int, int], down: dict[int, int], late: set[int]) -> list[Step]:
-        steps: list[Step] = list(woven.first)
-        for step in self.with_frees(range(len(self.nodes))):
+    def _steps(self, woven: Woven, on_cpu: dict[int, int], down: dict[int, int], late: set[int]) -> list[Step]:
+        steps: list[Step] = []
+        for step in self.rules.with_frees(range(len(self.nodes))):
             if step.node < 0:
-                if step.storage not in down or step.storage in self.temporary:
+                if step.storage not in self.rules.spent.intersection(down):
                     steps.append(step)
                 continue
             steps += woven.before[step.node]
             if step.node in on_cpu:
                 for storage in [s for s, first in down.items() if first == step.node]:
                     steps += [Step(-1, storage, "below", "offload"), Step(-1, storage, "below", "wait")]
-                    if storage in self.spent:
+                    if storage in self.rules.spent:
                         steps.append(Step(-1, storage, "below"))
                 steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
             else:
@@ -306,31 +229,12 @@ class HandMade:
             self.storages,
             self.nodes,
             steps,
-            keep=self.keep | self.stays,
+            keep=self.rules.keep,
             link=Link(1e9, 1e9, 1.5e9),
             start=state,
             disk=Link(5e8, 5e8, 8e8) if state.on_disk else None,
             cpu_update_s={n.node: 1e-3 for n in self.nodes if n.phase == "update"},
         )
         slots = slots_of(self.trace, steps, state)
-        source = emit_step(self.trace, self.nodes, outcome.rows, summary(), slots)
+        source = emit_step(self.trace, self.nodes, outcome.rows, blank_summary(), slots)
         return HandPlan(self.trace, source, slots, outcome.peak_bytes)
-
-
-def _stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:
-    """Uses that are so close that the storage stays in between."""
-    found = [(places[0], places[0])]
-    for place in places[1:]:
-        first, end = found[-1]
-        if place - end <= gap:
-            found[-1] = (first, place)
-        else:
-            found.append((place, place))
-    return found
-
-
-def summary() -> PlanSummary:
-    """Of a plan that says nothing about itself."""
-    blank = {"int": 0, "float": 0.0, "str": ""}
-    fields = {f.name: blank[str(f.type)] for f in dataclasses.fields(PlanSummary)}
-    return PlanSummary(**{**fields, "variant": "plain"})  # type: ignore[arg-type]
