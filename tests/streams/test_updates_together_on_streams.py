@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stowage.stages.ir.machine import Link, TierState
-from stowage.stages.simulate.plan import Step, replay_plan
-from stowage.stages.simulate.together import put_off
+from stowage.flows._by_rules import RulePlan
+from stowage.stages.ir.machine import TierState
+from stowage.stages.simulate.plan import Step
 from stowage.stages.trace import MicroBatch
 from tests.offload.test_offloaded_training import OPTIMIZERS
 from tests.streams.checking import Job, check, in_random_order
@@ -19,16 +19,7 @@ class PutOff(HandMade):
     """Plans by hand whose updates are in few calls."""
 
     def _finish(self, steps: list[Step], state: TierState) -> HandPlan:
-        rows = replay_plan(
-            self.storages,
-            self.nodes,
-            steps,
-            keep=self.keep | self.stays,
-            link=Link(1e9, 1e9, 1.5e9),
-            start=state,
-            cpu_update_s={n.node: 1e-3 for n in self.nodes if n.phase == "update"},
-        ).rows
-        return super()._finish(put_off(self.trace, self.nodes, rows, 1 << 50), state)
+        return super()._finish(self.rules.together(RulePlan(steps, [], state)).steps, state)
 
 
 @pytest.mark.parametrize(
