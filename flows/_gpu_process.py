@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import io
 import json
 import os
 import signal
@@ -30,7 +31,8 @@ _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 def obey() -> None:
     """First call of such a process: from now on it ends when the one that started it ends, whatever ends that; crashes
     and SIGUSR1 write where every thread is to standard error."""
-    faulthandler.enable()
+    with contextlib.suppress(io.UnsupportedOperation):  # where errors go to no file
+        faulthandler.enable()
     with contextlib.suppress(OSError):  # standard error is closed, or no file
         faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"), all_threads=True)
     started_by = os.environ.get(STARTED_BY)

@@ -100,7 +100,6 @@ class Offloading:
         self._updating: dict[str, Future[dict[str, Any]]] = {}
         self._updates: UpdatesBelow | None = None
         self._counted_below: set[str] = set()
-        self._numbers: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         self._stands_for: dict[str, torch.Tensor] = {}
         self._update_times: list[tuple[str, float, float]] = []
         self._raw = False
@@ -542,13 +541,10 @@ class Offloading:
             self._absent.add(tensor, name)
 
     def _nothing(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor is while it is below: all share the memory of one number of their type."""
+        """What a tensor is while it is below: made once, and of its own, so that readers are told which one it is."""
         found = self._stands_for.get(name)
         if found is None or (found.shape, found.dtype, found.device) != (tensor.shape, tensor.dtype, tensor.device):
-            kind = (tensor.dtype, tensor.device)
-            if kind not in self._numbers:
-                self._numbers[kind] = absent(torch.empty((), dtype=tensor.dtype, device="meta"), tensor.device)
-            found = self._stands_for[name] = self._numbers[kind].expand(tensor.shape)
+            found = self._stands_for[name] = absent(tensor, tensor.device)
         return found
 
     def _found(self, name: str) -> None:
