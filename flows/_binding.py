@@ -14,6 +14,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.resident import resident_limit
+from stowage.stages.structure.tree import ModuleTree
 from stowage.stages.trace import Outside
 
 
@@ -30,7 +31,10 @@ class Binding:
         optimizer: torch.optim.Optimizer | None,
         late: LateWeights | None,
         lower: LowerTier | None,
+        tree: ModuleTree | None = None,
     ) -> None:
+        """`tree`: of the model, where others look at it too."""
+        self._tree = tree
         self._model = model
         self._optimizer = optimizer
         self._late = late
@@ -53,6 +57,7 @@ class Binding:
             planned.slots,
             offloading,
             outside,
+            self._tree,
         )
 
     def tracing(self) -> AbstractContextManager[None]:

@@ -67,7 +67,7 @@ class Programs:
         self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
         self._traced_s = self._untold_s = 0.0
-        self.binding = Binding(model, optimizer, late, lower)
+        self.binding = Binding(model, optimizer, late, lower, self.live.watch.tree)
 
     @property
     def offloading(self) -> Offloading | None:

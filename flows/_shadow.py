@@ -140,6 +140,7 @@ class Net:
             with without_autocast():
                 return work()
         whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
+        program.fresh = False  # the model is called first, and may change itself
         program.enter()
         seen = self._plain(program, watched, batch)
         summary = known.planned.summary

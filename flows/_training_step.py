@@ -271,6 +271,7 @@ class TrainingStep:
             StaleStep: plain PyTorch gives another loss; see `fit`.
         """
         program = self.prepare(batch, update=update)
+        program.fresh = True
         return StepLoss.of(self._checked(program, batch, lambda: program(batch), lambda loss: loss))
 
     def _checked(

@@ -14,6 +14,7 @@ from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables, Value
 from stowage.stages.runtime.offloading import Offloading
 from stowage.stages.runtime.program import Program, constant_tensors, load_step
+from stowage.stages.structure.tree import ModuleTree
 
 
 def bind(
@@ -26,11 +27,13 @@ def bind(
     slots: Sequence[Slot] = (),
     offloading: Offloading | None = None,
     outside: Mapping[str, torch.Tensor] | None = None,
+    tree: ModuleTree | None = None,
 ) -> Program:
     """Load generated code and bind it to `model`.
 
     Args:
         outside: tensors that belong neither to the model nor to the batch, by the names of the trace.
+        tree: of the model, where others look at it too.
 
     Raises:
         PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
@@ -72,6 +75,7 @@ def bind(
         offloading,
         outside,
         rooms,
+        tree,
     )
 
 

@@ -90,6 +90,7 @@ class Program:
         on_update: called with the name and the complete gradient of each parameter that is about to be updated.
         left: what the latest iteration leaves in the user's objects, until it is taken.
         numbers: by name, what generated code reads at each call.
+        fresh: whoever shares the model's tree has just looked at it; once.
         constants_of: the table that its constants were made from, where they were replaced.
         updated: parameters that the latest iteration has updated so far.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
@@ -106,10 +107,12 @@ class Program:
         offloading: Offloading | None = None,
         outside: Mapping[str, torch.Tensor] | None = None,
         rooms: Mapping[str, torch.Tensor] | None = None,
+        tree: ModuleTree | None = None,
     ) -> None:
         self._step = step
         self._rooms = rooms or {}
-        self._tree = ModuleTree(model)
+        self._tree = tree or ModuleTree(model)
+        self.fresh = False
         self._constants = constants
         self._input_names = list(input_names)
         self._slots = list(slots)
@@ -139,7 +142,8 @@ class Program:
     def parameters(self) -> dict[str, Any]:
         """The model's, and those outside of it that the step reads."""
         met = {name: t for name, t in self._outside.items() if t.requires_grad and t.is_leaf}
-        self._tree.look()
+        if not self.fresh:
+            self._tree.look()
         return {**self._tree.parameters, **met}
 
     @property
@@ -235,6 +239,7 @@ class Program:
             number=self.numbers,
             updated=self.updated,
         )
+        self.fresh = False
         self.enter()
         if self.updates is not None:
             self.updates.refresh()

@@ -18,6 +18,9 @@ from stowage.stages.workload.signature import (
     plain_attributes,
 )
 
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that every module has: its tables, which are looked at otherwise."""
+
 
 class ModelWatch:
     """Of one model.
@@ -30,7 +33,7 @@ class ModelWatch:
         self._model = model
         self.tree = ModuleTree(model)
         self._signature: ModelSignature | None = None
-        self._modules: list[tuple[nn.Module, type, dict[str, Any], list[type], list[str], Any, Any, int]] = []
+        self._modules: list[tuple[nn.Module, type, dict[str, Any], list[str], Any, list[type], Any, Any, int]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Size, torch.dtype, bool, int]] = []
 
     def signature(self) -> ModelSignature:
@@ -45,19 +48,21 @@ class ModelWatch:
         for module in self.tree.modules:
             state = vars(module)
             names = [name for name, _ in plain_attributes(state)] + ["forward"] * ("forward" in state)
-            look = itemgetter("training", "_modules", *names)  # two at least, so that it gives tuples
-            types = [*map(type, state.values())]
-            self._modules.append((module, type(module), state, types, [*state], look, look(state), _hooks(state)))
+            # Two at least, so that these give tuples.
+            look = itemgetter("training", "_modules", *names)
+            own = itemgetter("training", "_modules", *(name for name in state if name not in _OF_MODULES))
+            types = [*map(type, own(state))]
+            self._modules.append((module, type(module), state, [*state], own, types, look, look(state), _hooks(state)))
         tensors = [*self.tree.parameters.values(), *self.tree.buffers.values()]
         self._tensors = [(t, t.shape, t.dtype, t.requires_grad, _tensor_hooks(t)) for t in tensors]
 
     def _same(self) -> bool:
         assert self._signature is not None
-        for module, kind, state, types, names, look, values, hooks in self._modules:
+        for module, kind, state, names, own, types, look, values, hooks in self._modules:
             if (
                 type(module) is not kind
-                or [*map(type, state.values())] != types
                 or [*state] != names
+                or [*map(type, own(state))] != types
                 or look(state) != values
                 or _hooks(state) != hooks
             ):
