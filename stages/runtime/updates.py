@@ -65,15 +65,18 @@ class PerParameterUpdates:
             for name, gradient in gradients.items():
                 group, parameter = self._group_of(name), self._parameters[name]
                 parameter.grad = gradient
-                run_gradient_hooks(parameter)
-                if parameter.grad is not None:
-                    members.setdefault(group, []).append(parameter)
+                if parameter._post_accumulate_grad_hooks:
+                    run_gradient_hooks(parameter)
+                    if parameter.grad is None:
+                        continue  # used up
+                members.setdefault(group, []).append(parameter)
             if members:
                 step_some(self.optimizer, members)
                 self.optimizer._opt_called = True  # type: ignore[attr-defined]
-        finally:
+        except BaseException:
             for name in gradients:
-                self._parameters[name].grad = None
+                self._parameters[name].grad = None  # it would wait for the next step
+            raise
 
     def together(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """One `step()` of the user's object, hooks and all, with these gradients, which are not kept."""
