@@ -304,10 +304,8 @@ class _Emitter:
             self.lines.append(f"run.offload({self._slot(row)}){note}")
             return
         held = self.base_of[row.storage]
-        if (
-            slot.role == "gradient" and row.storage not in self.reloaded
-        ):  # it waits in `.grad`, in the form that it has there
-            held = self.left_value.get(row.storage, held)
+        if slot.role == "gradient" and row.storage not in self.reloaded:
+            held = self.left_value.get(row.storage, held)  # it waits in `.grad`, in the form that it has there
         self._ensure(held)
         self.lines.append(f"run.offload({self._slot(row)}, {self.name(held)}){note}")
 

@@ -10,7 +10,7 @@ import torch
 from stowage.stages.device.events import Measured
 from stowage.stages.ir.costs import DeviceDescription
 
-MEASURING = "in the order of the step, without what clocks add, of weights as models start with"
+MEASURING = "in the order of the step, below autograd, without what clocks add, of weights as models start with"
 """How calls are measured: costs measured otherwise are of another device."""
 
 

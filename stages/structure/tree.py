@@ -18,13 +18,16 @@ class ModuleTree:
     Attributes:
         modules: each once, in the order of `modules()`.
         parameters, buffers: by name, as `named_parameters` and `named_buffers` give them; do not change them.
+        version: how often they were found; several who look at one tree each tell by it what they have seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self.version = 0
         self._find()
 
     def _find(self) -> None:
+        self.version += 1
         self.modules = list(self._model.modules())
         self.parameters: Mapping[str, nn.Parameter] = dict(self._model.named_parameters())
         self.buffers: Mapping[str, torch.Tensor] = dict(self._model.named_buffers())
@@ -33,12 +36,11 @@ class ModuleTree:
         self._empty = [table for table in tables if not table]
         self._states = [(state, [state[name] for name in _TABLES]) for state in map(vars, self.modules)]
 
-    def look(self) -> bool:
-        """Whether the model has the modules, parameters and buffers that were found; if not, they are found anew."""
-        if self._same():
-            return True
-        self._find()
-        return False
+    def look(self) -> int:
+        """Find modules, parameters and buffers anew if they are others than were found; the version."""
+        if not self._same():
+            self._find()
+        return self.version
 
     def _same(self) -> bool:
         for state, (parameters, buffers, modules) in self._states:

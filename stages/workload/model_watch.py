@@ -33,13 +33,16 @@ class ModelWatch:
         self._model = model
         self.tree = ModuleTree(model)
         self._signature: ModelSignature | None = None
+        self._version = 0
         self._modules: list[tuple[nn.Module, type, dict[str, Any], list[str], Any, list[type], Any, Any, int]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Size, torch.dtype, bool, int]] = []
 
     def signature(self) -> ModelSignature:
         """As `model_signature` gives it; the same object as before where nothing was touched."""
-        if not self.tree.look() or self._signature is None or not self._same():
+        version = self.tree.look()
+        if version != self._version or self._signature is None or not self._same():
             self._signature = model_signature(self._model)
+            self._version = version
             self._note()
         return self._signature
 

@@ -372,3 +372,16 @@ def test_an_address_that_is_used_again() -> None:
         m[0].weight = nn.Parameter(torch.zeros(3, 3), requires_grad=trains)
         assert_as_fresh(watch, m, f"turn {turn}")
         assert dict(watch.tree.parameters)["0.weight"].requires_grad is trains
+
+
+def test_a_change_that_another_has_seen_first() -> None:
+    """Programs look at the same tree: what they find must not pass the signature by."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    watch = ModelWatch(model)
+    before = watch.signature()
+    model.append(nn.Linear(2, 2))
+    watch.tree.look()  # as a program does that is called by itself
+    assert watch.signature() == model_signature(model) != before
+    del model[0]
+    watch.tree.look()
+    assert watch.signature() == model_signature(model)
