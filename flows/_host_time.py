@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from stowage.flows._by_rules import RulePlan
 from stowage.flows._fit import make_step
 from stowage.flows._gpu_by_rules import ByRules, Traced
 from stowage.flows._gpu_job import Job
@@ -134,8 +135,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, int]:
-    """What `fit` makes, with a card's plan in the place of its own; and the calls of a step."""
+def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, Traced, RulePlan]:
+    """What `fit` makes, with a card's plan in the place of its own; and that plan."""
     plain = Plain(job)
     step = make_step(
         plain.model, plain.optimizer, device_budget="1GiB", cache_dir=folder, quick=True, check="never", say=_nothing
@@ -144,9 +145,9 @@ def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, int]:
     known = step.programs.latest
     assert known is not None
     traced = Traced(job)
-    planned = ByRules(traced, traced.together(traced.keep_all()))
-    known.program._step = planned.program._step
-    return step, len(traced.trace.calls)
+    plan = traced.together(traced.keep_all())
+    known.program._step = ByRules(traced, plan).program._step
+    return step, traced, plan
 
 
 def _nothing(text: str) -> None:
@@ -163,8 +164,10 @@ def _median_s(work: Callable[[], object]) -> float:
 
 
 def _row(
-    model: str, plan: str, calls: int, updates: int, step: Callable[[], object], plain: Any, batch: Any
+    model: str, plan: str, counted: tuple[Traced, RulePlan], step: Callable[[], object], plain: Any, batch: Any
 ) -> HostTimeRow:
+    traced, rules = counted
+
     def eager() -> object:
         return plain(batch)
 
@@ -177,8 +180,8 @@ def _row(
     return HostTimeRow(
         model=model,
         plan=plan,
-        calls=calls,
-        updates=updates,
+        calls=len(traced.trace.calls),
+        updates=traced.source_of(rules).count("    run.update"),
         plain_s=statistics.median(p for p, _ in turns),
         step_s=statistics.median(s for _, s in turns),
         ratio=statistics.median(s / p for p, s in turns),
@@ -204,8 +207,8 @@ def host_rows(layers: int = 12, heads: int = 12, *, big_layers: int = 32, big_he
 
 
 def _kept(job: Job, name: str, folder: Path) -> HostTimeRow:
-    batch, (step, calls) = job.batch(0), _step_of(job, folder)
-    return _row(name, "keep all", calls, 1, lambda: step(batch), Plain(job), batch)
+    batch, (step, traced, plan) = job.batch(0), _step_of(job, folder)
+    return _row(name, "keep all", (traced, plan), lambda: step(batch), Plain(job), batch)
 
 
 def _streamed(job: Job, name: str, plan: str, *, below: bool) -> HostTimeRow:
@@ -214,9 +217,8 @@ def _streamed(job: Job, name: str, plan: str, *, below: bool) -> HostTimeRow:
     rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules label every other row
     tier = PinnedTier(lanes=NoLanes())
     training, batch = ByRules(traced, rules, tier), job.batch(0)
-    updates = traced.source_of(rules).count("    run.update")
     try:
-        return _row(name, plan, len(traced.trace.calls), updates, lambda: training(batch), None, batch)
+        return _row(name, plan, (traced, rules), lambda: training(batch), None, batch)
     finally:
         assert training.offloading is not None
         training.offloading.settle_all()
@@ -224,7 +226,7 @@ def _streamed(job: Job, name: str, plan: str, *, below: bool) -> HostTimeRow:
 
 
 def text_of(rows: list[HostTimeRow]) -> str:
-    """For a terminal, and as Markdown."""
+    """For a terminal."""
     table = Table("", "plan", "calls", "updates", "plain, ms", "step, ms", "× plain", box=None)
     for r in rows:
         plain = ("–", "–") if math.isnan(r.plain_s) else (f"{r.plain_s * 1e3:.1f}", f"{r.ratio:.2f}")
