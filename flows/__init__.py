@@ -4,22 +4,22 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stowage.flows._batch_plans import BatchChoice
-    from stowage.flows._best_batch import best_batch
-    from stowage.flows._fit import fit
-    from stowage.flows._trainer import stow
-    from stowage.flows._training_step import TrainingStep
+    from stowage.flows.api.best_batch import best_batch
+    from stowage.flows.api.fit import fit
+    from stowage.flows.api.trainer.trainer import stow
+    from stowage.flows.api.training_step import TrainingStep
+    from stowage.flows.planning.batch_sizes import BatchChoice
     from stowage.stages.runtime.masters import MasterWeights
 
 __all__ = ["BatchChoice", "MasterWeights", "TrainingStep", "best_batch", "fit", "stow"]
 
 _HOME = {
-    "BatchChoice": "stowage.flows._batch_plans",
+    "BatchChoice": "stowage.flows.planning.batch_sizes",
     "MasterWeights": "stowage.stages.runtime.masters",
-    "TrainingStep": "stowage.flows._training_step",
-    "best_batch": "stowage.flows._best_batch",
-    "fit": "stowage.flows._fit",
-    "stow": "stowage.flows._trainer",
+    "TrainingStep": "stowage.flows.api.training_step",
+    "best_batch": "stowage.flows.api.best_batch",
+    "fit": "stowage.flows.api.fit",
+    "stow": "stowage.flows.api.trainer.trainer",
 }
 
 

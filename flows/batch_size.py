@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from stowage.flows._command import Assignments, one_sentence, overrides_of, run_command
-from stowage.flows._overrides import override
-from stowage.flows._project import find_root
+from stowage.flows.pipeline.command import Assignments, one_sentence, overrides_of, run_command
+from stowage.flows.pipeline.overrides import override
+from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.command import DEVICE, STORE
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.table import read_record
@@ -45,8 +45,8 @@ def choose(root: Path, overrides: dict[str, Any], largest: int) -> str:
 def _planner(root: Path, settings: Settings) -> Any:
     """Model, batch and limits as the stages have them."""
     # Imports torch and transformers, which take seconds.
-    from stowage.flows._batch_plans import BatchPlanner
-    from stowage.flows._planning import Effort
+    from stowage.flows.planning.batch_sizes import BatchPlanner
+    from stowage.flows.planning.step import Effort
     from stowage.stages.options.parameters import search_of
     from stowage.stages.solve import tier_below
     from stowage.stages.workload.configured import configured_optimizer, configured_workload

@@ -32,10 +32,10 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from stowage.flows._command import one_sentence, run_command
-from stowage.flows._prefect import flow
-from stowage.flows._project import find_root
-from stowage.flows._served import Served
+from stowage.flows.benchmarks.child_process import Served
+from stowage.flows.pipeline.command import one_sentence, run_command
+from stowage.flows.pipeline.prefect_imports import flow
+from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
@@ -98,7 +98,7 @@ class Contestant(Served):
         self.times: list[float] = []
         self.losses: list[float] = []
         self.peak_bytes = -1
-        super().__init__(name, "stowage.flows._contestant", request, root)
+        super().__init__(name, "stowage.flows.benchmarks.main_job.contestant", request, root)
 
     def measure(self) -> None:
         """One step under the profiler."""
@@ -233,52 +233,52 @@ def main(
     """Measure the main job."""
     with one_sentence():
         if big:
-            from stowage.flows._big_model import plan_all  # imports torch
+            from stowage.flows.benchmarks.scaling.big_model import plan_all  # imports torch
 
             plans = [asdict(plan) for plan in plan_all(typer.echo)]
             text = json.dumps(plans, indent=2) + "\n"
             write_atomically(find_root() / OUT / "big.json", text.encode())
             return
         if growth:
-            from stowage.flows._growth import run_growth
+            from stowage.flows.benchmarks.scaling.growth import run_growth
 
             typer.echo(run_growth(find_root() / OUT, typer.echo))
             return
         if quarter:
-            from stowage.flows._quarter import run_quarter
+            from stowage.flows.benchmarks.limits.quarter import run_quarter
 
             typer.echo(run_quarter(typer.echo))
             return
         if host:
-            from stowage.flows._host_time import run_host_time
+            from stowage.flows.benchmarks.main_job.host_time import run_host_time
 
             typer.echo(run_host_time(find_root() / OUT))
             return
         if partition:
-            from stowage.flows._partition_growth import run_partition_growth
+            from stowage.flows.benchmarks.scaling.partition_growth import run_partition_growth
 
             typer.echo(run_partition_growth(find_root() / OUT, typer.echo))
             return
         if remat:
-            from stowage.flows._remat import job_of, run_remat
+            from stowage.flows.benchmarks.remat.points import job_of, run_remat
 
             job = job_of(models, methods, shares, rounds=rounds, threads=threads, quick=quick)
             typer.echo(run_remat(job, find_root() / OUT, typer.echo))
             return
         if remat_depth:
-            from stowage.flows._remat_depth import depth_job, run_depth
+            from stowage.flows.benchmarks.scaling.depth import depth_job, run_depth
 
             typer.echo(run_depth(depth_job(models, methods, layers, measured=measured), find_root() / OUT, typer.echo))
             return
         if cluster_sizes:
-            from stowage.flows._cluster_sizes import cluster_size_job, run_cluster_sizes
+            from stowage.flows.benchmarks.scaling.cluster_sizes import cluster_size_job, run_cluster_sizes
 
             ablation = cluster_size_job(models, methods, sizes, shares, layers, quick=quick)
             typer.echo(run_cluster_sizes(ablation, find_root() / OUT, typer.echo))
             return
         if papers:
-            from stowage.flows._papers import markdown_of as table_of
-            from stowage.flows._papers import paper_rows
+            from stowage.flows.benchmarks.papers.tables import markdown_of as table_of
+            from stowage.flows.benchmarks.papers.tables import paper_rows
 
             rows = list(paper_rows(say=typer.echo))
             write_rows(find_root() / OUT / "papers.parquet", type(rows[0]), rows)

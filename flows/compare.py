@@ -14,12 +14,12 @@ from typing import Annotated
 
 import typer
 
-from stowage.flows._command import run_command
-from stowage.flows._comparison import render
-from stowage.flows._git import git
-from stowage.flows._project import find_root
-from stowage.flows._replan import NeedsDeviceError, replan
-from stowage.flows._sides import folder_of, read_side
+from stowage.flows.comparison.changes import render
+from stowage.flows.comparison.replan import NeedsDeviceError, replan
+from stowage.flows.comparison.two_plans import folder_of, read_side
+from stowage.flows.pipeline.command import run_command
+from stowage.flows.pipeline.git import git
+from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.errors import StowageError
 
 NEEDS_DEVICE = 3

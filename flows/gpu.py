@@ -43,16 +43,16 @@ from typing import Any
 
 import torch
 
-from stowage.flows._gpu_carried import MEASURED, PLANNED, carried_job
-from stowage.flows._gpu_first import BUDGET_S, first, steps_of
-from stowage.flows._gpu_first_page import PAGE
-from stowage.flows._gpu_first_tests import TESTS
-from stowage.flows._gpu_job import Job, parameters_of
-from stowage.flows._gpu_measure import fitting_dtype, measure_job
-from stowage.flows._gpu_race import ALLOCATOR, race
-from stowage.flows._gpu_table import text_of
-from stowage.flows._gpu_whole_race import PAGE as RACE_PAGE
-from stowage.flows._gpu_whole_race import Effort, jobs_of, notes_of, report_of, run_race
+from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, carried_job
+from stowage.flows.benchmarks.gpu.first.first import BUDGET_S, first, steps_of
+from stowage.flows.benchmarks.gpu.first.page import PAGE
+from stowage.flows.benchmarks.gpu.first.tests import TESTS
+from stowage.flows.benchmarks.gpu.job import Job, parameters_of
+from stowage.flows.benchmarks.gpu.measure import fitting_dtype, measure_job
+from stowage.flows.benchmarks.gpu.race import ALLOCATOR, race
+from stowage.flows.benchmarks.gpu.table import text_of
+from stowage.flows.benchmarks.gpu.whole_race import PAGE as RACE_PAGE
+from stowage.flows.benchmarks.gpu.whole_race import Effort, jobs_of, notes_of, report_of, run_race
 from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
@@ -156,8 +156,8 @@ def run_tests(out: Path) -> None:
 
 def plan(given: argparse.Namespace) -> None:
     """The step that needs solvers."""
-    from stowage.flows._gpu_plan import plan_job
-    from stowage.flows._planning import QUICK, Effort
+    from stowage.flows.benchmarks.gpu.plan import plan_job
+    from stowage.flows.planning.step import QUICK, Effort
 
     plan_job(
         given.out,

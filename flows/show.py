@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stowage.flows._command import one_sentence, run_command
-from stowage.flows._project import find_root
+from stowage.flows.pipeline.command import one_sentence, run_command
+from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord
 from stowage.stages.ir.table import read_record, read_rows

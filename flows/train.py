@@ -12,11 +12,11 @@ from typing import Any
 
 import typer
 
-from stowage.flows._chain import run_chain
-from stowage.flows._command import Assignments, one_sentence, overrides_of, run_command
-from stowage.flows._prefect import flow
-from stowage.flows._project import TRAIN_STAGES
-from stowage.flows._results import RunResult, markdown
+from stowage.flows.pipeline.chain import run_chain
+from stowage.flows.pipeline.command import Assignments, one_sentence, overrides_of, run_command
+from stowage.flows.pipeline.prefect_imports import flow
+from stowage.flows.pipeline.project import TRAIN_STAGES
+from stowage.flows.pipeline.results import RunResult, markdown
 
 
 @flow(name="train")

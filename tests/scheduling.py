@@ -16,7 +16,9 @@ TOGETHER = {
 FIRST = (
     "tests/pipeline/",
     "tests/offload/",
-    "tests/fit/",
+    "tests/api/",
+    "tests/benchmarks/",
+    "tests/planning/",
     "tests/configurations/",
     "tests/train/",
     "tests/options/",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stowage.flows import _remat_models
+from stowage.flows.benchmarks.remat import models as _remat_models
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import Batch, sample_batch

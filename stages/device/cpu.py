@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from stowage.stages.device.base import MEASURING
-from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured, measure_allocations
+from stowage.stages.device.rates.disk import measure_disk
 from stowage.stages.ir.costs import DeviceDescription
 
 MOST_OTHERS_BYTES = 128 << 20

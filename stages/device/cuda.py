@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from stowage.stages.device.base import MEASURING
-from stowage.stages.device.disk import measure_disk
 from stowage.stages.device.events import Measured
-from stowage.stages.device.host_rates import give_back_pinned, measure_host_rates
 from stowage.stages.device.libraries import clear_workspaces, kept_by_libraries, outside_the_allocator
 from stowage.stages.device.peaks import Peaks
+from stowage.stages.device.rates.disk import measure_disk
+from stowage.stages.device.rates.host import give_back_pinned, measure_host_rates
 from stowage.stages.device.switches import kernel_switches
 from stowage.stages.ir.costs import DeviceDescription
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from stowage.stages.formulations.checkmate import checkmate
-from stowage.stages.formulations.retention import solve_executions
-from stowage.stages.formulations.rk_checkmate_schedule import rk_checkmate
-from stowage.stages.formulations.staged import Executions, StagedGraph, schedule_of, timeline
+from stowage.stages.formulations.block.checkmate import checkmate
+from stowage.stages.formulations.block.retention import solve_executions
+from stowage.stages.formulations.block.rk_checkmate.solve import rk_checkmate
+from stowage.stages.formulations.block.staged_order import Executions, StagedGraph, schedule_of, timeline
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.solver.outcome import SolverSettings
 

@@ -10,13 +10,13 @@ from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import encode, schedule_of
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
-from stowage.stages.options.h_regions import clusters_by_block
-from stowage.stages.options.h_work import HierarchyWork
-from stowage.stages.options.pool import Answer, Job, work
+from stowage.stages.options.clusters.regions import clusters_by_block
+from stowage.stages.options.clusters.work import HierarchyWork
 from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
-from stowage.stages.options.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
-from stowage.stages.simulate.tail import with_costs, with_tail_costs
+from stowage.stages.options.workers.pool import Answer, Job, work
+from stowage.stages.options.workers.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
+from stowage.stages.simulate.last_run import with_costs, with_tail_costs
 from stowage.stages.solver.outcome import SolverSettings
 
 Progress = Callable[[int, int], None]

@@ -9,24 +9,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stowage.stages.formulations import (
-    checkmate,
-    h_budgets,
-    h_policies,
-    h_retention,
-    h_rotor,
-    retention,
-    rk_checkmate,
-    selective,
-    tw_remat,
-)
+from stowage.stages.formulations.block import checkmate, retention
+from stowage.stages.formulations.block.greedy import selective
+from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
+from stowage.stages.formulations.block.tw_remat import solve as tw_remat
+from stowage.stages.formulations.cluster import budgets as h_budgets
+from stowage.stages.formulations.cluster import policies as h_policies
+from stowage.stages.formulations.cluster import rotor as h_rotor
+from stowage.stages.formulations.cluster.retention import solve as h_retention
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.simulate.tail import with_costs, with_tail_costs
+from stowage.stages.simulate.last_run import with_costs, with_tail_costs
 from stowage.stages.solver.cp import cp_version
 from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings

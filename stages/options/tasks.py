@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stowage.stages.formulations.fixed import keep_all, recompute_all
-from stowage.stages.formulations.lazy import Candidate
-from stowage.stages.formulations.retention import smallest_peak
-from stowage.stages.formulations.selective import best_within, family, report_of, selective_frontier
-from stowage.stages.formulations.staged import (
+from stowage.stages.formulations.block.fixed import keep_all, recompute_all
+from stowage.stages.formulations.block.greedy.lazy import Candidate
+from stowage.stages.formulations.block.greedy.selective import best_within, family, report_of, selective_frontier
+from stowage.stages.formulations.block.retention import smallest_peak
+from stowage.stages.formulations.block.staged_order import (
     Executions,
     StagedGraph,
     cost_of,
@@ -25,7 +25,7 @@ from stowage.stages.formulations.staged import (
     schedule_of,
     timeline,
 )
-from stowage.stages.formulations.tw_remat import tw_remat
+from stowage.stages.formulations.block.tw_remat.solve import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.options.exact import SAME, Exact, raced, solve_exactly
 from stowage.stages.simulate.block import replay_block

@@ -11,7 +11,7 @@ from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.partition import make_chains
-from stowage.stages.partition.h_partition import Limits
+from stowage.stages.partition.clusters.partition import Limits
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 

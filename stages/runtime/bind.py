@@ -12,7 +12,7 @@ from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables, Value
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program, constant_tensors, load_step
 from stowage.stages.structure.tree import ModuleTree
 

@@ -13,9 +13,9 @@ from stowage.stages.ir.run import SpanStream
 from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.dispatch import Outside, below_autograd
-from stowage.stages.runtime.offloading import Form, Offloading, noted_release
-from stowage.stages.runtime.randomness import RandomStates
-from stowage.stages.runtime.tracing import Recorder
+from stowage.stages.runtime.observe.tracing import Recorder
+from stowage.stages.runtime.offload.offloading import Form, Offloading, noted_release
+from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.runtime.updates import run_gradient_hooks
 
 _UNRECORDED = nullcontext()

@@ -18,9 +18,9 @@ from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
 from stowage.stages.runtime.dispatch import below_autograd
 from stowage.stages.runtime.iteration import Iteration
-from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.runtime.randomness import RandomStates
-from stowage.stages.runtime.tracing import Recorder
+from stowage.stages.runtime.observe.tracing import Recorder
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.runtime.updates import PerParameterUpdates
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.structure import tensors_of

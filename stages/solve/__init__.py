@@ -1,12 +1,12 @@
 """Choose the plan of the whole iteration within the device budget."""
 
 from stowage.stages.solve.at_once import keep_everything_at_once, same_rows
-from stowage.stages.solve.batch import FractionalBatch, fractional_batch, growth_of
-from stowage.stages.solve.offload import Below
+from stowage.stages.solve.batch_size import FractionalBatch, fractional_batch, growth_of
+from stowage.stages.solve.offload.limits import tier_below
+from stowage.stages.solve.offload.offloader import Below
 from stowage.stages.solve.request import PlanRequest, check_method
 from stowage.stages.solve.reserve import Reserve
 from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
-from stowage.stages.solve.tiers import tier_below
 from stowage.stages.solve.variants import Variant, solve_variants
 
 __all__ = [

@@ -12,9 +12,9 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Outcome, Step
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import updates_together
-from stowage.stages.solve.chain import Chain, Execution
-from stowage.stages.solve.offload import Offloader
-from stowage.stages.solve.race import Candidate
+from stowage.stages.solve.in_memory import Candidate
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, program_of, summary_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.solve.offload import Below
+from stowage.stages.solve.offload.offloader import Below
 
 FIXED = ("recompute_all", "chen_sqrt")
 """Policies that may be asked for by name; see `policies.py`."""

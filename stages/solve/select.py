@@ -16,12 +16,12 @@ from stowage.stages.simulate.plan import Outcome, Step
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import Judge, updates_together
 from stowage.stages.solve.binding import infeasible
-from stowage.stages.solve.chain import Chain, Execution
-from stowage.stages.solve.liveness import Program
-from stowage.stages.solve.offload import Below, Offloader, OffloadPlan
-from stowage.stages.solve.race import Candidate, Race, in_memory, keep_everything, orders
+from stowage.stages.solve.in_memory import Candidate, Race, in_memory, keep_everything, orders
+from stowage.stages.solve.offload.offloader import Below, Offloader, OffloadPlan
+from stowage.stages.solve.offload.plans import tiered_plans
+from stowage.stages.solve.program.chain import Chain, Execution
+from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.tiered import tiered_plans
 
 SAME_SPEED = 1.001
 """Predictions do not tell plans apart that differ by less."""

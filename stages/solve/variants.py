@@ -10,7 +10,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.solve.offload import Below
+from stowage.stages.solve.offload.offloader import Below
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
 

@@ -15,18 +15,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from stowage.stages.ir.errors import ParameterError, TraceError
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.structure import leaves, with_tensors
-from stowage.stages.trace.checkpointing import without_gradient_checkpointing
 from stowage.stages.trace.checks import check_generators, check_gradients, check_module, check_parameters
 from stowage.stages.trace.explain import cause_of, explain, here
-from stowage.stages.trace.left import Seen, move_numbers, see
-from stowage.stages.trace.marking import Marker
-from stowage.stages.trace.nested import nested_as_padded
-from stowage.stages.trace.outside import Outside
-from stowage.stages.trace.packing import packing_as_in_eager
-from stowage.stages.trace.preserve import Snapshot
-from stowage.stages.trace.readings import Readings
-from stowage.stages.trace.record import LEFT, Recorder
-from stowage.stages.trace.values import WithoutValues
+from stowage.stages.trace.objects.left import Seen, move_numbers, see
+from stowage.stages.trace.objects.outside import Outside
+from stowage.stages.trace.objects.preserve import Snapshot
+from stowage.stages.trace.recording.checkpointing import without_gradient_checkpointing
+from stowage.stages.trace.recording.marking import Marker
+from stowage.stages.trace.recording.nested import nested_as_padded
+from stowage.stages.trace.recording.packing import packing_as_in_eager
+from stowage.stages.trace.recording.readings import Readings
+from stowage.stages.trace.recording.record import LEFT, Recorder
+from stowage.stages.trace.recording.values import WithoutValues
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.values_looked_at import NO_PADDING, ONE_SEQUENCE, looked_at
 

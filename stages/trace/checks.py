@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from stowage.stages.ir.errors import DrawsElsewhere, TraceError
 from stowage.stages.trace.lines import source_line
-from stowage.stages.trace.preserve import Snapshot
+from stowage.stages.trace.objects.preserve import Snapshot
 
 _WRAPPERS = {
     "OptimizedModule": "is compiled with torch.compile: pass the module before compiling it",

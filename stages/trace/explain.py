@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.trace.marking import Marker
+from stowage.stages.trace.recording.marking import Marker
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = tuple({os.path.dirname(os.path.dirname(f)) + os.sep for f in (__file__, os.path.realpath(__file__))})

@@ -11,10 +11,10 @@ from torch import nn
 
 from stowage.stages.ir.trace import Call, Constant, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.trace.capture import Captured, capture
-from stowage.stages.trace.left import Left, Seen
 from stowage.stages.trace.lower import content_hash
-from stowage.stages.trace.outside import Outside
-from stowage.stages.trace.readings import Readings
+from stowage.stages.trace.objects.left import Left, Seen
+from stowage.stages.trace.objects.outside import Outside
+from stowage.stages.trace.recording.readings import Readings
 from stowage.stages.trace.rounds import trace_rounds
 from stowage.stages.workload.outputs import OutputForm
 

@@ -19,9 +19,8 @@ from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.results import flat_results, grouped, groups_of
 from stowage.stages.ir.source import can_be_value
 from stowage.stages.ir.trace import Call, Constant, Gradient, Phase, Storage, StorageRole, Value
-from stowage.stages.trace.capture import Captured
-from stowage.stages.trace.encoding import encode
-from stowage.stages.trace.operators import (
+from stowage.stages.trace.calls.encoding import encode
+from stowage.stages.trace.calls.operators import (
     ALIASES,
     fresh_factory,
     is_random,
@@ -30,8 +29,9 @@ from stowage.stages.trace.operators import (
     true_outputs,
     writes,
 )
-from stowage.stages.trace.record import LEFT, LOCATION, PATH, PHASE, SOURCE
-from stowage.stages.trace.scalars import without_numbers
+from stowage.stages.trace.calls.scalars import without_numbers
+from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.recording.record import LEFT, LOCATION, PATH, PHASE, SOURCE
 
 _CONSTANT_ROLES = ("input", "buffer", "constant", "outside")
 _PREFIXES = {"parameter": "p_", "buffer": "b_", "input": "x_", "constant": "c", "outside": "o_"}

@@ -10,9 +10,9 @@ from stowage.stages.ir.errors import DrawsElsewhere, TraceError
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, Value
 from stowage.stages.trace.capture import Captured
 from stowage.stages.trace.explain import cause_of
-from stowage.stages.trace.left import MOVED, Left, Seen, effects_of
 from stowage.stages.trace.lower import Lowering, compact
-from stowage.stages.trace.readings import ROUNDS, Readings
+from stowage.stages.trace.objects.left import MOVED, Left, Seen, effects_of
+from stowage.stages.trace.recording.readings import ROUNDS, Readings
 
 DRAWS = 3
 """Traces in which generators of Python must move until it is the step that moves them, and no other thread: those that

@@ -30,10 +30,10 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
 from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.bind import bind
-from stowage.stages.runtime.contents import Contents
-from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.runtime.resident import resident_limit
-from stowage.stages.runtime.tensor_file import write_tensors
+from stowage.stages.runtime.files.tensor_file import write_tensors
+from stowage.stages.runtime.observe.resident import resident_limit
+from stowage.stages.runtime.offload.contents import Contents
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.settings import load_settings
 from stowage.stages.train.checkpoint import model_tensors, saved_iteration
 from stowage.stages.train.comparison import compare, metrics_of, require_equal

@@ -16,8 +16,8 @@ from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.runtime.contents import Contents
-from stowage.stages.runtime.tensor_file import TensorFile, write_tensors
+from stowage.stages.runtime.files.tensor_file import TensorFile, write_tensors
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.packing import Tensors, pack
 
 CHECKPOINT, OPTIMIZER, MODEL = "checkpoint", "optimizer", "model"

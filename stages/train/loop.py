@@ -15,9 +15,9 @@ from torch import nn
 from stowage.stages.device.peaks import AllocatorPeaks
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.contents import Contents
-from stowage.stages.runtime.measure import Measurement, measure_iteration, measure_program
-from stowage.stages.runtime.tracing import trace_iteration
+from stowage.stages.runtime.observe.measure import Measurement, measure_iteration, measure_program
+from stowage.stages.runtime.observe.tracing import trace_iteration
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import save_checkpoint
 from stowage.stages.train.restore import load_checkpoint
 

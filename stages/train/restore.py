@@ -15,8 +15,8 @@ import torch
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.table import record_of
-from stowage.stages.runtime.contents import Contents
-from stowage.stages.runtime.tensor_file import TensorFile
+from stowage.stages.runtime.files.tensor_file import TensorFile
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import (
     CHECKPOINT,
     MODEL,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from stowage.flows._costed import Costed, cost_traces
+from stowage.flows.planning.costed import Costed, cost_traces
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_variants

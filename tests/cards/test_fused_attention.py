@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows._planning import QUICK, plan_costed
+from stowage.flows.planning.step import QUICK, plan_costed
 from stowage.stages.device import device_of
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.operators import SEALS, without_overload

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stowage.flows._costed import cost_traces
-from stowage.flows._planning import QUICK, plan_costed
+from stowage.flows.planning.costed import cost_traces
+from stowage.flows.planning.step import QUICK, plan_costed
 from stowage.stages.ir.errors import Infeasible, TraceError
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.kernels import SUBSTITUTES, Output

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows._planning import QUICK, plan_costed
+from stowage.flows.planning.step import QUICK, plan_costed
 from stowage.stages.device import allocator
 from stowage.stages.device.peaks import Peaks, peaks_of
 from stowage.stages.ir.costs import FRAGMENTS, ROUNDING_BYTES

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from stowage.flows import _update_rate
-from stowage.flows._update_rate import with_own_updates
-from stowage.stages.device import host_rates
-from stowage.stages.device.host_rates import HostRates, measure_update_rate
-from stowage.stages.runtime.below import UpdatesBelow, bring_counters
+from stowage.flows.api import update_rate as _update_rate
+from stowage.flows.api.update_rate import with_own_updates
+from stowage.stages.device.rates import host as host_rates
+from stowage.stages.device.rates.host import HostRates, measure_update_rate
+from stowage.stages.runtime.offload.cpu_updates import UpdatesBelow, bring_counters
 from tests.cards.attention import CARD
 
 HOW: dict[str, dict[str, Any]] = {

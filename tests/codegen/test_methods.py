@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage.flows._remat_modules import Mamba
+from stowage.flows.benchmarks.remat.modules import Mamba
 from stowage.stages.ir.arguments import split_receiver
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS
 from stowage.stages.ir.trace import Call, TraceTables

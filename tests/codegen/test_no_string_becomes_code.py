@@ -18,8 +18,8 @@ from stowage.stages.ir.errors import StowageError, TableError
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.trace import TraceTables, Value
 from stowage.stages.runtime.program import load_step
+from tests.api.beside_plain import Script, adamw, rows, square, trains_equally
 from tests.codegen.test_step_text import tiny
-from tests.fit.beside_plain import Script, adamw, rows, square, trains_equally
 from tests.ir.test_source import EVIL
 
 RAN = Path("/tmp/stowage-a-string-was-run")

@@ -12,7 +12,7 @@ from torch import nn
 
 from stowage.stages.device import measure_allocations, unique_bytes
 from stowage.stages.ir.errors import AwayError
-from stowage.stages.runtime.measure import resident_tensors
+from stowage.stages.runtime.observe.measure import resident_tensors
 from tests.configurations.alongside import small_gpt2
 from tests.configurations.test_trainer import assert_same_run, logs, planned, rows, trainer_of
 from tests.runtime.beside_eager import same

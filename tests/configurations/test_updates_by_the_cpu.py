@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from stowage.flows import TrainingStep, _fit, fit
-from stowage.flows._tiers import LowerTier
+from stowage.flows import TrainingStep, fit
+from stowage.flows.api import fit as _fit
+from stowage.flows.api.lower_tier import LowerTier
 from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.ir.machine import Link
 from stowage.stages.solve import Below

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from stowage.flows._by_rules import RulePlan, Rules
+from stowage.flows.planning.by_rules import RulePlan, Rules
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.peaks import Peaks
 from stowage.stages.device.tiers import PinnedTier
-from stowage.stages.runtime.measure import measure_program
+from stowage.stages.runtime.observe.measure import measure_program
 from tests.device.tiers.thread_lanes import ThreadLanes
 from tests.gpu.cases import Case
 from tests.gpu.profiling import profile

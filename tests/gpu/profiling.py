@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage.flows._true_kernels import with_true_kernels
+from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import TraceTables

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from stowage.flows._by_rules import RulePlan, Rules
+from stowage.flows.planning.by_rules import RulePlan, Rules
 from stowage.stages.device.tiers import NullTier, PinnedTier, Tier
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.trace import MicroBatch, record_step, with_updates
 from tests.gpu.cases import Case
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stowage.flows._by_rules import Rules
-from stowage.flows._gpu_lanes import Late, LateCudaLanes, late_lanes
+from stowage.flows.benchmarks.gpu.lanes import Late, LateCudaLanes, late_lanes
+from stowage.flows.planning.by_rules import Rules
 from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.device.tiers.host import _PinnedTransfer
 from tests.gpu.cases import Case, fused

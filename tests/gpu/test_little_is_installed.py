@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import runpy, sys
 from importlib.util import find_spec
-from tests.gpu_command import alone
+from tests.benchmarks.gpu import alone
 alone.NEEDED += ("pytest", "numpy")
 more = {name for name in ("hypothesis", "pulp", "polars", "dvc") if find_spec(name) is not None}
 assert more and more <= alone.hide()

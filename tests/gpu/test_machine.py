@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stowage.flows._gpu_job import Job, limit_memory
+from stowage.flows.benchmarks.gpu.job import Job, limit_memory
 from stowage.stages.device import device_of
-from stowage.stages.device.host_rates import measure_host_rates
+from stowage.stages.device.rates.host import measure_host_rates
 from stowage.stages.device.tiers.host import pinned_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 import torch
 
-from stowage.flows._gpu_contestant import WARM_UP, Request, compete
-from stowage.flows._gpu_job import Job, build_shell, fill, first_weights
-from stowage.flows._gpu_measure import trace_job
+from stowage.flows.benchmarks.gpu.contestant import WARM_UP, Request, compete
+from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
+from stowage.flows.benchmarks.gpu.measure import trace_job
 from tests.gpu.cases import LLAMA, LONG, SHORT
 
 STEPS = 2

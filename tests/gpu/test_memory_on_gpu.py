@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage.flows._by_rules import Rules
+from stowage.flows.planning.by_rules import Rules
 from stowage.stages.device.tiers import PinnedTier
 from tests.device.tiers.thread_lanes import ThreadLanes
 from tests.gpu.cases import Case, fused

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage.flows._by_rules import Rules
+from stowage.flows.planning.by_rules import Rules
 from stowage.stages.device import device_of
-from stowage.stages.device.disk import measure_disk
+from stowage.stages.device.rates.disk import measure_disk
 from stowage.stages.device.tiers import StagedTier, Tier, open_tier
-from stowage.stages.runtime.measure import measure_program
+from stowage.stages.runtime.observe.measure import measure_program
 from tests.gpu.cases import Case, fused
 from tests.gpu.profiling import profile
 from tests.gpu.side_by_side import SEED, STEPS, Planned, a_tier, differences, plainly, planned

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage.flows._by_rules import Rules
-from stowage.stages.runtime.contents import Contents
+from stowage.flows.planning.by_rules import Rules
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.trace import forward_tables, record_forward
 from stowage.stages.train.checkpoint import save_checkpoint
 from stowage.stages.train.restore import load_checkpoint

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stowage.flows._by_rules import Rules
-from stowage.stages.runtime.randomness import RandomStates
+from stowage.flows.planning.by_rules import Rules
+from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.simulate.plan import RANDOM_STATE_BYTES
 from tests.gpu.cases import Case
 from tests.gpu.side_by_side import differences, plainly, planned, traced

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stowage.flows._by_rules import Rules
+from stowage.flows.planning.by_rules import Rules
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.runtime.tracing import trace_iteration
+from stowage.stages.runtime.observe.tracing import trace_iteration
 from tests.gpu.cases import MODELS, TRANSFORMERS, Case, adamw, fused
 from tests.gpu.side_by_side import Planned, a_tier, differences, expect_known_failures, plainly, planned, traced
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from stowage.flows._by_rules import Rules
+from stowage.flows.planning.by_rules import Rules
 from stowage.stages.runtime.masters import MasterWeights
 from tests.gpu.cases import Case, MakeOptimizer, adamw, capturable, foreach, fused
 from tests.gpu.side_by_side import Planned, a_tier, assert_close, differences, plainly, planned, traced

@@ -14,7 +14,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.machine import Link
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import Below, PlanRequest, solve_plan
 from stowage.stages.solve.select import Solved
 from tests.runtime.beside_eager import MakeOptimizer, differences, eager_step, same

@@ -15,12 +15,14 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.machine import Link
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition import HELD, Limits, make_chains
-from stowage.stages.partition.h_block import block_clusters
-from stowage.stages.solve import Below, Solved, tiered
-from stowage.stages.solve.chain import Chain
-from stowage.stages.solve.offload import Offloader
-from stowage.stages.solve.offmate import OffMate
+from stowage.stages.partition import Limits, make_chains
+from stowage.stages.partition.chains import HELD
+from stowage.stages.partition.clusters.block import block_clusters
+from stowage.stages.solve import Below, Solved
+from stowage.stages.solve.offload import plans as tiered
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate.offmate import OffMate
+from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.select import program_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step

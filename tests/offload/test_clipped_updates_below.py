@@ -17,8 +17,8 @@ from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import AwayError
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.updates import CLIP
-from stowage.stages.runtime import below as runtime_below
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload import cpu_updates as runtime_below
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import Below, eager_peak_bytes
 from stowage.stages.solve.select import Solved
 from stowage.stages.trace import MicroBatch

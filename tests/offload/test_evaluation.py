@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from stowage.flows import fit
-from stowage.flows._evaluation import Resting, plan_forward
-from stowage.flows._planning import QUICK
-from stowage.flows._training_step import TrainingStep
+from stowage.flows.api.evaluation import Resting, plan_forward
+from stowage.flows.api.training_step import TrainingStep
+from stowage.flows.planning.step import QUICK
 from stowage.stages.device import measure_allocations, unique_bytes
 from stowage.stages.device.tiers import NullTier
 from stowage.stages.ir.errors import AwayError, Infeasible, TraceError
 from stowage.stages.runtime.bind import bind
-from stowage.stages.runtime.measure import resident_tensors
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.observe.measure import resident_tensors
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.trace.forward import record_forward
 from stowage.stages.workload.calls import call_model
 from stowage.stages.workload.models import build_model

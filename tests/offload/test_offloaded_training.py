@@ -14,7 +14,7 @@ from torch import nn
 
 from stowage.stages.device.tiers import DelayedTier, DiskTier, NullTier, Tier
 from stowage.stages.device.tiers.base import Stream
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.solve.select import Solved
 from tests.matrix import some

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from stowage.flows import fit
-from stowage.flows._training_step import TrainingStep
+from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import AwayError, Infeasible
-from stowage.stages.runtime.away import arrive, leave
+from stowage.stages.runtime.offload.away import arrive, leave
 from tests.offload.test_averages_of_weights_below import adamw, network
 
 

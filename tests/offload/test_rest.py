@@ -13,8 +13,8 @@ from stowage.stages.codegen import manifest_of
 from stowage.stages.device.tiers import NullTier
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
-from stowage.stages.runtime.contents import Contents
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.contents import Contents
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.trace import MicroBatch
 from tests.offload.test_offloaded_training import adamw
 from tests.runtime.beside_eager import differences, eager_step, same

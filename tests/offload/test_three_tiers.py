@@ -14,7 +14,7 @@ from stowage.stages.device.tiers import DelayedTier, NullTier, Tier
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.plan import Slot
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import Below
 from stowage.stages.solve.select import Solved
 from tests.device.tiers.thread_lanes import staged

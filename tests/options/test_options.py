@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from stowage.stages.formulations.fixed import keep_all
-from stowage.stages.formulations.retention import smallest_peak
+from stowage.stages.formulations.block.fixed import keep_all
+from stowage.stages.formulations.block.retention import smallest_peak
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
-from stowage.stages.options import exact, generate, pool, tasks
+from stowage.stages.options import exact, generate, tasks
 from stowage.stages.options.exact import Answer, Exact, raced, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.options.worker import row_request, sweep_request
+from stowage.stages.options.workers import pool
+from stowage.stages.options.workers.worker import row_request, sweep_request
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 from tests.matrix import examples
@@ -151,7 +152,7 @@ def test_a_worker_stops_in_the_middle_of_a_solve_when_nobody_waits_for_it() -> N
     size = GridSize(formulation="rk_checkmate")
     budgets = tasks.grid(graph, size, LIMITS)
     long = row_request(graph, budgets, budgets.peaks[2], size, endless)
-    command = [sys.executable, "-m", "stowage.stages.options.worker"]
+    command = [sys.executable, "-m", "stowage.stages.options.workers.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None

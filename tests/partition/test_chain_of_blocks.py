@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stowage.stages.formulations.fixed import keep_all, recompute_all
+from stowage.stages.formulations.block.fixed import keep_all, recompute_all
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError

@@ -15,7 +15,8 @@ from stowage.stages import partition as cut
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.partition import HELD, LARGE, make_chains
+from stowage.stages.partition import make_chains
+from stowage.stages.partition.chains import HELD, LARGE
 from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for
 from tests.zoo import REMAT, ZOO

@@ -14,7 +14,7 @@ import websockets.asyncio.connection as connection
 import yaml
 from pipeline_projects import ROOT, TINY, TOY_STAGE, TOY_STAGES, commit, run, set_parameters
 
-from stowage.flows._project import import_path
+from stowage.flows.pipeline.project import import_path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,8 +74,8 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Prefect database of the tests' own, and one temporary server for all of them."""
     from prefect.testing.utilities import prefect_test_harness
 
-    from stowage.flows import _prefect
+    from stowage.flows.pipeline import prefect_imports
 
-    assert _prefect.DEFAULTS.keys() <= os.environ.keys()
+    assert prefect_imports.DEFAULTS.keys() <= os.environ.keys()
     with prefect_test_harness(server_startup_timeout=120):
         yield

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from stowage.flows._project import stage_environment
+from stowage.flows.pipeline.project import stage_environment
 
 ROOT = Path(__file__).parents[2]
 IDENTITY = {f"GIT_{who}_{what}": "tests@stowage" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pipeline_projects import ROOT
 
-from stowage.flows._project import stage_environment
+from stowage.flows.pipeline.project import stage_environment
 
 
 def commands() -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stowage.flows import _replan
 from stowage.flows import compare as command
-from stowage.flows._comparison import compare, render
-from stowage.flows._sides import Side, read_side
+from stowage.flows.comparison import replan as _replan
+from stowage.flows.comparison.changes import compare, render
+from stowage.flows.comparison.two_plans import Side, read_side
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import MIB, TableError
 from stowage.stages.ir.graph import Block, ComputeNode

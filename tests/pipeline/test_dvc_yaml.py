@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from stowage.flows._project import TRAIN_STAGES
+from stowage.flows.pipeline.project import TRAIN_STAGES
 from stowage.stages.inputs import LIST
 from stowage.stages.inputs.named import READERS
 from stowage.stages.settings import Settings, load_settings

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pipeline_projects import run, set_parameters
 
-from stowage.flows._project import TRAIN_STAGES, stage_environment
+from stowage.flows.pipeline.project import TRAIN_STAGES, stage_environment
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.table import read_record, read_rows

@@ -15,19 +15,19 @@ import pytest
 import yaml
 from distributed import LocalCluster
 
-from stowage.flows import _fan_out
-from stowage.flows._fan_out import SolvedBlock, solve_missing_blocks
-from stowage.flows._prefect import NO_CACHE, flow, task
-from stowage.flows._task_runner import runner_of
+from stowage.flows.pipeline import fan_out as _fan_out
+from stowage.flows.pipeline.fan_out import SolvedBlock, solve_missing_blocks
+from stowage.flows.pipeline.prefect_imports import NO_CACHE, flow, task
+from stowage.flows.pipeline.task_runner import runner_of
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.graph import Block
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.table import write_rows
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.partition.h_partition import Limits
+from stowage.stages.partition.clusters.partition import Limits
 from stowage.stages.settings import OptionsSettings
 from stowage.stages.solver.outcome import SolverSettings
-from tests.options.made_clusters import clusters_of
+from tests.options.clusters.made_clusters import clusters_of
 from tests.strategies import attention_block, deep_chain
 
 OPTIONS = {"peak_budgets": 2, "save_budgets": 2, "time_limit_s": 1.0, "max_exact_nodes": 20, "workers": 2}

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from pipeline_projects import ROOT, TINY, commit, run, set_parameters
 
-from stowage.flows._dvc import changed_stages, reproduce
-from stowage.flows._project import import_path, stage_environment
-from stowage.flows._workspace import open_workspace
+from stowage.flows.pipeline.dvc import changed_stages, reproduce
+from stowage.flows.pipeline.project import import_path, stage_environment
+from stowage.flows.pipeline.workspace import open_workspace
 from stowage.stages.inputs import LIST, imported_files, listed_inputs, mend, recorded, refresh
 from stowage.stages.inputs.listing import write_inputs
 from stowage.stages.settings import Settings, load_settings

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pipeline_projects import run
 
-from stowage.flows._project import stage_environment
 from stowage.flows.compare import report
+from stowage.flows.pipeline.project import stage_environment
 from stowage.flows.plan import plan
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.table import read_record

@@ -16,12 +16,12 @@ import psutil
 import pytest
 from pipeline_projects import commit, run, set_parameters
 
-from stowage.flows import _dvc
-from stowage.flows._dvc import StageFailedError, changed_stages, reproduce
-from stowage.flows._git import git
-from stowage.flows._overrides import parse_assignments
-from stowage.flows._project import find_root, stage_environment
-from stowage.flows._workspace import open_workspace
+from stowage.flows.pipeline import dvc as _dvc
+from stowage.flows.pipeline.dvc import StageFailedError, changed_stages, reproduce
+from stowage.flows.pipeline.git import git
+from stowage.flows.pipeline.overrides import parse_assignments
+from stowage.flows.pipeline.project import find_root, stage_environment
+from stowage.flows.pipeline.workspace import open_workspace
 from stowage.stages.ir.errors import ParameterError, StowageError
 
 BUDGET = {"solve.device_budget": "900MiB"}
@@ -172,7 +172,7 @@ def test_stopping_a_flow_stops_the_stage(toy: Path) -> None:
     (toy / "toy.py").write_text("import time, os; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)")
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pathlib import Path; "
-        f"from stowage.flows._dvc import reproduce; reproduce(Path({str(toy)!r}), 'trace', print)"
+        f"from stowage.flows.pipeline.dvc import reproduce; reproduce(Path({str(toy)!r}), 'trace', print)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], env=stage_environment(find_root(Path(__file__))))
     pid = toy / "pid"

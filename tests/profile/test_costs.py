@@ -27,7 +27,7 @@ from stowage.stages.optimizers import Bench
 from stowage.stages.profile import CostStore, profile_trace, timing
 from stowage.stages.profile.sequence import NOTHINGS, alive_bytes, last_touched
 from stowage.stages.profile.timing import FEW
-from stowage.stages.runtime.generators import GeneratorStates
+from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_workload
 from tests.permissions import let_others_in

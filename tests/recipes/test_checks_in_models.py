@@ -12,7 +12,7 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import StaleStep, TraceError
-from tests.fit.beside_plain import Script, adamw, mlp, rows, square, trains_equally
+from tests.api.beside_plain import Script, adamw, mlp, rows, square, trains_equally
 from tests.matrix import some
 
 

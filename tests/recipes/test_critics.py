@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fit.beside_plain import Script, trains_equally
+from tests.api.beside_plain import Script, trains_equally
 
 NOISE, WIDTH, ROWS = 6, 8, 64
 

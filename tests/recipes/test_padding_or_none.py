@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tests.fit.beside_plain import Script, trains_equally
+from tests.api.beside_plain import Script, trains_equally
 from tests.matrix import some
 from tests.recipes.tiny import NARROW, its_loss, language_model, texts, trainable
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fit.beside_plain import Make, Script, trains_equally
+from tests.api.beside_plain import Make, Script, trains_equally
 from tests.matrix import some
 from tests.recipes.tiny import EXPERTS, LANGUAGE, its_loss, language_model, texts, trainable
 

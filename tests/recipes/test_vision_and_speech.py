@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.fit.beside_plain import Script, trains_equally
+from tests.api.beside_plain import Script, trains_equally
 from tests.matrix import some
 from tests.recipes.tiny import NARROW, VOCABULARY, its_loss, trainable
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fit.beside_plain import Script, equal, plainly, planned
+from tests.api.beside_plain import Script, equal, plainly, planned
 from tests.matrix import some
 from tests.recipes.tiny import language_model, texts, trainable
 

@@ -60,7 +60,7 @@ def test_training_on_packed_masks_equals_eager(tmp_path: Path, monkeypatch: pyte
         """Which variant is faster within the tightest budget depends on the machine."""
         return solve_variants([v for v in variants if v.name == "packed"], options, request)
 
-    monkeypatch.setattr("stowage.flows._planning.solve_variants", solve_packed)
+    monkeypatch.setattr("stowage.flows.planning.step.solve_variants", solve_packed)
 
     def adam(parameters: object) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=1e-2)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ NAMES = [
     "optional_inputs",
     "returns_input",
 ]
-"""The rest of the zoo is trained through `fit` in tests/fit."""
+"""The rest of the zoo is trained through `fit` in tests/api."""
 
 
 @pytest.mark.parametrize("name", some(NAMES, exactness=["gpt2", "resnet", "tied", "lstm", "transformer"]))

@@ -18,12 +18,12 @@ from stowage.stages.device.tiers import NullTier
 from stowage.stages.ir.errors import AwayError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.shadow import forward_reads
-from stowage.stages.runtime.away import Away
-from stowage.stages.runtime.generators import GeneratorStates
-from stowage.stages.runtime.offloading import Offloading
-from stowage.stages.runtime.python_state import PythonState
-from stowage.stages.runtime.shadow import Shadow
-from stowage.stages.runtime.shadow_guard import NoRoom, ReadsAway, Room
+from stowage.stages.runtime.offload.away import Away
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.random.generators import GeneratorStates
+from stowage.stages.runtime.random.python_state import PythonState
+from stowage.stages.runtime.shadow.guard import NoRoom, ReadsAway, Room
+from stowage.stages.runtime.shadow.shadow import Shadow
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from stowage.stages.ir.errors import StowageError, TableError
-from stowage.stages.runtime import tensor_file
-from stowage.stages.runtime.tensor_file import Entry, TensorFile, Visitor, write_tensors
+from stowage.stages.runtime.files import tensor_file
+from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor, write_tensors
 
 TENSORS = {
     "number": torch.tensor(3.5, dtype=torch.float64),

@@ -14,7 +14,7 @@ import torch
 from stowage.stages.device.tiers import DiskTier
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import THREADS, chrome_trace, predicted_spans, steps_of
-from stowage.stages.runtime.tracing import trace_iteration
+from stowage.stages.runtime.observe.tracing import trace_iteration
 from tests.offload.away import program_below, smallest_below, solve_below
 from tests.runtime.beside_eager import adamw, prepare, program_of
 from tests.solve.prepared import Prepared

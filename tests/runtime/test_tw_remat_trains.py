@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stowage.stages.formulations.tw_remat import tw_remat
+from stowage.stages.formulations.block.tw_remat.solve import tw_remat
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.options.generate import options_of
 from stowage.stages.options.tasks import Found, fixed_policies

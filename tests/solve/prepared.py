@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from stowage.stages.formulations.fixed import keep_all, recompute_all
-from stowage.stages.formulations.selective import selective_frontier
+from stowage.stages.formulations.block.fixed import keep_all, recompute_all
+from stowage.stages.formulations.block.greedy.selective import selective_frontier
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option

@@ -9,15 +9,22 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stowage.stages.formulations.o_ilp import o_ilp
-from stowage.stages.formulations.o_ilp_model import OIlpLimits
+from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
+from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.machine import Link
 from stowage.stages.solve import Below, FractionalBatch, fractional_batch
-from stowage.stages.solve.batch import at_share, batch_amounts, growing_chain, growth_of, least_over, problem_of_one
-from stowage.stages.solve.chain import Chain
-from stowage.stages.solve.offload import Offloader
-from stowage.stages.solve.offmate import OffMate
+from stowage.stages.solve.batch_size import (
+    at_share,
+    batch_amounts,
+    growing_chain,
+    growth_of,
+    least_over,
+    problem_of_one,
+)
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate.offmate import OffMate
+from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.select import program_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step

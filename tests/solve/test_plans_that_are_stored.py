@@ -14,13 +14,13 @@ from stowage.stages.ir.plan import PlanSummary, plan_hash, tier_state
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.stored import check_stored
-from stowage.stages.solve.late_updates import late_updates
-from stowage.stages.solve.offload import Offloader, OffloadPlan
-from stowage.stages.solve.sweep import _Sweep, sweeps
+from stowage.stages.solve.offload.offloader import Offloader, OffloadPlan
+from stowage.stages.solve.offload.sweep.late_updates import late_updates
+from stowage.stages.solve.offload.sweep.sweep import _Sweep, sweeps
 from tests.matrix import examples
+from tests.solve.offload.test_sweep import QUICK, TINY, executions_of, offloader_of
 from tests.solve.prepared import prepare_trace
 from tests.solve.synthetic_steps import training_steps
-from tests.solve.test_sweep import QUICK, TINY, executions_of, offloader_of
 
 NOTHING = PlanSummary("", "", "", "", 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0.0, 0, "", "", 0.0, 0.0, 0, 0)
 

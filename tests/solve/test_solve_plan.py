@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stowage.stages.formulations.chain.policies import fixed_policies
 from stowage.stages.ir.errors import Infeasible, ParameterError, TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import baseline_bytes
-from stowage.stages.solve.chain import Chain, Execution
-from stowage.stages.solve.policies import fixed_policies
+from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import eager_peak_bytes, program_of, solve_plan
 from tests.matrix import examples, some

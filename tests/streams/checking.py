@@ -23,7 +23,7 @@ from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from tests.runtime.beside_eager import MakeOptimizer, differences, same
 from tests.streams.clocks import Race
 from tests.streams.device_mode import DeviceMode

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stowage.stages.trace.operators import is_random, mutated_arguments
+from stowage.stages.trace.calls.operators import is_random, mutated_arguments
 from tests.streams.machine import HOST, Machine
 
 aten: Any = torch.ops.aten

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stowage.flows._by_rules import Rules, Woven, blank_summary, stretches
+from stowage.flows.planning.by_rules import Rules, Woven, blank_summary, stretches
 from stowage.stages.codegen import emit_step
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState

@@ -17,7 +17,7 @@ from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.updates import is_gradient_slot
 from stowage.stages.runtime.iteration import Iteration
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from tests.streams.checking import Job, Piece
 from tests.streams.disk_turns import UPDATES
 from tests.streams.machine import HOST, Machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stowage.flows._by_rules import RulePlan
+from stowage.flows.planning.by_rules import RulePlan
 from stowage.stages.ir.machine import TierState
 from stowage.stages.simulate.plan import Step
 from stowage.stages.trace import MicroBatch

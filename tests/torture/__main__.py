@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _place(home: Path, console: Console) -> Place:
-    import stowage.flows._fit  # noqa: F401 - before the first fork
+    import stowage.flows.api.fit  # noqa: F401 - before the first fork
     from stowage.stages.device import device_of
     from stowage.stages.ir.costs import DeviceDescription
     from stowage.stages.ir.table import write_record

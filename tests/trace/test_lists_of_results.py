@@ -21,7 +21,7 @@ from stowage.stages.profile import arguments
 from stowage.stages.profile.sequence import WindowRun, last_touched
 from stowage.stages.profile.windows import Window
 from stowage.stages.trace import trace_step
-from tests.fit.beside_plain import Script, adamw, equal, plainly, square, trains_equally
+from tests.api.beside_plain import Script, adamw, equal, plainly, square, trains_equally
 from tests.lists_of_results import BACKWARD, FORWARD, Towers, own
 
 RESULTS: list[Any] = [1, (1, 2), [1], (1, [2, 3], 4), ([], 1), ([1],), (1, 2, 3, [])]

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from stowage.stages.kernels import known_outputs
 from stowage.stages.kernels.known import KnownOutputs
-from stowage.stages.trace import fake
-from stowage.stages.trace.fake import TrueKernels
+from stowage.stages.trace.recording import fake
+from stowage.stages.trace.recording.fake import TrueKernels
 from tests.matrix import some
 from tests.trace.real_beside_fake import RealBesideFake
 from tests.trace.sweep import FORMATS, LOSSES, NAMES, called, channels_last

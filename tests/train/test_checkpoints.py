@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from stowage.flows._saving import load_model, save_model
+from stowage.flows.api.saving import load_model, save_model
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError, StowageError, TableError
 from stowage.stages.ir.files import UnwritableError
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.runtime.contents import Contents
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import save_checkpoint, save_optimizer
 from stowage.stages.train.restore import load_checkpoint, load_optimizer, open_file
 from tests.runtime.beside_eager import prepare, same

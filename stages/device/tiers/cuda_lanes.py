@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stowage.stages.device.host_rates import give_back_pinned
+from stowage.stages.device.rates.host import give_back_pinned
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import StowageError, size_text
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stowage.stages.device.tiers.grouping import ALIGNMENT, group_allocations, power_of_two, wasted_bytes
-from tests.formulations.offload_problems import GIB, LLAMA2_7B, LLAMA3_70B, llama, rtx3060
+from tests.formulations.offload.offload_problems import GIB, LLAMA2_7B, LLAMA3_70B, llama, rtx3060
 from tests.matrix import examples
 
 MIB = 1 << 20

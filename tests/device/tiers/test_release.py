@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stowage.flows._host_time import NoLanes
+from stowage.flows.benchmarks.main_job.host_time import NoLanes
 from stowage.stages.device.tiers import DiskTier, NullTier, PinnedTier, StagedTier
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
-from stowage.stages.runtime.offloading import Offloading
+from stowage.stages.runtime.offload.offloading import Offloading
 from tests.device.tiers.moving import PAGE, random_bytes
 from tests.matrix import examples
 

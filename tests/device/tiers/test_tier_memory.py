@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stowage.stages.device.cgroup import run_limited, why_no_limits
+from stowage.flows.benchmarks.limits.cgroup import run_limited, why_no_limits
 from stowage.stages.device.tiers import DiskTier
 
 MIB = 1 << 20

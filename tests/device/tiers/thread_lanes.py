@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stowage.flows._gpu_lanes import HostLanes, Late
+from stowage.flows.benchmarks.gpu.lanes import HostLanes, Late
 from stowage.stages.device.tiers import DiskTier, PinnedTier, StagedTier
 from tests.device.tiers.moving import PAGE
 

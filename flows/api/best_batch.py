@@ -1,0 +1,109 @@
+"""`best_batch`: the number of samples for which a planned step takes least time per sample (thesis 4.5.3)."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.api.fit import MakeOptimizer, print_notice
+from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.planning.batch_sizes import LARGEST, BatchChoice, BatchPlanner, Resize, Say
+from stowage.flows.planning.step import QUICK, Effort, home_folder, target_device
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.runtime.files.weights import stand_ins
+from stowage.stages.structure import tensors_of
+from stowage.stages.trace import MicroBatch
+from stowage.stages.workload.calls import Loss
+from stowage.stages.workload.resize import resized, samples_of
+
+SAMPLE = 4
+"""Samples of the batch that is looked at where `resize` makes it."""
+
+
+def best_batch(
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
+    *,
+    device_budget: str | int,
+    largest: int = LARGEST,
+    resize: Resize | None = None,
+    loss: Loss | None = None,
+    max_grad_norm: float | None = None,
+    method: str = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    offload_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    quick: bool = False,
+    costs: str = "measured",
+    say: Say = print_notice,
+) -> BatchChoice:
+    """The batch size with the least predicted time per sample within the budget. Nothing is trained.
+
+    The fractional optimum is estimated from `batch`, of which times and activations are taken to be proportional to the
+    number of samples. Its two neighbours are then traced, profiled and planned like any batch, and beyond the better
+    of them up to two more, while they are better still. Where neither fits, smaller ones are searched.
+
+    Args:
+        model, optimizer, loss, max_grad_norm, method, host_budget, disk_budget, offload_dir, cache_dir, quick, say: see
+            `fit`. The model may be on the meta device; weights are not needed.
+        batch: a sample, with samples along the first dimension: tensors as long as the first of its tensors are
+            resized, by slicing and repeating rows.
+        device_budget: see `fit`; a percentage is of plain PyTorch's peak on `batch`.
+        largest: the largest batch size worth having.
+        resize: makes a batch of another size, `resize(batch, size)`, where repeating rows will not do.
+        costs: `measured`, or `roofline` estimates from the device's rates.
+
+    Raises:
+        Infeasible: not even one sample fits.
+        TraceError: the model cannot be traced, or not with another batch size.
+        ParameterError: an argument is wrong, or it is not known how to resize the batch.
+    """
+    if isinstance(largest, bool) or not isinstance(largest, int) or largest < 1:
+        raise ParameterError(f"largest is {largest!r}: give the largest batch size worth having, 1 or more.")
+    model, layouts = _without_meta(model, batch, optimizer)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(list(model.parameters()))
+    home = home_folder(cache_dir)
+    target = target_device(next((p.device.type for p in model.parameters()), "cpu"), home)
+    lower = lower_tier(target, host_budget=host_budget, disk_budget=disk_budget, offload_dir=offload_dir, method=method)
+    if resize is not None:
+        batch = resize(batch, min(SAMPLE, largest))
+    planner = BatchPlanner(
+        model=model,
+        optimizer=optimizer,
+        loss=loss,
+        micro_batch=MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None),
+        layouts=layouts,
+        batch=batch,
+        samples=min(SAMPLE, largest) if resize is not None else samples_of(batch),
+        resize=resize or resized,
+        home=home,
+        effort=QUICK if quick else Effort(),
+        costs=costs,
+        target=target,
+        method=method,
+        below=lower.below if lower else None,
+        say=say,
+    )
+    return planner.choose(device_budget, largest)
+
+
+def _without_meta(
+    model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | MakeOptimizer | None
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The model, or a copy with stand-ins for what is on the meta device; how those parameters would lie."""
+    if not any(p.is_meta for p in model.parameters()):
+        return model, {}
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise ParameterError(
+            "Parameters on the meta device have no optimizer yet: pass a function that makes it, not a ready one."
+        )
+    tensors = tensors_of(batch)
+    copied = copy.deepcopy(model)
+    return copied, stand_ins(copied, tensors[0].device if tensors else "cpu")

@@ -1,0 +1,315 @@
+"""The net under a planned step: now and then the user's own forward runs beside it, and the numbers are compared.
+
+A plan holds for everything that the step read when it was traced. What has changed since then without anyone seeing it
+shows in the loss: on a program's calls 1, 2, 4, 8, … model and loss also run in plain PyTorch, forward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from stowage.flows.api.check.agreement import History, close, digests, repeats, same_loss
+from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
+from stowage.flows.planning.planned import Planned
+from stowage.stages.device import unique_bytes
+from stowage.stages.device.heap import available_bytes
+from stowage.stages.ir.errors import AwayError, ParameterError, size_text
+from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
+from stowage.stages.ir.updates import UPDATE_ALL
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.observe.measure import resident_tensors
+from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorStates, same_state
+from stowage.stages.runtime.shadow.guard import NoRoom, Operators, ReadsAway, Room
+from stowage.stages.runtime.shadow.shadow import Compute, Number, Seen, Shadow, digest
+from stowage.stages.workload.autocast import without_autocast
+
+if TYPE_CHECKING:
+    from stowage.flows.api.steps import Known
+
+Check = Literal["powers", "always", "never", "gradients"]
+Result = TypeVar("Result")
+
+AMPLE = 2
+"""Times what a forward makes in all: with so much room no operator is looked at before it runs."""
+
+DRAWS = 2
+"""Forwards in which a generator of Python must move until it is the model that moves it."""
+
+COPIES = 3
+"""Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
+
+
+def check_of(value: Any) -> Check:
+    """The argument `check`, or `ParameterError`."""
+    if value not in get_args(Check):
+        raise ParameterError(
+            f"check is {value!r}: give 'powers' (calls 1, 2, 4, 8, …), 'always', 'never' or 'gradients'."
+        )
+    found: Check = value
+    return found
+
+
+@dataclass
+class _Watched(History):
+    """A program under the net."""
+
+    shadow: Shadow = field(kw_only=True)
+    budget_bytes: int = field(kw_only=True)
+    forward_bytes: int = field(kw_only=True)
+    workspaces: dict[str, int] = field(kw_only=True)
+    draws_later: bool = field(kw_only=True)
+    jointly: bool = field(kw_only=True)
+
+
+class _Observer:
+    """Looks at a planned iteration while it runs.
+
+    Attributes:
+        wrong: parameters whose gradient differs from `whole`'s, in order.
+        late: updates ran and there was no room for the state before them, so what they drew is in it too.
+    """
+
+    def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
+        """`has_room`: for the state of a generator, where the plan takes most."""
+        self._has_room = has_room
+        self.wrong: list[str] = []
+        self.late = False
+        self._program = program
+        self._whole = whole
+        self._before_updates: GeneratorStates | None = None
+
+    def on_update(self, name: str, gradient: torch.Tensor) -> None:
+        """See `Program`."""
+        if self._before_updates is None and self._has_room:
+            self._before_updates = GeneratorStates.now(self._program.device)
+        self.late = self._before_updates is None
+        if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
+            self.wrong.append(name)
+
+    @property
+    def generators(self) -> GeneratorStates:
+        """Where they are before the first update: an optimizer may draw too."""
+        return self._before_updates or GeneratorStates.now(self._program.device)
+
+
+class Net:
+    """Of one training step.
+
+    Attributes:
+        check: when plain PyTorch runs beside the plan.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        compute: Compute,
+        roots: tuple[Any, ...],
+        check: Check,
+        say: Callable[[str], None],
+    ) -> None:
+        """`compute`: from the model and the batch to the loss; `roots`: what it calls."""
+        self.check = check
+        self._model = model
+        self._optimizer = optimizer
+        self._compute = compute
+        self._roots = roots
+        self._say = say
+        self._watched: WeakKeyDictionary[Program, _Watched] = WeakKeyDictionary()
+        self._operators = Operators()
+        self._said: set[str] = set()
+
+    def run(
+        self, known: Known, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
+    ) -> Result:
+        """`work`, which runs the program once, outside of autocast; before it, where that is due, plain PyTorch.
+
+        Raises:
+            StaleStep: they differ.
+        """
+        program = known.program
+        watched = self._watched.get(program) or self._watch(program, known.planned, self._loss_shadow)
+        watched.calls += 1
+        if not self._is_due(watched.calls):
+            with without_autocast():
+                return work()
+        whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
+        program.fresh = False  # the model is called first, and may change itself
+        program.enter()
+        seen = self._plain(program, watched, batch)
+        summary = known.planned.summary
+        has_room = summary.device_peak_bytes + STATE_BYTES <= summary.device_budget_bytes
+        observer = _Observer(program, whole, has_room=has_room)
+        program.on_update = observer.on_update if seen is not None or whole is not None else None
+        try:
+            with without_autocast():
+                result = work()
+        finally:
+            program.on_update = None
+        if seen is not None:
+            self._compare(program, watched, batch, seen, Number.of(loss_of(result)), observer)
+        if whole is not None:
+            self._compare_all(watched, known, whole, observer)
+        if seen is not None:
+            watched.agreed = watched.calls
+        return result
+
+    def run_forward(
+        self, program: Program, planned: Planned, batch: Any, forward: Compute, work: Callable[[], list[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """`work`, which runs a forward-only program once, outside of autocast; before it, where that is due,
+        `forward(model, batch)` without gradients.
+
+        Raises:
+            StaleStep: they differ.
+        """
+        watched = self._watched.get(program) or self._watch(
+            program,
+            planned,
+            lambda reads: Shadow(self._model, forward, (), self._operators, reads, outcome=digests, gradients=False),
+        )
+        watched.calls += 1
+        seen = None
+        if self._is_due(watched.calls) and repeats(program.device):
+            program.enter()
+            seen = self._plain(program, watched, batch)
+        with without_autocast():
+            result = work()
+        if seen is not None:
+            found = digests(result)
+            wrong = next((i for i, (a, b) in enumerate(zip(found, seen.result)) if a != b), None)
+            if wrong is not None or len(found) != len(seen.result):
+                raise watched.stale_evaluation(wrong or 0)
+            watched.agreed = watched.calls
+        return result
+
+    def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
+        return Shadow(self._model, self._compute, self._roots, self._operators, reads)
+
+    def _is_due(self, call: int) -> bool:
+        if self.check == "never":
+            return False
+        return self.check == "always" or not call & (call - 1)
+
+    def _watch(
+        self, program: Program, planned: Planned, shadow: Callable[[dict[str, frozenset[str]]], Shadow]
+    ) -> _Watched:
+        trace = planned.trace
+        found = self._watched[program] = _Watched(
+            shadow=shadow(forward_reads(trace)),
+            budget_bytes=planned.summary.device_budget_bytes,
+            forward_bytes=forward_bytes(trace),
+            workspaces=workspaces(trace, planned.nodes),
+            draws_later=any(c.is_random and c.phase != "forward" for c in trace.calls),
+            jointly=any(c.target == UPDATE_ALL for c in trace.calls),
+        )
+        return found
+
+    def _plain(self, program: Program, watched: _Watched, batch: Any) -> Seen | None:
+        """What plain PyTorch gives; None where it cannot be known here and now, and the check waits."""
+        held = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.held()])
+        free = watched.budget_bytes - held - program.staging_bytes
+        most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
+        room = Room(free, free > AMPLE * most, watched.workspaces)
+        try:
+            return watched.shadow.run(batch, room, program.offloading)
+        except NoRoom as error:
+            self._waits(
+                f"its forward takes at least {size_text(error.nbytes)} beside what is in memory, and the budget has "
+                f"{size_text(max(free, 0))} for it; a plan that changes unseen is noticed with a larger budget alone"
+            )
+        except ReadsAway as error:
+            self._waits(
+                f"'{error.name}' is below the device and is read outside of every module that is known to read it"
+            )
+        except AwayError as error:
+            self._waits(str(error).rstrip("."))
+        return None
+
+    def _whole(self, known: Known, batch: Any) -> PlainStep | None:
+        """A whole iteration of plain PyTorch; None where there is no memory for it."""
+        program, micro_batch = known.program, known.micro_batch
+        parameters = program.parameters()
+        states = resident_tensors(self._model, self._optimizer, ())
+        needed = known.planned.eager_peak_bytes + COPIES * unique_bytes(states)
+        if needed > _available_bytes(program.device):
+            self._say(
+                f"Gradients are not compared with plain PyTorch's: that takes about {size_text(needed)}, which this "
+                "machine does not have; the loss is."
+            )
+            return None
+        if program.offloading is not None:
+            program.offloading.fetch_all()  # the program puts everything back where it wants it
+        return plain_step(
+            self._model,
+            self._optimizer if micro_batch.update else None,
+            self._compute,
+            batch,
+            self._roots,
+            parameters=parameters,
+            max_grad_norm=micro_batch.max_grad_norm,
+        )
+
+    def _waits(self, reason: str) -> None:
+        """Say so once."""
+        if reason not in self._said:
+            self._said.add(reason)
+            self._say(f"The comparison with plain PyTorch waits: {reason}.")
+
+    def _compare(
+        self, program: Program, watched: _Watched, batch: Any, seen: Seen, loss: Number, observer: _Observer
+    ) -> None:
+        device = program.device
+        if not same_loss(loss, seen.result, device):
+            raise watched.stale_step(f"gave the loss {loss.text}, plain PyTorch gives {seen.result.text}")
+        name = seen.generators.difference(observer.generators)
+        drawn = watched.draws_later or (watched.jointly and observer.late)
+        if name is not None and (
+            not drawn if name.startswith("PyTorch") else self._draws(program, watched, batch, name)
+        ):
+            why = (
+                "not so many random numbers are drawn as when it was traced"
+                if name.startswith("PyTorch")
+                else "the model or the loss draws from it, which a plan does not repeat, so draw with torch.rand"
+            )
+            raise watched.stale_step(f"left {name} elsewhere than plain PyTorch does", why)
+        for name, buffer in self._model.named_buffers() if repeats(device) else ():
+            if name in seen.buffers and digest(buffer) != seen.buffers[name]:
+                raise watched.stale_step(f"left something else in buffer '{name}' than plain PyTorch does")
+
+    def _draws(self, program: Program, watched: _Watched, batch: Any, name: str) -> bool:
+        """Whether model and loss move a generator of Python, and not another thread: some keep connections alive."""
+        for _ in range(DRAWS):
+            before = GeneratorStates.now(program.device)
+            program.enter()
+            seen = self._plain(program, watched, batch)
+            if seen is not None and same_state(seen.generators.states[name], before.states[name]):
+                return False
+        return True
+
+    def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: _Observer) -> None:
+        optimizer = self._optimizer if known.micro_batch.update else None
+        if observer.wrong:
+            what: str | None = f"another gradient of parameter '{observer.wrong[0]}' than plain PyTorch"
+        else:
+            program = known.program
+            what = first_difference(whole, self._model, optimizer, program.offloading, program.parameters(), close)
+        if what is not None:
+            raise watched.stale_step(
+                f"gave {what}",
+                "either something that it reads has changed since it was planned, or this is a fault of Stowage, to be "
+                "reported with the model",
+            )
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

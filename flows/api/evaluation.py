@@ -1,0 +1,290 @@
+"""Evaluation within the budget: forward-only plans of a model, made when a batch of a new form first appears."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from stowage.flows.api.check.shadow import Net
+from stowage.flows.api.interrupt import ends_in_one_line
+from stowage.flows.api.reasons import form_of, planned_text, why
+from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.planned import Planned, finish
+from stowage.flows.planning.progress import Watch
+from stowage.flows.planning.true_kernels import with_true_kernels
+from stowage.stages.ir.errors import Infeasible, StaleStep
+from stowage.stages.ir.trace import Storage
+from stowage.stages.partition.forward import forward_nodes
+from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.program import forget_source
+from stowage.stages.solve import Below
+from stowage.stages.solve.evaluation import solve_forward
+from stowage.stages.solve.reserve import Reserve
+from stowage.stages.structure.generators import forked_generators
+from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
+from stowage.stages.workload import BatchSignature, batch_signature, model_signature
+from stowage.stages.workload.autocast import without_autocast
+
+_AWAY = ("below", "updating")
+
+
+@dataclass(frozen=True)
+class Resting:
+    """What of a model is where between training iterations.
+
+    Attributes:
+        budget_bytes: the device budget.
+        away: names of parameters and states (`parameter::state`) that are below the device.
+        beside: storages that a forward does not use: optimizer states, and gradients that wait.
+        tier_in_use: the training plan uses a tier below.
+    """
+
+    budget_bytes: int
+    away: frozenset[str]
+    beside: tuple[Storage, ...]
+    tier_in_use: bool
+
+    @staticmethod
+    def of(planned: Planned, model: nn.Module, budget_bytes: int) -> Resting:
+        """As the latest training plan has it, and the budget of the run."""
+        waiting = [
+            Storage(0, p.grad.untyped_storage().nbytes(), "gradient", name)
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        ]
+        return Resting(
+            budget_bytes,
+            frozenset(s.name for s in planned.slots if s.role != "temporary" and s.start in _AWAY),
+            (*(replace(s, storage=0) for s in planned.trace.storages if s.role == "state"), *waiting),
+            bool(planned.slots),
+        )
+
+
+def plan_forward(
+    model: nn.Module,
+    recorded: RecordedForward,
+    resting: Resting,
+    *,
+    home: Path,
+    effort: Effort,
+    below: Below | None,
+    similar: Similar | None = None,
+    profiled: Callable[[int, int], None] = lambda done, total: None,
+) -> Planned:
+    """Profile → partition → solve → codegen of a forward alone.
+
+    Args:
+        model, recorded, resting: what runs, and what is in memory besides.
+        home, effort, below: see `plan_step`.
+        similar: knows calls in other sizes. Where nothing may be below, times matter to no decision: those of calls
+            that were never measured are then estimated too.
+        profiled: see `profile_trace`.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
+    trace = forward_tables(recorded, model, resting.beside)
+    target = target_device(trace.meta.device, home)
+    store = CostStore(home / "costs")
+    if similar is not None and (below is None or times_are_known(trace, target, store, similar)):
+        costs = estimated_costs([trace], target, store, similar)
+    else:
+        measured = profile_trace(
+            trace,
+            target,
+            store,
+            seconds_per_call=effort.seconds_per_call,
+            min_samples=effort.min_samples,
+            progress=profiled,
+        )
+        costs = {c.signature: c for c in measured}
+        if similar is not None:
+            similar.learn(trace, costs)
+    nodes = forward_nodes(trace, costs)
+    reserve = Reserve(target, resting.budget_bytes, trace)
+    away = frozenset(s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state"))
+    with reserve.counted():
+        solved = reserve.stated(
+            solve_forward(
+                trace,
+                nodes,
+                device_budget_bytes=reserve.usable_bytes,
+                below=below,
+                away=away,
+                tier_in_use=resting.tier_in_use,
+                device=target.name,
+                device_fingerprint=target.fingerprint,
+            )
+        )
+    return finish(trace, nodes, [], [], solved, home, solved.summary.keep_all_peak_bytes)
+
+
+@dataclass(frozen=True)
+class _Known:
+    key: tuple[Any, ...]
+    resting: Resting
+    planned: Planned
+    program: Program
+    recorded: RecordedForward
+
+    def serves(self, key: tuple[Any, ...], resting: Resting) -> bool:
+        """A plan within less serves too."""
+        now = replace(resting, budget_bytes=self.resting.budget_bytes)
+        stands = self.recorded.outside.differs() is None and self.recorded.left.stands()
+        return stands and self.key == key and self.resting == now and self.resting.budget_bytes <= resting.budget_bytes
+
+
+class Planning(Protocol):
+    """What plans forwards.
+
+    Attributes:
+        watch: told what is going on.
+    """
+
+    watch: Watch
+
+    def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
+        """See `plan_forward`."""
+
+
+class Evaluations:
+    """Evaluates one model under plans.
+
+    Attributes:
+        planned: the plan of the latest call; None before the first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        planner: Planning,
+        layouts: Callable[[], Mapping[str, torch.Tensor]],
+        offloading: Callable[[Planned], Offloading | None],
+        tracing: Callable[[], AbstractContextManager[None]],
+        net: Net,
+        *,
+        most: int,
+        say: Callable[[str], None],
+        touches: tuple[Any, ...] = (),
+    ) -> None:
+        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan, `tracing`
+        lets modules be called whose weights are below; `most` programs are kept; `touches`: see `record_forward`."""
+        self._model = model
+        self._planner = planner
+        self._layouts = layouts
+        self._offloading = offloading
+        self._tracing = tracing
+        self._net = net
+        self._most = most
+        self._say = say
+        self._touches = touches
+        self._known: list[_Known] = []
+        self._seen: dict[BatchSignature, None] = {}
+
+    @property
+    def planned(self) -> Planned | None:
+        """See above."""
+        return self._known[0].planned if self._known else None
+
+    def forget(self) -> None:
+        """Forget every plan."""
+        self._known.clear()
+
+    def __call__(self, batch: Any, forward: Forward, resting: Resting) -> Any:
+        """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
+        with evaluation_mode(self._model):
+            known = self._find(batch, forward, resting)
+            outputs: list[torch.Tensor] = []
+
+            def work() -> list[torch.Tensor]:
+                outputs[:] = known.program.forward(batch)
+                return outputs[: known.recorded.returns]
+
+            try:
+                tensors = self._net.run_forward(known.program, known.planned, batch, forward, work)
+            except StaleStep:
+                self._known.remove(known)
+                raise
+            known.recorded.left.check(outputs[known.recorded.returns :])
+            known.recorded.left.apply(outputs[known.recorded.returns :])
+            return known.recorded.form.fill(tensors)
+
+    def prepare(self, batch: Any, forward: Forward, resting: Resting) -> None:
+        """Plan what `__call__` would run."""
+        with evaluation_mode(self._model):
+            self._find(batch, forward, resting)
+
+    def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
+        key = (forward, batch_signature(batch), model_signature(self._model))
+        for position, known in enumerate(self._known):
+            if known.serves(key, resting):
+                self._known.insert(0, self._known.pop(position))
+                return known
+        known = self._make(key, batch, forward, resting)
+        self._known.insert(0, known)
+        self._seen.setdefault(key[1])
+        for dropped in self._known[self._most :]:
+            forget_source(str(dropped.planned.folder / "step.py"))
+        del self._known[self._most :]
+        return known
+
+    def _make(self, key: tuple[Any, ...], batch: Any, forward: Forward, resting: Resting) -> _Known:
+        began = time.perf_counter()
+        _, form, mode = key
+        reason = "evaluation, " + why(form, mode, None, [k.key[1:] for k in self._known], self._seen)
+        watch = self._planner.watch
+
+        def plan() -> tuple[RecordedForward, Planned]:
+            watch("trace")
+            with self._tracing():
+                recorded = record_forward(self._model, batch, forward, self._layouts(), self._touches)
+            for notice in recorded.notices:
+                self._say(notice)
+            with without_autocast():
+                return recorded, self._planner.forward(recorded, resting)
+
+        with ends_in_one_line(watch, self._say), watch.shown(reason), forked_generators():
+            try:
+                recorded, planned = with_true_kernels(plan)
+            except Infeasible as error:
+                raise error.about("evaluation", form_of(form)) from None
+        program = bind(
+            planned.source,
+            planned.manifest.source_hash,
+            str(planned.folder / "step.py"),
+            planned.trace,
+            self._model,
+            None,
+            planned.slots,
+            self._offloading(planned),
+            recorded.outside,
+        )
+        self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
+        return _Known(key, resting, planned, program, recorded)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """As `model.eval()`; afterwards every module is in the mode in which it was."""
+    modes = {module: module.training for module in model.modules()}
+    if not any(modes.values()):
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        if modes[model]:
+            model.train()
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,266 @@
+"""`fit`: a training step within a memory budget, for a model object in anyone's script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.api.arguments import check_arguments
+from stowage.flows.api.budget import RunBudget
+from stowage.flows.api.check.shadow import check_of
+from stowage.flows.api.late_weights import LateWeights
+from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.planner import Planner
+from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
+from stowage.flows.api.training_step import TrainingStep
+from stowage.flows.api.update_rate import with_own_updates
+from stowage.flows.planning.effort import QUICK, Effort, home_folder, target_device
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.trace.checks import check_module, check_parameters
+from stowage.stages.workload.calls import Loss, Objective
+from stowage.stages.workload.guard import user_code
+
+MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+
+def print_notice(text: str) -> None:
+    """Where notices go by default."""
+    print(text, file=sys.stderr)
+
+
+def make_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    device_budget: str | int,
+    loss: Loss | None = None,
+    objective: Objective | None = None,
+    touches: tuple[Any, ...] = (),
+    accumulate: int = 1,
+    max_grad_norm: float | None = None,
+    method: str = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    offload_dir: str | Path | None = None,
+    late: LateWeights | None = None,
+    cache_dir: str | Path | None = None,
+    quick: bool = False,
+    check: str = "powers",
+    new_shapes: NewShapes = "plan",
+    programs: int = MOST,
+    say: Say = print_notice,
+) -> TrainingStep:
+    """A training step that has not planned anything yet; see `fit`.
+
+    Args:
+        objective: `objective(model, batch)`, instead of `loss`.
+        touches: objects that it may change besides those that hang on the model and the objective.
+
+    Raises:
+        ParameterError: an argument is wrong.
+    """
+    check_arguments(
+        model=model,
+        device_budget=device_budget,
+        loss=loss,
+        objective=objective,
+        accumulate=accumulate,
+        method=method,
+        host_budget=host_budget,
+        disk_budget=disk_budget,
+        offload_dir=offload_dir,
+        cache_dir=cache_dir,
+        quick=quick,
+        new_shapes=new_shapes,
+        programs=programs,
+        say=say,
+    )
+    if max_grad_norm is not None:
+        if isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, (int, float)) or not max_grad_norm > 0:
+            raise ParameterError(f"max_grad_norm is {max_grad_norm!r}: give a number above 0, or None to clip nothing.")
+        if optimizer is None:
+            raise ParameterError("max_grad_norm clips before updates, but there is no optimizer: pass one to fit.")
+        max_grad_norm = float(max_grad_norm)
+    check_module(model)
+    check_parameters(model)
+    home = home_folder(cache_dir)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    lower = lower_tier(
+        with_own_updates(target_device(device, home), optimizer if host_budget is not None else None, device, home),
+        device=device,
+        host_budget=host_budget,
+        disk_budget=disk_budget,
+        offload_dir=offload_dir,
+        method=method,
+    )
+    known = KnownOptimizer(optimizer) if optimizer is not None else None
+    planner = Planner(
+        model,
+        known,
+        RunBudget(device_budget),
+        method=method,
+        home=home,
+        effort=QUICK if quick else Effort(),
+        below=replace(lower.below, gradients=optimizer is not None) if lower else None,
+        structures=programs,
+    )
+    steps = Steps(
+        loss,
+        objective,
+        accumulate,
+        max_grad_norm,
+        touches=touches,
+        known_optimizer=known,
+        most=programs,
+        new_shapes=new_shapes,
+    )
+    return TrainingStep(
+        model,
+        optimizer,
+        planner,
+        steps,
+        late=late,
+        lower=lower,
+        check=check_of(check),
+        say=say,
+    )
+
+
+def fit(
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
+    *,
+    device_budget: str | int,
+    loss: Loss | None = None,
+    forward: Objective | None = None,
+    forms: Iterable[Any] = (),
+    resize: Callable[[Any, Any], Any] | None = None,
+    new_shapes: NewShapes = "plan",
+    programs: int = MOST,
+    accumulate: int = 1,
+    max_grad_norm: float | None = None,
+    method: str = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    offload_dir: str | Path | None = None,
+    weights: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    quick: bool = False,
+    check: str = "powers",
+    say: Say = print_notice,
+) -> TrainingStep:
+    """Plan the training step of `model` on batches like `batch` within `device_budget`.
+
+    Args:
+        model: any `nn.Module`, in the mode it trains in; one built under `torch.device("meta")` gets its `weights`.
+            Parameters that do not require gradients stay as they are.
+        batch: a sample: a mapping is passed as keywords, a tuple or list as positions, anything else as one argument.
+        optimizer: an optimizer of the model's parameters, with groups as you like, or a function that makes one from
+            them; None leaves gradients in `.grad`.
+        device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
+            buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch on
+            the largest batch that was given or seen: it grows when a larger one comes.
+        loss: `loss(outputs, batch)`; by default `outputs.loss`. With accumulation divide it yourself, as in plain
+            PyTorch.
+        forward: `forward(model, batch)` calls the model itself and returns the loss, instead of `loss`: for batches of
+            `(x, y)` it is `lambda model, batch: criterion(model(batch[0]), batch[1])`.
+        forms: more batches, of other shapes, to plan for now; the largest first. With `resize`, whatever it takes:
+            `forms=range(16, 129, 16), resize=lambda batch, length: {k: v[:, :length] for k, v in batch.items()}`.
+        resize: `resize(batch, form)` makes a batch of another form from `batch`.
+        new_shapes: a batch of a shape that is new trains at once where it fits with everything kept, and else is
+            planned from what is known of other shapes. Where nothing is, `plan` measures and searches like here,
+            `quick` for seconds only; `error` refuses every shape that was not given here.
+        programs: how many are kept in memory, the latest; plans stay in the store.
+        accumulate: micro-batches of one update, so that all of them are planned now. Call the step with
+            `update=False` for all but the last.
+        max_grad_norm: clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_` does; `grad_norm` has
+            the norm. `inf` computes it and clips nothing.
+        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `hiremate` solves the whole step by clusters;
+            `offmate` forces offloading.
+        host_budget: pinned host memory that a model on a GPU may use for parameters, optimizer states and activations.
+        disk_budget: bytes that they may take in `offload_dir`; by default what is free there.
+        offload_dir: a folder on a fast disk: what does not fit `device_budget` lives there; on a machine with a GPU
+            what does not fit `host_budget` either.
+        weights: a safetensors file, or a folder of them, for a model on the meta device: each tensor is read straight
+            into the tier where it lives, so that the model may be larger than RAM.
+        cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
+        quick: plan in seconds instead of a minute or so, less well: fewer samples of each operation, fewer schedules.
+        check: when model and loss also run in plain PyTorch, forward only and within the budget, so that a plan which
+            has become stale raises `StaleStep`: `powers` on calls 1, 2, 4, 8, … of each program, `always`, `never`;
+            `gradients` like `powers`, and on the first call everything is compared that the step computes.
+        say: receives notices, one sentence each.
+
+    Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
+
+    Raises:
+        Infeasible: the budget cannot be met; it states the smallest feasible one.
+        TraceError: the model cannot be traced; the text names the module and the line.
+        ParameterError: an argument is wrong.
+    """
+    check_arguments(
+        model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights, say=say
+    )
+    if loss is not None and forward is not None:
+        raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
+    if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
+        raise ParameterError(
+            "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes the "
+            "optimizer, not a ready one."
+        )
+    late = LateWeights(model, batch, weights)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        with user_code(f"The function {getattr(optimizer, '__name__', type(optimizer).__name__)!r} for the optimizer"):
+            optimizer = optimizer(list(model.parameters()))
+    if optimizer is not None:
+        _check_holds(optimizer, model)
+    step = make_step(
+        model,
+        optimizer,
+        device_budget=device_budget,
+        loss=loss,
+        objective=forward,
+        accumulate=accumulate,
+        max_grad_norm=max_grad_norm,
+        method=method,
+        host_budget=host_budget,
+        disk_budget=disk_budget,
+        offload_dir=offload_dir,
+        late=late,
+        cache_dir=cache_dir,
+        quick=quick,
+        check=check,
+        new_shapes=new_shapes,
+        programs=programs,
+        say=say,
+    )
+    if not model.training:
+        say(
+            "The model is in evaluation mode (model.training is False): this step trains without dropout and with the "
+            "running statistics of batch normalisation; call model.train() before fit for the usual."
+        )
+    others = [resize(batch, form) for form in forms] if resize is not None else list(forms)
+    if others:
+        step.programs.find_ahead([batch, *others])
+    step.prepare_cycle(batch)
+    return step
+
+
+def _check_holds(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ParameterError(
+            f"optimizer gives a {type(optimizer).__name__}: pass a torch.optim.Optimizer, or a function that makes one "
+            "from parameters."
+        )
+    own = {id(p) for p in model.parameters()}
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise ParameterError(
+            f"The optimizer {type(optimizer).__name__} holds none of the model's parameters: make it from these."
+        )

@@ -1,0 +1,346 @@
+"""What a step reads besides tensors, and which recorded step is for what it is now.
+
+A value that has changed since the step was recorded (a number in a closure, a name in a batch, an attribute) may matter
+or not. The step is recorded again, which takes no plan, and compared: the same record means that the value does not
+matter; a record that differs in numbers alone has the same plan, and generated code reads these numbers at each call;
+any other record is another step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from stowage.flows.api.live.forms import ENOUGH, Samples, is_number
+from stowage.stages.ir.trace import Constant
+from stowage.stages.structure import tensors_of
+from stowage.stages.structure.values import value_text
+from stowage.stages.trace import Recorded
+from stowage.stages.trace.calls.numbers import Difference, Number, Spot, compare, marked
+from stowage.stages.workload import BatchSignature, ModelSignature, batch_signature
+from stowage.stages.workload.executed import executed
+from stowage.stages.workload.model_watch import ModelWatch
+from stowage.stages.workload.reach import watch
+from stowage.stages.workload.signature import Leaf
+from stowage.stages.workload.surroundings import MISSING, Surroundings, same_value, same_values
+
+Key = tuple[BatchSignature, ModelSignature]
+Record = Callable[[Any], Recorded]
+Say = Callable[[str], None]
+Changed = dict[str, tuple[Any, Any]]
+"""Path -> what was there and what is."""
+
+MOST = 32
+"""Recorded steps that are remembered."""
+STATES = 8
+"""Of each, states of the surroundings that it is for."""
+
+
+class State(NamedTuple):
+    """Everything that is not the content of a tensor."""
+
+    batch: BatchSignature
+    model: ModelSignature
+    around: tuple[Any, ...]
+
+
+class Accepted(NamedTuple):
+    """A state that a recorded step is for, with its numbers and constants."""
+
+    state: State
+    numbers: dict[Spot, Number]
+    constants: list[Constant] | None
+
+
+class Traced:
+    """A recorded step.
+
+    Attributes:
+        key: what it was recorded for; programs are known by it.
+        forms: of the tensors in its batch.
+        recorded: its tables; None until it is recorded.
+        constants: contents of constants now, where they are not those recorded.
+        version: raised when other numbers than before are read at each call.
+    """
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.forms = _forms(key[0])
+        self.recorded: Recorded | None = None
+        self.constants: list[Constant] | None = None
+        self.version = 0
+        self.names: dict[Spot, str] = {}
+        self.numbers: dict[str, Number] = {}
+        self.surroundings = Surroundings([], [], {})
+        self._base = State(*key, ())
+        self._accepted: list[Accepted] = []
+        self._samples = Samples()
+        self._ignored: set[str] = set()
+
+    def begin(self, recorded: Recorded, surroundings: Surroundings, state: State) -> None:
+        """Recorded for the first time."""
+        self.recorded, self.surroundings, self._base = recorded, surroundings, state
+        self._accepted = [Accepted(state, {}, None)]
+
+    def now(self, batch: BatchSignature, model: ModelSignature) -> State:
+        """The state at this call."""
+        return State(batch, model, self.surroundings.values())
+
+    def stands(self) -> bool:
+        """Whether tensors outside of the model, and what the step leaves in objects, are as recorded, in kind."""
+        return self.recorded is None or self.recorded.stands()
+
+    def accepts(self, state: State) -> bool:
+        """Whether the step is for this state as far as is known; its numbers are then those of this state."""
+        for position, known in enumerate(self._accepted):
+            if _same(known.state, state):
+                self._accepted.insert(0, self._accepted.pop(position))
+                self._use(known.numbers, known.constants)
+                return True
+        live = self._samples.live
+        for known in self._accepted:
+            changed = self.changed(state, known.state)
+            if changed is None:
+                return False
+            left = {p: v for p, v in changed.items() if p not in self._ignored}
+            if all(p in live and is_number(new) and self._samples.is_ordinary(p, new) for p, (_, new) in left.items()):
+                numbers = dict(known.numbers)
+                for spot, follows in self._samples.follows.items():
+                    if follows is not None and follows.path in left:
+                        number = follows.of(left[follows.path][1])
+                        if number is None:
+                            return False
+                        numbers[spot] = number
+                self._use(numbers, known.constants)
+                return True
+        return False
+
+    def changed(self, state: State, since: State | None = None) -> Changed | None:
+        """What has changed; None where tensors have other forms, or modules another structure."""
+        before = since or self._base
+        found = _batch_changes(before.batch, state.batch)
+        model = {} if before.model is state.model else _model_changes(before.model, state.model)
+        if found is None or model is None:
+            return None
+        found.update(model)
+        pairs = zip(self.surroundings.paths, before.around, state.around, strict=True)
+        found.update((path, (old, new)) for path, old, new in pairs if not same_value(old, new))
+        return found
+
+    def learn(
+        self, state: State, changed: Changed, difference: Difference, surroundings: Surroundings, say: Say
+    ) -> None:
+        """A second record for this state differs in numbers alone, or not at all."""
+        if surroundings.paths != self.surroundings.paths:  # a list has grown, an object has become another
+            state = self._look_anew(state, surroundings)
+        self._samples.add(changed, difference.numbers)
+        names = self._names()
+        if names != self.names:
+            self.names = names
+            self.version += 1
+        numbers = {spot: now for spot, (_, now) in difference.numbers.items()}
+        self._accepted.insert(0, Accepted(state, numbers, difference.constants))
+        del self._accepted[STATES:]
+        self._use(numbers, difference.constants)
+        if difference.constants is None and all(f is not None for f in self._samples.follows.values()):
+            matters = {follows.path for follows in self._samples.follows.values() if follows is not None}
+            self._ignore(changed.keys() - matters, say)
+
+    def _look_anew(self, state: State, surroundings: Surroundings) -> State:
+        """From now on watch what the second record read; what was not watched before is taken not to have changed."""
+        known = dict(zip(self.surroundings.paths, self._base.around, strict=True))
+        around = surroundings.values()
+        base = tuple(known.get(path, value) for path, value in zip(surroundings.paths, around, strict=True))
+        self.surroundings, self._base, self._accepted = surroundings, self._base._replace(around=base), []
+        return state._replace(around=around)
+
+    def _ignore(self, harmless: set[str], say: Say) -> None:
+        """Of what has changed without a trace in the step, what has had enough values."""
+        found = []
+        for path in sorted(harmless - self._ignored):
+            values = self._samples.values(path)
+            if len(values) >= (2 if isinstance(values[0], bool) else ENOUGH):
+                self._ignored.add(path)
+                found.append(path)
+        if found:
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            say(
+                f"{', '.join(found[:3])}{more}: other at each call, and the step is the same, so that it is no longer "
+                "looked at."
+            )
+
+    def _names(self) -> dict[Spot, str]:
+        """The numbers that follow from one value in one way share a name."""
+        names: dict[Spot, str] = {}
+        for position, (spot, follows) in enumerate(self._samples.follows.items()):
+            names[spot] = follows.text if follows is not None else f"number {position}"
+        return names
+
+    def _use(self, numbers: Mapping[Spot, Number], constants: list[Constant] | None) -> None:
+        self.constants = constants
+        self.numbers.clear()  # the one dictionary that programs read
+        self.numbers.update({name: numbers.get(spot, self._samples.base[spot]) for spot, name in self.names.items()})
+
+    def marked(self) -> Recorded:
+        """The record with names in the place of numbers that are read at each call."""
+        assert self.recorded is not None
+        return marked(self.recorded, self.names) if self.names else self.recorded
+
+
+class Live:
+    """Finds the recorded step for a batch, and records what it does not find.
+
+    Attributes:
+        traced: recorded steps, the one found last first.
+        watch: takes the model's signature.
+    """
+
+    def __init__(
+        self, model: nn.Module, roots: Mapping[str, Any], record: Record, say: Say, *, most: int = MOST
+    ) -> None:
+        """`most` recorded steps are remembered."""
+        self._model = model
+        self._roots = {"model": model, **roots}
+        self._record = record
+        self._say = say
+        self._most = most
+        self.watch = ModelWatch(model)
+        self.traced: list[Traced] = []
+
+    def find(self, batch: Any) -> Traced:
+        """The step for this batch and for everything around it as it is now; not recorded yet where its form is new.
+
+        Raises:
+            TraceError: it has to be recorded again, and cannot be.
+        """
+        batch_now, model_now = batch_signature(batch), self.watch.signature()
+        alike: list[tuple[Traced, State, Changed]] = []
+        forms = _forms(batch_now)
+        for position, traced in enumerate(self.traced):
+            if traced.forms != forms or not traced.stands():
+                continue
+            state = traced.now(batch_now, model_now)
+            if traced.accepts(state):
+                if position:
+                    self.traced.insert(0, self.traced.pop(position))
+                return traced
+            changed = traced.changed(state) if traced.recorded is not None else None
+            if changed is not None:
+                alike.append((traced, state, changed))
+        if not alike:
+            return self._new((batch_now, model_now))
+        recorded, surroundings = self._trace(batch)
+        for traced, state, changed in alike:
+            assert traced.recorded is not None
+            difference = compare(traced.recorded, recorded)
+            if difference is not None and traced.recorded.left == recorded.left:
+                traced.learn(state, changed, difference, surroundings, self._say)
+                self.traced.remove(traced)
+                self.traced.insert(0, traced)
+                return traced
+        around = surroundings.values()
+        apart = tuple((path, _text(value)) for path, value in zip(surroundings.paths, around))
+        model_apart = ModelSignature(model_now.modules, model_now.context + apart)
+        traced = self._new((batch_now, model_apart))
+        traced.begin(recorded, surroundings, State(batch_now, model_now, around))
+        return traced
+
+    def recorded(self, key: Key, batch: Any) -> Recorded:
+        """The tables of a step that `find` has given."""
+        traced = self.of(key)
+        if traced.recorded is None:
+            recorded, surroundings = self._trace(batch)
+            traced.begin(recorded, surroundings, State(*key, surroundings.values()))
+            return recorded
+        return traced.recorded
+
+    def again(self, key: Key) -> None:
+        """Record this step anew when it is next asked for."""
+        self.of(key).recorded = None
+
+    def forget(self, key: Key) -> None:
+        """Forget a step."""
+        self.traced = [traced for traced in self.traced if traced.key is not key]
+
+    def of(self, key: Key) -> Traced:
+        """The step that is known by this very key."""
+        return next(traced for traced in self.traced if traced.key is key)
+
+    def _new(self, key: Key) -> Traced:
+        self.traced = [traced for traced in self.traced if traced.recorded is not None][: self._most - 1]
+        self.traced.insert(0, Traced(key))
+        return self.traced[0]
+
+    def _trace(self, batch: Any) -> tuple[Recorded, Surroundings]:
+        with executed() as ran:
+            recorded = self._record(batch)
+        return recorded, watch(self._roots, ran, model=self._model, own=[batch, *tensors_of(batch)])
+
+
+def _same(one: State, other: State) -> bool:
+    return (
+        (one.batch is other.batch or one.batch.leaves == other.batch.leaves)
+        and (one.model is other.model or one.model == other.model)
+        and same_values(one.around, other.around)
+    )
+
+
+def _batch_changes(before: BatchSignature, now: BatchSignature) -> Changed | None:
+    if before.leaves == now.leaves:
+        return {}
+    mine, theirs = ({leaf.path: leaf for leaf in side.leaves} for side in (before, now))
+    if _forms(before) != _forms(now):
+        return None
+    found: Changed = {}
+    for path in mine.keys() | theirs.keys():
+        old, new = mine.get(path), theirs.get(path)
+        if old != new:
+            found[path] = (_raw(old), _raw(new))
+    return found
+
+
+def _forms(batch: BatchSignature) -> list[Leaf]:
+    return [leaf for leaf in batch.leaves if leaf.kind == "tensor"]
+
+
+def _raw(leaf: Leaf | None) -> Any:
+    """A number as itself, anything else in words."""
+    if leaf is None:
+        return MISSING
+    match leaf.kind:
+        case "int":
+            return int(leaf.value)
+        case "float":
+            return float(leaf.value)
+        case "bool":
+            return leaf.value == "True"
+    return leaf.kind, leaf.value, leaf.same_as
+
+
+def _model_changes(before: ModelSignature, now: ModelSignature) -> Changed | None:
+    if before == now:
+        return {}
+    if before.context != now.context or len(before.modules) != len(now.modules):
+        return None
+    found: Changed = {}
+    for old, new in zip(before.modules, now.modules):
+        if old == new:
+            continue
+        if old._replace(attributes=()) != new._replace(attributes=()):
+            return None
+        found.update(_attribute_changes(old.path, dict(old.attributes), dict(new.attributes)))
+    return found
+
+
+def _attribute_changes(path: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for name in old.keys() | new.keys():
+        was, is_now = old.get(name, MISSING), new.get(name, MISSING)
+        if not same_value(was, is_now):
+            yield f"model.{path}.{name}" if path else f"model.{name}", (was, is_now)
+
+
+def _text(value: Any) -> str:
+    name = getattr(value, "co_name", None)
+    return str(name) if name else value_text(value) or type(value).__name__

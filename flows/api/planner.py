@@ -1,0 +1,226 @@
+"""Plans one model within one budget: training steps on any batch, and forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from stowage.flows.api.budget import RunBudget
+from stowage.flows.api.evaluation import Resting, plan_forward
+from stowage.flows.planning.costed import Costed, cost_step
+from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.planned import Planned, finish
+from stowage.flows.planning.progress import Watch
+from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
+from stowage.flows.planning.step import plan_costed
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import Bench, KnownOptimizer
+from stowage.stages.profile import CostStore, Similar, estimated_costs
+from stowage.stages.rewrite import variants_of
+from stowage.stages.solve import Below, PlanRequest, Reserve, check_method, eager_peak_bytes
+from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
+
+
+@dataclass
+class Planner:
+    """Plans the first step of each kind in full; others in other sizes from what is known of it, where that does.
+
+    Attributes:
+        budget: of the device.
+        structures: steps that are remembered, at most.
+        watch: told what is going on.
+
+    The other attributes are arguments of `plan_step`.
+    """
+
+    model: nn.Module
+    optimizer: KnownOptimizer | None
+    budget: RunBudget
+    method: str
+    home: Path
+    effort: Effort
+    below: Below | None
+    structures: int = 16
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        self._sizes = Sizes(self.structures)
+        self._store = CostStore(self.home / "costs")
+        self._similar = Similar()
+        self._kinds: set[MicroBatch] = set()
+
+    def training_step(
+        self,
+        recorded: Recorded,
+        micro_batch: MicroBatch,
+        largest: MicroBatch | None,
+        away: frozenset[str],
+        *,
+        effort: Effort | None = None,
+        in_full: bool = False,
+        slow: Callable[[], None] = lambda: None,
+    ) -> Planned:
+        """The plan of a training step; see `plan_step`.
+
+        Args:
+            recorded, micro_batch, largest, away: see `plan_step`.
+            effort: instead of the planner's.
+            in_full: measure and search, unless everything fits anyway.
+            slow: called before anything is measured or searched in full.
+
+        Raises:
+            StowageError: see the stages; `Infeasible` when the budget cannot be met.
+        """
+        planned = None
+        if micro_batch in self._kinds:
+            planned = self._at_once(recorded, micro_batch, largest, away, in_full=in_full)
+        if planned is None:
+            slow()
+            planned = self._in_full(recorded, micro_batch, largest, away, effort or self.effort)
+        self._kinds.add(micro_batch)
+        return planned
+
+    def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
+        """Let a budget in percent count a training step.
+
+        Raises:
+            TableError: an operator does not run on this device.
+        """
+        trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
+        target = target_device(trace.meta.device, self.home)
+        costs = self._estimated([trace], recorded, target)
+        self.budget.see(eager_peak_bytes(trace, self._sizes.nodes(trace, costs)[0]))
+
+    def _estimated(
+        self, traces: Iterable[TraceTables], recorded: Recorded, target: DeviceDescription
+    ) -> dict[str, Cost]:
+        named = parameters_of(self.model, recorded.outside)
+        make_update = Bench(self.optimizer.optimizer, named) if self.optimizer is not None else None
+        return estimated_costs(traces, target, self._store, self._similar, make_update)
+
+    def _in_full(
+        self,
+        recorded: Recorded,
+        micro_batch: MicroBatch,
+        largest: MicroBatch | None,
+        away: frozenset[str],
+        effort: Effort,
+    ) -> Planned:
+        costed = cost_step(
+            self.model,
+            None,
+            loss=None,
+            optimizer=self.optimizer,
+            home=self.home,
+            recorded=recorded,
+            micro_batch=micro_batch,
+            largest=largest,
+            effort=effort,
+            progress=self.watch,
+            profiled=self.watch.part,
+        )
+        budget_bytes = self.budget.see(costed.eager_peak_bytes)
+        kept = self._kept(costed, Reserve(costed.target, budget_bytes, costed.variants[0].trace), away)
+        self._learn(costed, searched=kept is None)
+        if kept is not None:
+            return kept
+        planned = plan_costed(
+            costed,
+            device_budget=budget_bytes,
+            method=self.method,
+            home=self.home,
+            effort=effort,
+            below=self.below,
+            away=away,
+            progress=self.watch,
+            part=self.watch.part,
+        )
+        self._sizes.learn_plan(costed.variants[0].trace, planned)
+        return planned
+
+    def _kept(self, costed: Costed, reserve: Reserve, away: frozenset[str]) -> Planned | None:
+        """The plan that keeps everything, where that fits: then there is nothing to search."""
+        found = everything_kept(costed.variants[0], self._request(reserve.usable_bytes, costed.target, away))
+        if found is None:
+            return None
+        self.watch("codegen")
+        return self._finished(found, reserve, costed.eager_peak_bytes)
+
+    def _finished(self, found: AtOnce, reserve: Reserve, eager_peak_bytes: int) -> Planned:
+        variant, home, solved = found.variant, self.home, reserve.stated(found.solved)
+        nodes, blocks = list(variant.nodes), list(variant.blocks)
+        return finish(variant.trace, nodes, blocks, found.options, solved, home, eager_peak_bytes)
+
+    def _request(self, budget_bytes: int, target: DeviceDescription, away: frozenset[str]) -> PlanRequest:
+        return PlanRequest(
+            device_budget_bytes=budget_bytes,
+            method=self.method,
+            slots=self.effort.slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=self.effort.solver.time_limit_s,
+            seed=self.effort.solver.seed,
+            below=self.below,
+            away=away,
+        )
+
+    def _learn(self, costed: Costed, *, searched: bool) -> None:
+        costs = {c.signature: c for c in costed.costs}
+        for variant in costed.variants:
+            self._similar.learn(variant.trace, costs)
+        self._sizes.learn(costed, searched=searched)
+
+    def _at_once(
+        self,
+        recorded: Recorded,
+        micro_batch: MicroBatch,
+        largest: MicroBatch | None,
+        away: frozenset[str],
+        *,
+        in_full: bool,
+    ) -> Planned | None:
+        """A plan without measuring times, if there is one."""
+        trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
+        whole = trace
+        if largest is not None:
+            whole = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=largest)
+        target = target_device(trace.meta.device, self.home)
+        self.watch("profile")
+        traces = {**variants_of(trace), "whole": whole}
+        try:
+            costs = self._estimated(traces.values(), recorded, target)
+        except TableError:  # whoever measures in full has other ways, and says what is wrong
+            return None
+        self.watch("partition")
+        nodes, blocks = self._sizes.nodes(trace, costs)
+        eager = eager_peak_bytes(whole, nodes if whole is trace else self._sizes.nodes(whole, costs)[0])
+        reserve = Reserve(target, self.budget.see(eager), trace)
+        request = self._request(reserve.usable_bytes, target, away)
+        self.watch("solve")
+        found = self._sizes.plan(trace, nodes, blocks, costs, request, self.home, self.effort, only_kept=in_full)
+        if found is None:
+            return None
+        self.watch("codegen")
+        planned = self._finished(found, reserve, eager)
+        self._sizes.learn_plan(trace, planned)
+        return planned
+
+    def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
+        """The plan of a forward alone; see `plan_forward`."""
+        self.watch("profile")
+        return plan_forward(
+            self.model,
+            recorded,
+            resting,
+            home=self.home,
+            effort=self.effort,
+            below=self.below,
+            similar=self._similar,
+            profiled=self.watch.part,
+        )

@@ -1,0 +1,318 @@
+"""Programs of one model: the one for a batch and for the gradients that wait, planned when it first appears."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from stowage.flows.api.binding import Binding
+from stowage.flows.api.interrupt import ends_in_one_line
+from stowage.flows.api.late_weights import LateWeights
+from stowage.flows.api.live.programs import set_numbers, with_live_numbers
+from stowage.flows.api.live.readings import Key, Live
+from stowage.flows.api.lower_tier import LowerTier
+from stowage.flows.api.planner import Planner
+from stowage.flows.api.reasons import form_of, planned_text, why
+from stowage.flows.api.steps import SPARE, Known, Say, Steps
+from stowage.flows.planning.effort import QUICK
+from stowage.flows.planning.planned import Planned
+from stowage.flows.planning.true_kernels import with_true_kernels
+from stowage.stages.device import current
+from stowage.stages.ir.errors import Infeasible, ParameterError, StowageError
+from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.program import forget_source
+from stowage.stages.structure.generators import forked_generators
+from stowage.stages.trace import MicroBatch, Outside, Recorded, record_step, with_outside
+from stowage.stages.workload import BatchSignature, batch_signature
+from stowage.stages.workload.autocast import without_autocast
+
+
+class Programs:
+    """Finds programs, and makes what it does not find.
+
+    Attributes:
+        known: programs, the one found last first.
+        binding: makes programs of plans, and has the tier below the device.
+        live: the recorded steps that they are of.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        planner: Planner,
+        steps: Steps,
+        *,
+        late: LateWeights | None = None,
+        lower: LowerTier | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
+        self._model = model
+        self._device = next((p.device for p in model.parameters()), None)
+        self._optimizer = optimizer
+        self._known_optimizer = steps.known_optimizer or (KnownOptimizer(optimizer) if optimizer is not None else None)
+        self._planner = planner
+        self._steps = steps
+        self._say = say
+        self.known: list[Known] = []
+        self._decisions: tuple[bool, ...] = ()
+        roots = {"loss": steps.loss, "objective": steps.objective, **steps.roots}
+        self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
+        self._seen: dict[BatchSignature, None] = {}
+        self._traced_s = self._untold_s = 0.0
+        self.binding = Binding(model, optimizer, late, lower, self.live.watch.tree)
+
+    @property
+    def offloading(self) -> Offloading | None:
+        """The tier below the device, once a plan has used it."""
+        return self.binding.offloading
+
+    @property
+    def latest(self) -> Known | None:
+        """What was found last."""
+        return self.known[0] if self.known else None
+
+    def key(self, batch: Any) -> Key:
+        """What a program is valid for: the form of a batch, and everything else that the step reads."""
+        return self.live.find(batch).key
+
+    def find(self, batch: Any, *, update: bool = True) -> Program:
+        """The program for this batch and for the gradients that wait.
+
+        Raises:
+            StowageError: the step cannot be traced or planned.
+        """
+        with current(self._device):
+            key = self.key(batch)
+            self._admit(key)
+            waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
+            return self._find(key, batch, self._micro_batch(waiting, update))
+
+    def _admit(self, key: Key) -> None:
+        """Raise `ParameterError` where a form was not planned ahead and none may be planned now."""
+        if self._steps.new_shapes == "error" and self._seen and key[0] not in self._seen:
+            forms = "; ".join(dict.fromkeys(map(form_of, self._seen)))
+            raise ParameterError(
+                f"There is no plan for a batch of {form_of(key[0])}, and new_shapes is 'error': this run has plans for "
+                f"{forms}; pad to one of these, or name it in forms."
+            )
+
+    def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
+        """The model's, and those outside of it that a step of this signature reads."""
+        return with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
+
+    def find_cycle(self, batch: Any, *, ahead: bool = False) -> None:
+        """Programs of the first, a middle and the last micro-batch of an update.
+
+        Args:
+            batch: of the form wanted.
+            ahead: training waits for nothing yet: what does not fit as it is may be measured and searched in full.
+
+        Raises:
+            StowageError: the step cannot be traced or planned.
+        """
+        with current(self._device):
+            self._find_cycle(batch, ahead=ahead)
+
+    def _find_cycle(self, batch: Any, *, ahead: bool) -> None:
+        key = self.key(batch)
+        if self._steps.accumulate == 1:
+            self._find(key, batch, self._micro_batch(frozenset(), True), ahead=ahead)
+            return
+        everything = self._everything(self._record(key, batch))
+        self._find(key, batch, self._micro_batch(everything, True), ahead=ahead)
+        if self._steps.accumulate > 2:
+            self._find(key, batch, self._micro_batch(everything, False), ahead=ahead)
+        self._find(key, batch, self._micro_batch(frozenset(), False), ahead=ahead)
+
+    def find_ahead(self, batches: Iterable[Any]) -> None:
+        """Programs for batches of several forms, each once, the largest first: a percentage is of that one, and it
+        bounds the others.
+
+        Raises:
+            StowageError: a step cannot be traced or planned.
+        """
+        distinct = {batch_signature(batch): batch for batch in batches}
+        for batch in sorted(distinct.values(), key=_bytes_of, reverse=True):
+            self.find_cycle(batch, ahead=True)
+
+    def count(self, batch: Any) -> bool:
+        """Let a budget in percent count a training step on this batch; true if it has grown."""
+        before = self._planner.budget.nbytes
+        if not self._planner.budget.grows:
+            return False
+        try:
+            with current(self._device):
+                key = self.key(batch)
+                with_true_kernels(lambda: self._count(key, batch), lambda: self.live.again(key))
+        except (StowageError, TypeError, ValueError, KeyError, AttributeError, RuntimeError):
+            return False  # it is no batch to train on
+        return self._planner.budget.nbytes > before
+
+    def _count(self, key: Key, batch: Any) -> None:
+        recorded = self._record(key, batch)
+        with forked_generators(), without_autocast():
+            waiting = self._everything(recorded) if self._steps.accumulate > 1 else frozenset[str]()
+            self._planner.count(recorded, self._micro_batch(waiting, True))
+
+    def forget(self, program: Program | None = None) -> None:
+        """Forget a program, by default all: its signature is traced anew."""
+        for known in self.known:
+            if program is None or known.program is program:
+                self.live.forget(known.key)
+        self.known = [k for k in self.known if program is not None and k.program is not program]
+
+    def leave(self, program: Program) -> None:
+        """Put what the program's latest iteration leaves where the user's forward and loss leave it."""
+        known = next((k for k in self.known if k.program is program), None)
+        tensors = program.take_left()
+        recorded = self.live.of(known.key).recorded if known is not None else None
+        if recorded is None or not (recorded.left.effects or recorded.left.checks):
+            return
+        recorded.left.check(tensors)
+        decided = recorded.left.decided(tensors)
+        if decided is None:
+            recorded.left.apply(tensors)
+            return
+        self._decisions = decided
+        self.forget(program)
+        self._say(
+            "What this step leaves in your objects depends on a tensor's value, which was another one than when the "
+            "step was traced: it is left out once, and traced again for the next step."
+        )
+
+    def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
+        update = update and self._optimizer is not None
+        return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None)
+
+    @staticmethod
+    def _everything(recorded: Recorded) -> frozenset[str]:
+        """Parameters that get a gradient."""
+        return frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
+
+    def _find(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool = False) -> Program:
+        optimizer = self._groups()
+        for position, known in enumerate(self.known):
+            if known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer:
+                self.known.pop(position)
+                break
+        else:
+            known = with_true_kernels(
+                lambda: self._make(key, batch, micro_batch, ahead=ahead), lambda: self.live.again(key)
+            )
+        known = self._with_numbers(known)
+        self.known.insert(0, known)
+        self._seen.setdefault(key[0])
+        self._drop(self.known[self._steps.most :])
+        del self.known[self._steps.most :]
+        return known.program
+
+    def _with_numbers(self, known: Known) -> Known:
+        """The program as its step is now: another where it reads other numbers at each call than before."""
+        traced = self.live.of(known.key)
+        if known.version != traced.version:
+            planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
+            program = self.binding.bind(planned, self._outside(known.key))
+            known = known._replace(planned=planned, program=program, version=traced.version)
+        set_numbers(known.program, traced)
+        return known
+
+    def _drop(self, known: Sequence[Known]) -> None:
+        """Give back what Python keeps of their source."""
+        kept = {k.planned.folder for k in self.known[: self._steps.most]}
+        for folder in {k.planned.folder for k in known} - kept:
+            forget_source(str(folder / "step.py"))
+
+    def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> Known:
+        recorded = self._record(key, batch)
+        began = time.perf_counter()
+        first = not self.known and not self._seen
+        reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
+        watch = self._planner.watch
+        with ends_in_one_line(watch, self._say), watch.shown(reason):
+            try:
+                planned = self._plan(recorded, key, micro_batch, reason, ahead=ahead)
+            except Infeasible as error:
+                raise error.about("training", form_of(key[0])) from None
+        program = self.binding.bind(planned, recorded.outside)
+        took_s = time.perf_counter() - began + self._untold_s
+        self._say(planned_text(planned.summary, took_s, reason, self._traced_s))
+        self._untold_s = 0.0
+        # Planning has learnt which entries of its groups the optimizer changes itself.
+        return Known(self._groups(), key, micro_batch, planned, program)
+
+    def _groups(self) -> OptimizerSignature | None:
+        """What plans depend on of the optimizer."""
+        return self._known_optimizer.signature() if self._known_optimizer is not None else None
+
+    @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self._known_optimizer is not None and bool(self._known_optimizer.habits.joint)
+
+    def _plan(self, recorded: Recorded, key: Key, micro_batch: MicroBatch, reason: str, *, ahead: bool) -> Planned:
+        largest = None
+        if self._steps.accumulate > 1:
+            largest = self._micro_batch(self._everything(recorded), True)
+        with forked_generators(), without_autocast():  # planning must not change what the user's generators give
+            return self._planner.training_step(
+                recorded,
+                micro_batch,
+                None if largest == micro_batch else largest,
+                self._away(key, micro_batch),
+                effort=QUICK if self._steps.new_shapes == "quick" and self._seen and not ahead else None,
+                in_full=ahead,
+                slow=lambda: self._say(f"Planning, {reason}: training waits for it.") if reason else None,
+            )
+
+    def _outside(self, key: Key) -> Outside:
+        recorded = self.live.of(key).recorded
+        assert recorded is not None
+        return recorded.outside
+
+    def _record(self, key: Key, batch: Any) -> Recorded:
+        """Forward and backward, which the micro-batches of a signature share."""
+        return self.live.recorded(key, batch)
+
+    def _record_anew(self, batch: Any) -> Recorded:
+        began = time.perf_counter()
+        watch = self._planner.watch
+        with (
+            forked_generators(),
+            self.binding.tracing(),
+            ends_in_one_line(watch, self._say),
+            watch.shown(),
+        ):
+            watch("trace")
+            recorded = record_step(
+                self._model,
+                batch,
+                loss=self._steps.loss,
+                objective=self._steps.objective,
+                layouts=self.binding.layouts(),
+                decisions=self._decisions,
+                touches=self._steps.touches,
+            )
+        for notice in recorded.notices:
+            self._say(notice)
+        self._traced_s = self._untold_s = time.perf_counter() - began
+        return recorded
+
+    def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
+        """What rests below between iterations under the plan of the update that this micro-batch leads to."""
+        for known in self.known if not micro_batch.update else ():
+            if known.micro_batch.update and known.key is key and known.optimizer == self._groups():
+                slots = known.planned.slots
+                return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
+        return frozenset()
+
+
+def _bytes_of(batch: Any) -> int:
+    return sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, torch.Tensor))

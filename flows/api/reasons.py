@@ -1,0 +1,116 @@
+"""Why a step is planned while training, and forms of batches, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from stowage.flows.api.steps import Known
+from stowage.stages.ir.amounts import size_text, time_text
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.trace import MicroBatch
+from stowage.stages.workload import BatchSignature, ModelSignature
+
+_SHAPE = re.compile(r"^\S+ (\([\d, ]*\))")
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_MOST = 4
+
+
+def shapes_of(batch: BatchSignature) -> tuple[str, ...]:
+    """Of its tensors, in order."""
+    found = (_SHAPE.match(leaf.value) for leaf in batch.leaves if leaf.kind == "tensor")
+    return tuple(match.group(1) for match in found if match)
+
+
+def form_of(batch: BatchSignature) -> str:
+    """The shapes of a batch, each distinct one once, but for single numbers beside others: `(8, 96)`."""
+    shapes = list(dict.fromkeys(shapes_of(batch)))
+    distinct = [s for s in shapes if s != "()"] or shapes
+    if not distinct:
+        return "of no tensors"
+    return ", ".join(distinct[:_MOST]) + (", …" if len(distinct) > _MOST else "")
+
+
+def ordinal(number: int) -> str:
+    """`third`, `11th`."""
+    if number <= len(_ORDINALS):
+        return _ORDINALS[number - 1]
+    suffix = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{suffix}"
+
+
+def why(
+    batch: BatchSignature,
+    model: ModelSignature,
+    micro_batch: MicroBatch | None,
+    known: Sequence[tuple[BatchSignature, ModelSignature]],
+    seen: Collection[BatchSignature],
+) -> str:
+    """One phrase.
+
+    Args:
+        batch, model, micro_batch: what is planned; None for a forward alone.
+        known: what was planned before, the latest first.
+        seen: forms of batches of this run, this one not among them unless it was there before.
+    """
+    if batch not in seen:
+        return f"{_new(batch, seen)}: {ordinal(len(seen) + 1)} of this run"
+    same = [other for form, other in known if form == batch]
+    if not same:
+        return f"shape {form_of(batch)} again, whose program had made room for others"
+    if all(other != model for other in same):
+        differences = same[0].differences(model)
+        return "the model has changed: " + (differences[0].removesuffix(".") if differences else "another mode")
+    if micro_batch is None:
+        return "weights rest elsewhere now"
+    if not micro_batch.update:
+        return "a micro-batch before the update"
+    return "the micro-batch that updates" if micro_batch.waiting else "an update of its own"
+
+
+def planned_text(plan: PlanSummary, took_s: float, reason: str, traced_s: float = 0.0) -> str:
+    """What was planned, in one line.
+
+    Args:
+        plan: of the step.
+        took_s: from the trace on.
+        reason: see `why`; "" for the first plan of a run.
+        traced_s: of tracing alone: what a new shape costs at least; 0 if that is not to be said.
+    """
+    next_one = f"; a new shape that fits will take about {max(traced_s, 0.1):.1f} s" if traced_s else ""
+    because = f", {reason}" if reason else ""
+    return (
+        f"Planned in {took_s:.1f} s{because}; predicted: peak {size_text(plan.device_peak_bytes)} "
+        f"of {size_text(plan.device_budget_bytes)}, {time_text(plan.step_time_s)} a step ({plan.method})"
+        f"{next_one}."
+    )
+
+
+def _new(batch: BatchSignature, seen: Collection[BatchSignature]) -> str:
+    """A new shape, or what else is new."""
+    shapes = shapes_of(batch)
+    for other in seen:
+        if shapes_of(other) == shapes and len(other.leaves) == len(batch.leaves):
+            differences = other.differences(batch)
+            if differences:
+                return "new batch, " + differences[0].removesuffix(".")
+    return f"new shape {form_of(batch)}"
+
+
+def step_text(model: str, optimizer: str, known: Sequence[Known]) -> str:
+    """A training step in a few lines.
+
+    Args:
+        model, optimizer: names of their classes.
+        known: its programs, the latest first.
+    """
+    if not known:
+        return f"<TrainingStep of {model}, nothing planned yet>"
+    plan = known[0].planned.summary
+    forms = "; ".join(dict.fromkeys(form_of(k.key[0]) for k in known))
+    return (
+        f"<TrainingStep of {model}: {plan.method}, {time_text(plan.step_time_s)} a step predicted\n"
+        f" peak {size_text(plan.device_peak_bytes)} of {size_text(plan.device_budget_bytes)}, optimizer "
+        f"{optimizer if optimizer != 'NoneType' else 'none'}\n"
+        f" {len(known)} program{'s' * (len(known) != 1)} in memory, for batches of {forms}>"
+    )

@@ -1,0 +1,66 @@
+"""What all programs of a model share, and a program with what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from stowage.flows.api.live.readings import Key
+from stowage.flows.planning.planned import Planned
+from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
+from stowage.stages.runtime import Program
+from stowage.stages.trace import MicroBatch
+from stowage.stages.workload.calls import Loss, Objective
+
+Say = Callable[[str], None]
+NewShapes = Literal["plan", "quick", "error"]
+MOST = 16
+"""Programs that are kept in memory."""
+SPARE = 2
+"""Recorded steps that are kept besides those of the programs in memory."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What every program of a model shares.
+
+    Attributes:
+        loss, objective: see `record_step`.
+        accumulate: micro-batches of an update.
+        max_grad_norm: of clipping, or None.
+        roots: what else the step may read, by name.
+        touches: objects that the step may change besides those that hang on the model and on what computes the loss.
+        known_optimizer: what has been learnt of the optimizer.
+        most: programs that are kept in memory.
+        new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
+    """
+
+    loss: Loss | None = None
+    objective: Objective | None = None
+    accumulate: int = 1
+    max_grad_norm: float | None = None
+    roots: Mapping[str, Any] = field(default_factory=dict)
+    touches: tuple[Any, ...] = ()
+    known_optimizer: KnownOptimizer | None = None
+    most: int = MOST
+    new_shapes: NewShapes = "plan"
+
+
+class Known(NamedTuple):
+    """A program and what it is for.
+
+    Attributes:
+        optimizer: its groups, when it was planned.
+        key, micro_batch: what it is for.
+        planned: its plan.
+        program: it.
+        version: of the numbers that its code reads at each call; see `Traced`.
+    """
+
+    optimizer: OptimizerSignature | None
+    key: Key
+    micro_batch: MicroBatch
+    planned: Planned
+    program: Program
+    version: int = 0

@@ -1,0 +1,1 @@
+"""`stow`: a Hugging Face Trainer within a memory budget."""

@@ -1,0 +1,116 @@
+"""What a Hugging Face Trainer saves and loads while weights and states live below the device: the files it knows,
+written and read tensor by tensor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stowage.flows.api import saving
+from stowage.flows.api.training_step import TrainingStep
+
+_MODEL, _OPTIMIZER = "model.safetensors", "optimizer.pt"
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of one object, exchanged for a while."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+class TrainerFiles:
+    """Takes the place of a Trainer's own methods, and does as they do where everything is in memory anyway."""
+
+    def __init__(self, trainer: Any, step: Callable[[], TrainingStep | None]) -> None:
+        """`step` tells the present training step."""
+        self._trainer = trainer
+        self._step = step
+        mine: dict[str, Callable[..., None]] = {
+            "_save": self._save,
+            "_save_optimizer_and_scheduler": self._save_optimizer,
+            "_load_optimizer_and_scheduler": self._load_optimizer,
+            "_load_from_checkpoint": self._load_from_checkpoint,
+            "_load_best_model": self._load_best_model,
+        }
+        for name, method in mine.items():
+            original = getattr(trainer, name, None)
+            if callable(original):
+                setattr(trainer, name, self._wrapped(method, original))
+
+    def _wrapped(self, method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            step = self._step()
+            if step is None or not step.offloads:
+                return original(*arguments, **keywords)
+            return method(step, original, *arguments, **keywords)
+
+        return run
+
+    def _save(
+        self, step: TrainingStep, original: Callable[..., None], output_dir: str | None = None, state_dict: Any = None
+    ) -> None:
+        """Weights, and what the Trainer writes beside them."""
+        model = self._trainer.model
+        if state_dict is not None or model is not step.model:
+            original(output_dir, state_dict)
+        elif hasattr(model, "save_pretrained"):
+            with replaced(model, "save_pretrained", lambda folder, **_: step.save_pretrained(folder)):
+                original(output_dir)
+        else:
+            original(output_dir, {})
+            step.save_model(Path(output_dir or self._trainer.args.output_dir) / _MODEL)
+
+    def _save_optimizer(self, step: TrainingStep, original: Callable[..., None], output_dir: str) -> None:
+        class Nothing:
+            def state_dict(self) -> dict[str, Any]:
+                return {}
+
+        with replaced(self._trainer, "optimizer", Nothing()):
+            original(output_dir)
+        saving.save_optimizer_for_torch(Path(output_dir) / _OPTIMIZER, step.contents())
+
+    def _load_optimizer(self, step: TrainingStep, original: Callable[..., None], checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            step.contents().forget_states()
+        original(checkpoint)
+
+    def _load_from_checkpoint(
+        self, step: TrainingStep, original: Callable[..., None], checkpoint: str, model: Any = None
+    ) -> None:
+        if (model is None or model is step.model) and self._load(step, Path(checkpoint)):
+            return
+        with step.on_device(_trained(step)):
+            original(checkpoint, model)
+
+    def _load_best_model(self, step: TrainingStep, original: Callable[..., None]) -> None:
+        if self._load(step, Path(self._trainer.state.best_model_checkpoint)):
+            return
+        with step.on_device(_trained(step)):
+            original()
+
+    def _load(self, step: TrainingStep, folder: Path) -> bool:
+        """Read a whole model's weights, if these are what the folder holds."""
+        if not (folder / _MODEL).is_file():
+            return False
+        step.load_model(folder / _MODEL)
+        return True
+
+
+def _trained(step: TrainingStep) -> list[str] | None:
+    """Of a model with adapters these alone are loaded; else everything."""
+    if not hasattr(step.model, "peft_config"):
+        return None
+    return [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]

@@ -1,0 +1,319 @@
+"""`stow`: a Hugging Face Trainer whose training steps run within a memory budget, with the same numbers."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from stowage.flows.api.check.shadow import check_of
+from stowage.flows.api.fit import make_step, print_notice
+from stowage.flows.api.steps import MOST, NewShapes, Say
+from stowage.flows.api.trainer.batches import first_evaluations
+from stowage.flows.api.trainer.files import TrainerFiles, replaced
+from stowage.flows.api.training_step import TrainingStep
+from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.structure import copied
+
+AnyTrainer = TypeVar("AnyTrainer")
+
+
+def stow(
+    trainer: AnyTrainer,
+    *,
+    device_budget: str | int,
+    method: str = "auto",
+    host_budget: str | int | None = None,
+    disk_budget: str | int | None = None,
+    offload_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    quick: bool = False,
+    check: str = "powers",
+    new_shapes: NewShapes = "plan",
+    programs: int = MOST,
+    say: Say = print_notice,
+) -> AnyTrainer:
+    """Let `trainer.train()` run every training step under a plan within `device_budget`.
+
+    The script stays as it is: logging, evaluation, saving, resuming, schedules and callbacks work as before, and
+    losses, `grad_norm` and weights are those of the plain Trainer bit for bit. A batch of another shape (a partial last
+    one, another padded length) is planned when it first appears.
+
+    Forward, backward, clipping and updates happen inside the training step; when the Trainer then calls
+    `clip_grad_norm_`, `optimizer.step()` and `zero_grad()`, no gradients are left to work on. So callbacks see none
+    either. Evaluation runs under a forward-only plan within the same budget, once training has begun; what the Trainer
+    gathers of it, such as the logits of a whole data set, comes besides. Saving and loading go tensor by tensor. While
+    weights are below the device, `with trainer.on_device() as model:` gives the model with all of them.
+
+    Args:
+        trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
+        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, check, new_shapes, programs,
+            say: see `fit`.
+
+    Returns:
+        the same trainer; `trainer.stowage` has its `plan`, and its `step`.
+
+    Raises:
+        ParameterError: this trainer cannot be planned for; the text says why.
+    """
+    if not callable(getattr(trainer, "training_step", None)) or not hasattr(trainer, "accelerator"):
+        raise ParameterError(f"stow takes a transformers.Trainer, but this is a {type(trainer).__name__}.")
+    _refuse(trainer, offloads=offload_dir is not None or host_budget is not None)
+    options = {
+        "device_budget": device_budget,
+        "method": method,
+        "host_budget": host_budget,
+        "disk_budget": disk_budget,
+        "offload_dir": offload_dir,
+        "cache_dir": cache_dir,
+        "quick": quick,
+        "check": check_of(check),
+        "new_shapes": new_shapes,
+        "programs": programs,
+        "say": say,
+    }
+    if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
+        raise ParameterError("This Trainer already runs under plans: call stow once.")
+    stowed = _Stowed(trainer, options)
+    trainer.training_step = stowed  # type: ignore[attr-defined]
+    trainer.prediction_step = stowed.predict  # type: ignore[attr-defined]
+    trainer.on_device = stowed.on_device  # type: ignore[attr-defined]
+    trainer.stowage = stowed  # type: ignore[attr-defined]
+    trainer.log = stowed.log_with_plan(trainer.log)  # type: ignore[attr-defined]
+    TrainerFiles(trainer, lambda: stowed.step)
+    return trainer
+
+
+def _refuse(trainer: Any, *, offloads: bool) -> None:
+    """What spreads the step over several devices or scales its loss is not planned."""
+    arguments = trainer.args
+    reasons = {
+        "it shards the model with FSDP": getattr(trainer, "is_fsdp_enabled", False),
+        "it runs DeepSpeed": getattr(trainer, "is_deepspeed_enabled", False),
+        "it trains on several devices": getattr(arguments, "world_size", 1) > 1 or getattr(arguments, "n_gpu", 1) > 1,
+        "fp16 scales the loss by what earlier steps gave (use bf16)": trainer.accelerator.scaler is not None,
+        "bf16_full_eval and fp16_full_eval cast the weights, which may be below the device": offloads
+        and (getattr(arguments, "bf16_full_eval", False) or getattr(arguments, "fp16_full_eval", False)),
+        "torch_compile hides the model's operations": getattr(arguments, "torch_compile", False),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ParameterError(f"The training step of this Trainer cannot be planned: {reason}.")
+
+
+class _Stowed:
+    """Takes the place of `trainer.training_step`.
+
+    Attributes:
+        step: the training step of the latest call.
+    """
+
+    def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
+        self._trainer = trainer
+        self._original = trainer.training_step
+        self._original_prediction = trainer.prediction_step
+        self._options = options
+        self._evaluates = True
+        self._belongs_to: tuple[Any, ...] = ()
+        self._norm: torch.Tensor | None = None
+        self._updated = False
+        self._latest: dict[str, Any] | None = None
+        self.step: TrainingStep | None = None
+
+    def __call__(
+        self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        trainer = self._trainer
+        model.train()
+        _turn(trainer.optimizer, "train")  # as the Trainer's own step does
+        if isinstance(num_items_in_batch, int):  # as a number it would be part of the plan
+            num_items_in_batch = torch.tensor(num_items_in_batch, device=trainer.args.device)
+        batch = {
+            "inputs": trainer._prepare_inputs(inputs),
+            "num_items_in_batch": num_items_in_batch,
+            "micro_batches": getattr(trainer, "current_gradient_accumulation_steps", None),
+        }
+        step = self._step_of(model, batch)
+        self._latest = {**batch, "inputs": None}
+        self._watch_clipping()
+        self._watch_updates()
+        update = bool(trainer.accelerator.sync_gradients)
+        loss = step(batch, update=update)
+        self._updated = update and step.updates_jointly
+        self._norm = step.grad_norm if update else None
+        return loss.as_subclass(torch.Tensor)
+
+    def predict(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        """Takes the place of `trainer.prediction_step`: loss, logits and labels."""
+        step = self.step
+        if step is None or model is not step.model:
+            return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
+        batch = {
+            "inputs": self._trainer._prepare_inputs(inputs),
+            "loss_only": bool(prediction_loss_only),
+            "ignore_keys": ignore_keys,
+        }
+        if self._evaluates:
+            try:
+                return self._evaluate(step, batch)
+            except TraceError as error:
+                self._evaluates = False
+                where = ", with all weights in memory" if step.offloads else ""
+                self._options["say"](f"Evaluation runs as the Trainer runs it{where}: {error}")
+        with step.on_device():
+            return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
+
+    def _evaluate(self, step: TrainingStep, batch: dict[str, Any]) -> Any:
+        try:
+            return step.evaluate(batch, self._prediction)
+        except Infeasible:
+            if self._latest is None or not step.programs.count({**self._latest, "inputs": batch["inputs"]}):
+                raise
+            return step.evaluate(batch, self._prediction)
+
+    def _prediction(self, model: nn.Module, batch: Any) -> Any:
+        return self._original_prediction(model, copied(batch["inputs"]), batch["loss_only"], batch["ignore_keys"])
+
+    @contextmanager
+    def on_device(self) -> Iterator[nn.Module]:
+        """The model with all parameters and optimizer states in device memory, whatever the budget."""
+        if self.step is None:
+            yield self._trainer.model
+            return
+        with self.step.on_device() as model:
+            yield model
+
+    def _step_of(self, model: nn.Module, batch: Any) -> TrainingStep:
+        """The training step for the Trainer's present model, optimizer and arguments."""
+        trainer = self._trainer
+        limit = trainer.args.max_grad_norm
+        norm = float(limit) if limit is not None and limit > 0 else float("inf")  # then it is logged all the same
+        optimizer = trainer.optimizer
+        while type(optimizer).__name__ == "AcceleratedOptimizer":
+            optimizer = optimizer.optimizer
+        accumulate = trainer.args.gradient_accumulation_steps
+        belongs_to = (model, optimizer, norm, accumulate)
+        if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
+            _refuse(trainer, offloads=any(self._options[name] is not None for name in ("offload_dir", "host_budget")))
+            step = make_step(
+                model,
+                optimizer,
+                objective=self._objective,
+                touches=(trainer,),
+                accumulate=accumulate,
+                max_grad_norm=norm,
+                **self._options,
+            )
+            if self.step is not None and self.step.model is model:
+                step.take_over(self.step)
+            evaluated = list(first_evaluations(trainer))
+            for inputs in evaluated:  # so that a budget in percent is of the largest batch known
+                step.programs.count({**batch, "inputs": inputs})
+            if batch["micro_batches"] in (None, accumulate):
+                step.prepare_cycle(batch)  # so that a budget that is too small is known before training starts
+                self._prepare_evaluations(step, evaluated)
+            self.step, self._belongs_to = step, belongs_to
+        return self.step
+
+    def _prepare_evaluations(self, step: TrainingStep, evaluated: Iterable[Any]) -> None:
+        """Plan them before training starts too."""
+        loss_only = self._trainer.compute_metrics is None or bool(self._trainer.args.prediction_loss_only)
+        for inputs in evaluated:
+            batch = {"inputs": inputs, "loss_only": loss_only, "ignore_keys": None}
+            try:
+                step.prepare_evaluation(batch, self._prediction)
+            except TraceError:
+                return  # said when it comes to it
+
+    @property
+    def plan(self) -> PlanSummary:
+        """What the plan of the latest training step states about itself.
+
+        Raises:
+            ParameterError: nothing is planned yet.
+        """
+        if self.step is None:
+            raise ParameterError("Nothing is planned yet: the first training step is.")
+        return self.step.plan
+
+    def __repr__(self) -> str:
+        return repr(self.step) if self.step is not None else "<stowage, nothing planned yet>"
+
+    def log_with_plan(self, log: Callable[..., None]) -> Callable[..., None]:
+        """The Trainer's `log`, which says of training what the plan says."""
+
+        @functools.wraps(log)
+        def logged(logs: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
+            if self.step is not None and "loss" in logs:
+                logs["stowage_peak_MiB"] = round(self.step.plan.device_peak_bytes / MIB, 3)
+            log(logs, *arguments, **keywords)
+
+        return logged
+
+    def _objective(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """The loss that the Trainer's own step hands to backward: scaled as it scales it, autocast and all."""
+        losses: list[torch.Tensor] = []
+
+        def backward(loss: torch.Tensor, **_: Any) -> None:
+            losses.append(loss)
+
+        with ExitStack() as around:
+            around.enter_context(replaced(self._trainer.accelerator, "backward", backward))
+            if callable(getattr(self._trainer.optimizer, "train", None)):  # it has been called before
+                around.enter_context(replaced(self._trainer.optimizer, "train", lambda: None))
+            self._original(model, copied(batch["inputs"]), batch["num_items_in_batch"])
+        if len(losses) != 1:
+            raise ParameterError(
+                f"{type(self._trainer).__name__}.training_step calls accelerator.backward {len(losses)} times: a "
+                "planned step has one loss."
+            )
+        return losses[0]
+
+    def _watch_clipping(self) -> None:
+        """Gradients are clipped and gone when the Trainer asks for their norm: answer with what it was."""
+        accelerator = self._trainer.accelerator
+        if getattr(accelerator.clip_grad_norm_, "of", None) is self:
+            return
+        original = accelerator.clip_grad_norm_
+
+        def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+            norm, self._norm = self._norm, None
+            return original(parameters, max_norm, norm_type) if norm is None else norm
+
+        clip_grad_norm_.of = self  # type: ignore[attr-defined]
+        accelerator.clip_grad_norm_ = clip_grad_norm_
+
+    def _watch_updates(self) -> None:
+        """An optimizer that counts its steps would count another when the Trainer calls it without gradients."""
+        optimizer = self._trainer.optimizer
+        if type(optimizer).__name__ != "AcceleratedOptimizer" or getattr(optimizer.step, "of", None) is self:
+            return
+        original = optimizer.step
+
+        @functools.wraps(original)
+        def step(_optimizer: Any, closure: Any = None) -> Any:
+            done, self._updated = self._updated, False
+            return None if done else original(closure)
+
+        step.of = self  # type: ignore[attr-defined]
+        optimizer.step = types.MethodType(step, optimizer)  # a method, as schedules expect
+
+
+def _turn(optimizer: Any, mode: str) -> None:
+    """Switch an optimizer that has modes."""
+    switch = getattr(optimizer, mode, None)
+    if callable(switch):
+        switch()

@@ -1,0 +1,321 @@
+"""The training step that `fit` returns: runs the plan of each batch, and makes it when it first appears."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from stowage.flows.api import saving
+from stowage.flows.api.check.shadow import Check, Net
+from stowage.flows.api.evaluation import Evaluations, Resting
+from stowage.flows.api.late_weights import LateWeights
+from stowage.flows.api.lower_tier import LowerTier
+from stowage.flows.api.planner import Planner
+from stowage.flows.api.programs import Programs
+from stowage.flows.api.reasons import step_text
+from stowage.flows.api.step_loss import StepLoss
+from stowage.flows.api.steps import Say, Steps
+from stowage.flows.api.whole_steps import whole_step
+from stowage.flows.planning.planned import Planned
+from stowage.stages.device import current
+from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.run import TraceSpan
+from stowage.stages.ir.spans import chrome_trace, predicted_spans
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.observe.measure import Measurement, measure_program
+from stowage.stages.runtime.observe.tracing import trace_iteration
+from stowage.stages.runtime.offload.contents import Contents
+from stowage.stages.trace.forward import Forward
+from stowage.stages.train import checkpoint, restore
+from stowage.stages.workload.calls import call_model, compute_loss
+
+Result = TypeVar("Result")
+
+
+class TrainingStep:
+    """One training iteration under a plan; call it with a batch.
+
+    A plan is valid for one signature: batch structure, shapes and dtypes, non-tensor arguments, train/eval flags,
+    `requires_grad`, autocast. It is checked on every call; a new signature is planned when it first appears, from warm
+    stores. So is a new place in the cycle of gradient accumulation: whether gradients wait in `.grad`, and whether this
+    micro-batch updates.
+
+    Attributes:
+        model: the module, with current weights; called while weights are below the device it refuses.
+        optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
+        planned: the plan of the latest call with its tables; `plan` is its summary.
+        programs: what is planned so far.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        planner: Planner,
+        steps: Steps,
+        *,
+        late: LateWeights | None = None,
+        lower: LowerTier | None = None,
+        check: Check = "powers",
+        say: Say = lambda text: None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._say = say
+        self.programs = programs = Programs(model, optimizer, planner, steps, late=late, lower=lower, say=say)
+        self._budget = planner.budget
+        compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
+        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say)
+        self._evaluations = Evaluations(
+            model,
+            planner,
+            programs.binding.layouts,
+            programs.binding.offloading_for,
+            programs.binding.tracing,
+            self._net,
+            most=steps.most,
+            say=say,
+            touches=steps.touches,
+        )
+
+    def __repr__(self) -> str:
+        return step_text(type(self.model).__name__, type(self.optimizer).__name__, self.programs.known)
+
+    @property
+    def planned(self) -> Planned:
+        """The plan of the latest call, with its tables."""
+        if self.programs.latest is None:
+            raise ParameterError("Nothing is planned yet: call the step, or `prepare`, first.")
+        return self.programs.latest.planned
+
+    @property
+    def plan(self) -> PlanSummary:
+        """What the plan of the latest call states about itself."""
+        return self.planned.summary
+
+    @property
+    def updates_jointly(self) -> bool:
+        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        return self.programs.updates_jointly
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The global norm of the gradients of the latest update, before clipping; None without `max_grad_norm`."""
+        latest = self.programs.latest
+        return latest.program.grad_norm if latest else None
+
+    def prepare(self, batch: Any, *, update: bool = True) -> Program:
+        """The program for this batch's signature and for the gradients that wait, planned now if it is new.
+
+        Args:
+            batch: what the step is called with.
+            update: see `__call__`.
+
+        Raises:
+            StowageError: the step cannot be traced or planned.
+        """
+        return self.programs.find(batch, update=update)
+
+    def prepare_cycle(self, batch: Any) -> None:
+        """Plan the first, a middle and the last micro-batch of an update for this batch's signature.
+
+        Raises:
+            StowageError: the step cannot be traced or planned.
+        """
+        self.programs.find_cycle(batch)
+
+    @property
+    def evaluation(self) -> Planned | None:
+        """The plan of the latest call of `evaluate`, with its tables; None before the first."""
+        return self._evaluations.planned
+
+    def evaluate(self, batch: Any, forward: Forward = call_model) -> Any:
+        """What the model returns for a batch in evaluation mode, without gradients, within the device budget.
+
+        The same object, bit for bit, as `model.eval()` and `model(**batch)` under `torch.no_grad()` give. It is planned
+        when a batch of this form first appears: weights that live below come as they are read and go. What is returned
+        counts in the budget while it is made; parameters and constants are returned as copies. Afterwards weights,
+        states and modes are where and what they were.
+
+        Args:
+            batch: with the structure that the model takes.
+            forward: `forward(model, batch)`, for those who want something else of the model: `call_model` calls it on
+                the batch as it is, also where `fit` was given a `forward` of its own for training.
+
+        Raises:
+            Infeasible: the budget cannot be met; it states the smallest feasible one.
+            TraceError: the forward cannot be traced.
+            StaleStep: plain PyTorch gives something else; see `fit`.
+        """
+        try:
+            return self._evaluations(batch, forward, self._resting())
+        except Infeasible:
+            if not self.programs.count(batch):
+                raise
+            return self._evaluations(batch, forward, self._resting())
+
+    def prepare_evaluation(self, batch: Any, forward: Forward = call_model) -> None:
+        """Plan what `evaluate` would run. A budget in percent is of the largest batch seen, in evaluation too.
+
+        Raises:
+            StowageError: see `evaluate`.
+        """
+        try:
+            self._evaluations.prepare(batch, forward, self._resting())
+        except Infeasible:
+            if not self.programs.count(batch):
+                raise
+            self._evaluations.prepare(batch, forward, self._resting())
+
+    def _resting(self) -> Resting:
+        return Resting.of(self.planned, self.model, self._budget.nbytes)
+
+    @property
+    def offloads(self) -> bool:
+        """Parameters or states may be below the device."""
+        return self.programs.offloading is not None
+
+    @contextlib.contextmanager
+    def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
+        """The model with all parameters and optimizer states in device memory, whatever the budget: to look into it.
+
+        The next step puts them back where its plan wants them. `evaluate` and the functions that save do without.
+
+        Args:
+            names: of parameters and states (`parameter::state`); by default all.
+        """
+        if self.programs.offloading is None:
+            yield self.model
+            return
+        here = self.programs.offloading.fetch_all(names)
+        try:
+            yield self.model
+        finally:
+            self.programs.offloading.forget_copies(here)
+
+    def take_over(self, other: TrainingStep) -> None:
+        """Go on with what another step of the same model has below the device, before anything is planned."""
+        self.programs.binding.offloading = other.programs.offloading
+        if self.programs.offloading is not None and self.optimizer is not other.optimizer:
+            self.programs.offloading.serve(self.optimizer)
+
+    def contents(self) -> Contents:
+        """Tensors wherever they are, one at a time; what the plan has below is there."""
+        if self.programs.latest:
+            self.programs.latest.program.enter()
+        return Contents(self.model, self.optimizer, self.programs.offloading)
+
+    def _device(self) -> torch.device | None:
+        return next((p.device for p in self.model.parameters()), None)
+
+    def save(self, path: str | Path, scheduler: Any = None) -> None:
+        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
+
+        This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
+        """
+        with current(self._device()):
+            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
+
+    def load(self, path: str | Path, scheduler: Any = None) -> None:
+        """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
+
+        Gradients that wait are dropped. Where the file cannot be used nothing is changed.
+
+        Raises:
+            StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
+        """
+        with current(self._device()):
+            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT)
+        if found is None:
+            raise ParameterError(f"There is no checkpoint at {path}.")
+
+    def save_model(self, path: str | Path) -> None:
+        """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
+        saving.save_model(Path(path), self.contents())
+
+    def load_model(self, path: str | Path) -> None:
+        """Replace weights and persistent buffers by those of a safetensors file."""
+        saving.load_model(Path(path), self.contents())
+
+    def save_optimizer(self, path: str | Path) -> None:
+        """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
+        checkpoint.save_optimizer(Path(path), self.contents())
+
+    def load_optimizer(self, path: str | Path) -> None:
+        """Replace the optimizer's groups and states by those of a file."""
+        restore.load_optimizer(Path(path), self.contents())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
+        saving.save_pretrained(Path(folder), self.contents())
+
+    def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
+        """One iteration: forward, backward, update. Returns the loss.
+
+        Ctrl-C waits for its end; a second one breaks it off, and says what state the model is in.
+
+        Args:
+            batch: with the structure that the model takes.
+            update: False for a micro-batch that is not the last of its update: its gradients are added to `.grad`.
+                True clips, updates every parameter with a gradient, and frees the gradients.
+
+        Raises:
+            StaleStep: plain PyTorch gives another loss; see `fit`.
+        """
+        program = self.prepare(batch, update=update)
+        program.fresh = True
+        return StepLoss.of(self._checked(program, batch, lambda: program(batch), lambda loss: loss))
+
+    def _checked(
+        self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
+    ) -> Result:
+        """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
+        assert self.programs.latest is not None
+        with whole_step(program, self._say):
+            try:
+                result = self._net.run(self.programs.latest, batch, work, loss_of)
+            except StaleStep:
+                self.programs.forget(program)
+                raise
+            self.programs.leave(program)
+        return result
+
+    def forget(self) -> None:
+        """Forget every plan: the next call traces model and loss anew. Weights, states and stores stay as they are."""
+        self.programs.forget()
+        self._evaluations.forget()
+
+    def trace(self, batch: Any, path: str | Path, *, update: bool = True) -> list[TraceSpan]:
+        """One iteration, a real one, which trains; where its time goes, as a Chrome trace beside the prediction.
+
+        https://ui.perfetto.dev opens the file. The spans are returned too.
+        """
+        program = self.prepare(batch, update=update)
+        _, measured = self._checked(
+            program, batch, lambda: trace_iteration(program, lambda: program(batch)), lambda traced: traced[0]
+        )
+        plan = self.planned
+        spans = [*predicted_spans(plan.rows, plan.nodes, plan.slots), *measured]
+        labels = {"plan": plan.summary.plan_hash, "method": plan.summary.method, "device": plan.summary.device}
+        write_atomically(Path(path), chrome_trace(spans, labels).encode())
+        return spans
+
+    def measure(self, batch: Any, *, update: bool = True) -> Measurement:
+        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`.
+
+        Where the call is compared with plain PyTorch, that is part of it.
+        """
+        program = self.prepare(batch, update=update)
+
+        def run(given: Any) -> torch.Tensor:
+            return self._checked(program, given, lambda: program(given), lambda loss: loss)
+
+        return measure_program(program, self.model, self.optimizer, batch, run)

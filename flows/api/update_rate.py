@@ -1,0 +1,69 @@
+"""How fast the CPU updates what lives below a GPU, with the optimizer that trains: the description of a device knows
+AdamW alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stowage.stages.device.rates.host import measure_host_rates
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import StowageError, TableError
+from stowage.stages.ir.table import read_record, write_record
+from stowage.stages.optimizers import twin_of
+
+
+@dataclass(frozen=True)
+class UpdateRate:
+    """`bytes_per_s` read and written; see `measure_update_rate`."""
+
+    bytes_per_s: float
+
+
+def with_own_updates(
+    target: DeviceDescription, optimizer: torch.optim.Optimizer | None, device: torch.device, home: Path
+) -> DeviceDescription:
+    """The description, with the rate of this optimizer's updates: measured once and remembered. An optimizer that does
+    not update one tensor of any shape leaves it as it is."""
+    if target.type != "cuda" or optimizer is None:
+        return target
+    parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    if parameter is None:
+        return target
+    path = home / "devices" / f"{target.fingerprint}.{_key(optimizer, parameter)}.json"
+    try:
+        rate = read_record(path, UpdateRate)
+    except TableError:
+        try:
+            rate = UpdateRate(measure_host_rates(device, _maker(optimizer, parameter), parameter.dtype).update)
+        except (StowageError, RuntimeError, TypeError, ValueError, AssertionError):
+            return target
+        write_record(path, rate)
+    return replace(target, cpu_update_bytes_per_s=rate.bytes_per_s)
+
+
+def _maker(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Any:
+    def make(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        (stand_in,) = parameters
+        twin = twin_of(optimizer, {id(parameter): stand_in})
+        for group in twin.param_groups:
+            if "capturable" in group:  # as where the CPU updates
+                group["capturable"] = False
+        return twin
+
+    return make
+
+
+def _key(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
+    """Class, switches and type; numbers do not change what is read and written."""
+    kind = type(optimizer)
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    switches = {k: v for k, v in group.items() if v is None or isinstance(v, (bool, str))}
+    text = json.dumps([kind.__module__, kind.__qualname__, str(parameter.dtype), sorted(switches.items())])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""A machine with a GPU: measured, planned for, and raced on."""

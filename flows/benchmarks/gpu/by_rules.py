@@ -1,0 +1,67 @@
+"""A job of the machine with the GPU under plans by rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
+from stowage.flows.benchmarks.gpu.measure import trace_job
+from stowage.flows.planning.by_rules import MOVABLE_BYTES, RulePlan, Rules
+from stowage.stages.device.tiers import Tier
+from stowage.stages.runtime.offload.offloading import Offloading
+
+
+class Traced(Rules):
+    """A job's step, traced on tensors without memory.
+
+    Attributes:
+        job: what was traced.
+    """
+
+    def __init__(self, job: Job, *, max_grad_norm: float | None = None, movable_bytes: int = MOVABLE_BYTES) -> None:
+        """Trace.
+
+        Args:
+            job: the configuration.
+            max_grad_norm: of clipping.
+            movable_bytes: see `MOVABLE_BYTES`.
+
+        Raises:
+            TraceError: the model cannot be traced.
+        """
+        super().__init__(trace_job(job, max_grad_norm), movable_bytes=movable_bytes)
+        self.job = job
+
+
+class ByRules:
+    """A job's model trained under such a plan; weights go where the plan has them, one after the other."""
+
+    def __init__(self, traced: Traced, plan: RulePlan, tier: Tier | None = None) -> None:
+        """`tier`: where slots are; the caller closes it."""
+        job = traced.job
+        self.model, layouts = build_shell(job)
+        self.optimizer = job.make_optimizer(self.model.parameters())
+        self.offloading = Offloading(tier, self.model, self.optimizer) if tier is not None else None
+        if self.offloading is not None:
+            self.offloading.populate(first_weights(job, layouts), plan.slots)
+        else:
+            fill(job, self.model, layouts, job.device)
+        self.program = traced.program(plan, self.model, self.optimizer, self.offloading)
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One iteration."""
+        return self.program(batch)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All weights, copied to host memory; everything is on the device afterwards."""
+        if self.offloading is not None:
+            self.offloading.fetch_all()
+        return weights_of(self.model)
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies in host memory, by name."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}

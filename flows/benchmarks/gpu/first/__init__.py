@@ -1,0 +1,1 @@
+"""The first ten minutes on a card."""

@@ -1,0 +1,141 @@
+"""The command's own steps on a model of a few layers: measure, plan where a solver is, train, and plain PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, is_planned
+from stowage.flows.benchmarks.gpu.job import Job
+from stowage.flows.benchmarks.gpu.measure import measure_job
+from stowage.flows.benchmarks.gpu.race import CHROME_TRACE, like, race
+from stowage.flows.benchmarks.gpu.steps import Answer
+from stowage.flows.benchmarks.gpu.table import GpuRow, text_of
+
+SOLVERS = ("pulp", "highspy", "ortools")
+"""What planning needs, and a machine that only trains has not."""
+
+SPARE_S = 10.0
+"""Of a step's time, for what comes after its contestants."""
+
+
+class Told:
+    """Prints, and remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        print(text, flush=True)
+        self.lines.append(text)
+
+
+def measure(asked: dict[str, Any]) -> Answer:
+    """Rates, trace and costs."""
+    told = Told()
+    job = Job(**asked["job"] | {"host_bytes": asked["host_bytes"]})
+    measure_job(
+        job,
+        Path(asked["folder"]),
+        told,
+        seconds_per_call=asked["seconds_per_call"],
+        min_samples=asked["min_samples"],
+    )
+    size = (Path(asked["folder"]) / MEASURED).stat().st_size
+    return Answer("held", numbers={"rates": told.lines[0], "bytes to carry": size}, lines=tuple(told.lines))
+
+
+def why_no_plan() -> str:
+    """What is missing for planning on this machine; empty where nothing is."""
+    missing = [name for name in SOLVERS if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{', '.join(missing)} cannot be imported here"
+    try:
+        importlib.import_module("stowage.flows.benchmarks.gpu.plan")
+    except ImportError as error:
+        return f"planning cannot be imported here ({error})"
+    return ""
+
+
+def what_to_carry(folder: Path, why: str) -> str:
+    """What people do where this machine cannot plan."""
+    return (
+        f"{why}: carry {folder / MEASURED} to a machine that plans, run `python -m stowage.flows.gpu plan --out "
+        f"FOLDER` there, bring FOLDER/{PLANNED} back to {folder}, and give the same call again"
+    )
+
+
+def plan(asked: dict[str, Any]) -> Answer:
+    """Plan here, or take what was carried."""
+    folder = Path(asked["folder"])
+    if not (folder / MEASURED).is_file():
+        return Answer("not run", "nothing was measured before")
+    why = why_no_plan()
+    if why:
+        if is_planned(folder):
+            return Answer("held", lines=(f"{folder / PLANNED} was carried here",))
+        return Answer("not run", what_to_carry(folder, why))
+    from stowage.flows.benchmarks.gpu.plan import plan_job
+    from stowage.flows.planning.step import QUICK
+
+    told = Told()
+    home = folder / "stores"
+    plan_job(folder, told, fractions=asked["fractions"], method=asked["method"], home=home, effort=QUICK)
+    return Answer("held", lines=tuple(told.lines))
+
+
+def train(asked: dict[str, Any]) -> Answer:
+    """Contestants of some names."""
+    folder = Path(asked["folder"])
+    if not is_planned(folder):
+        return Answer("not run", f"{folder / PLANNED} is not there yet, or is of another measuring")
+    told = Told()
+    timeout_s = max(10.0, asked["limit_s"] - SPARE_S)
+    rows = race(folder, told, steps=asked["steps"], only=asked["only"], timeout_s=timeout_s)
+    names = like([row.contestant for row in rows], asked["only"])
+    chosen = [row for row in rows if row.contestant in names]
+    print(text_of(rows), flush=True)
+    numbers: dict[str, Any] = {row.contestant: peaks_of(row) for row in chosen}
+    wrong = _wrong(chosen)
+    if asked["traced"] and not wrong and not (folder / CHROME_TRACE).is_file():
+        wrong.append(f"{folder / CHROME_TRACE} was not written")
+    if wrong:
+        return Answer("fell", "; ".join(wrong), numbers)
+    return Answer("held", numbers=numbers, lines=tuple(_line(row) for row in chosen))
+
+
+def peaks_of(row: GpuRow) -> dict[str, Any]:
+    """For the page."""
+    return {
+        "requested": row.requested_bytes,
+        "allocated": row.peak_bytes,
+        "reserved": row.reserved_bytes,
+        "retries": row.retries,
+        "out of memory": row.out_of_memory,
+        "limit": row.limit_bytes,
+        "step, seconds": row.time_s,
+        "predicted, seconds": row.predicted_time_s,
+        "spread": row.spread,
+        "clocks": row.clocks,
+        "note": row.note,
+    }
+
+
+def _wrong(rows: Sequence[GpuRow]) -> list[str]:
+    if not rows:
+        return ["nobody ran"]
+    found = [f"{row.contestant}: {row.note}" for row in rows if not row.losses]
+    found += [
+        f"{row.contestant} took {row.peak_bytes} bytes of its {row.limit_bytes}"
+        for row in rows
+        if 0 <= row.limit_bytes < row.peak_bytes
+    ]
+    return found
+
+
+def _line(row: GpuRow) -> str:
+    retries = f", {row.retries} retries" if row.retries >= 0 else ""
+    return f"{row.contestant}: {row.time_s:.3f} s a step, peak {row.peak_bytes / 1e9:.2f} GB{retries}"

@@ -1,0 +1,209 @@
+"""What must be equal bit for bit: plans by rules against plain PyTorch, also while copies or computing are late."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced, weights_of
+from stowage.flows.benchmarks.gpu.job import Job, strictly
+from stowage.flows.benchmarks.gpu.lanes import Late, late_lanes
+from stowage.flows.benchmarks.gpu.peers import Plain
+from stowage.flows.benchmarks.gpu.steps import Answer
+from stowage.flows.planning.by_rules import RulePlan
+from stowage.stages.device.tiers import PinnedTier
+
+ROUNDING = 1e-3
+"""Relative difference of losses, and absolute one of weights, that updates by the CPU are allowed on a card: Adam
+divides by the root of the second moment, and near zero one rounding counts in full."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A few iterations.
+
+    Attributes:
+        losses: of each.
+        weights: at the end, in host memory.
+        seconds: of one, the last.
+    """
+
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two runs.
+
+    Attributes:
+        equal: bit for bit, losses and weights.
+        loss: largest relative difference.
+        weight: largest absolute difference.
+        first: the iteration whose losses differ first, -1 for none.
+    """
+
+    equal: bool
+    loss: float
+    weight: float
+    first: int
+
+    def __str__(self) -> str:
+        if self.equal:
+            return "equal"
+        when = f" from iteration {self.first} on" if self.first >= 0 else ""
+        return f"losses within {self.loss:.1e}{when}, weights within {self.weight:.1e}"
+
+
+def difference(one: Run, other: Run) -> Difference:
+    """NaN differs from everything, itself included."""
+    unequal = [i for i, (a, b) in enumerate(zip(one.losses, other.losses, strict=True)) if a != b]
+    pairs = [(w, other.weights[name]) for name, w in one.weights.items()]
+    return Difference(
+        equal=not unequal and all(torch.equal(a, b) for a, b in pairs),
+        loss=_worst(abs(a / b - 1) if b else abs(a) for a, b in zip(one.losses, other.losses)),
+        weight=_worst(float((a.float() - b.float()).abs().max()) for a, b in pairs if a.numel()),
+        first=unequal[0] if unequal else -1,
+    )
+
+
+def _worst(values: Iterable[float]) -> float:
+    """The largest; NaN if there is one, which `max` would lose."""
+    found = list(values)
+    return math.nan if any(v != v for v in found) else max(found, default=0.0)
+
+
+def plain_run(job: Job, steps: int) -> Run:
+    """Of plain PyTorch."""
+    contestant = Plain(job)
+    losses, seconds = _iterate(contestant, job, steps)
+    return Run(losses, weights_of(contestant.model), seconds)
+
+
+def ruled_run(traced: Traced, plan: RulePlan, steps: int, late: Sequence[Late] = (), late_s: float = 0.0) -> Run:
+    """Under a plan by rules, with lanes that are late."""
+    tier = PinnedTier(lanes=late_lanes(traced.job.device, late, late_s)) if plan.slots else None
+    try:
+        contestant = ByRules(traced, plan, tier)
+        losses, seconds = _iterate(contestant, traced.job, steps)
+        return Run(losses, contestant.weights(), seconds)
+    finally:
+        if tier is not None:
+            tier.close()
+
+
+def _iterate(contestant: Any, job: Job, steps: int) -> tuple[list[float], float]:
+    torch.manual_seed(job.seed)
+    losses, seconds = [], 0.0
+    for iteration in range(steps):
+        batch = job.batch(iteration)
+        began = time.perf_counter()
+        losses.append(float(contestant(batch)))
+        seconds = time.perf_counter() - began
+    return losses, seconds
+
+
+def tidy(job: Job) -> None:
+    """Give back what the last run has held."""
+    gc.collect()
+    if job.device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def strict(asked: dict[str, Any]) -> Answer:
+    """Every job under every plan by rules, and plain PyTorch twice, with kernels that repeat."""
+    numbers: dict[str, Any] = {}
+    fallen: list[str] = []
+    with strictly():
+        for content in asked["jobs"]:
+            job = Job(**content)
+            expected = plain_run(job, asked["steps"])
+            found = {"plain again": difference(plain_run(job, asked["steps"]), expected)}
+            traced = Traced(job)
+            plans = {
+                "keep all": traced.keep_all(),
+                "recompute all": traced.recompute_all(),
+                "stream all": traced.stream_all(),
+            }
+            for name, plan in plans.items():
+                tidy(job)
+                found[name] = difference(ruled_run(traced, plan, asked["steps"]), expected)
+            numbers[job.name()] = {name: str(each) for name, each in found.items()}
+            fallen += [f"{name} of {job.name()}" for name, each in found.items() if not each.equal]
+    return _answer(fallen, "other numbers than plain PyTorch", numbers)
+
+
+LATE: tuple[tuple[Late, ...], ...] = ((), ("offload",), ("reload",), ("offload", "reload"), ("compute",))
+
+
+def lanes(asked: dict[str, Any]) -> Answer:
+    """Everything streamed, while copies or computing are late, against everything kept."""
+    job = Job(**asked["job"])
+    numbers: dict[str, Any] = {}
+    fallen: list[str] = []
+    with strictly():
+        traced = Traced(job)
+        kept = ruled_run(traced, traced.keep_all(), asked["steps"])
+        numbers["plain PyTorch"] = str(difference(plain_run(job, asked["steps"]), kept))
+        for below in (False, True):
+            on_time: Run | None = None
+            plan = traced.stream_all(below=below)
+            for late in LATE:
+                tidy(job)
+                found = ruled_run(traced, plan, asked["steps"], late, asked["late_s"])
+                name = f"{'updates below' if below else 'stream all'}, {' and '.join(late) or 'nothing'} late"
+                to_kept = difference(found, kept)
+                on_time = on_time or found
+                to_on_time = difference(found, on_time)
+                rounds = below and job.device == "cuda"  # the CPU rounds otherwise
+                ok = (to_on_time.equal and _is_rounding(to_kept)) if rounds else to_kept.equal
+                numbers[name] = {
+                    "against keep all": str(to_kept),
+                    "against nothing late": str(to_on_time),
+                    "seconds a step": found.seconds,
+                }
+                if not ok:
+                    fallen.append(name)
+    return _answer(fallen, "other numbers: a wait is missing", numbers)
+
+
+def noise(asked: dict[str, Any]) -> Answer:
+    """Plain PyTorch twice, as it comes: how equal anything can be expected to be without strictness."""
+    job = Job(**asked["job"])
+    runs = [plain_run(job, asked["steps"]) for _ in _tidied(job, asked["times"])]
+    worst = [difference(a, b) for a, b in itertools.pairwise(runs)]
+    text = next((str(d) for d in worst if not d.equal), "equal")
+    numbers = {
+        "noise": text,
+        "relative loss difference": max(d.loss for d in worst),
+        "weight difference": max(d.weight for d in worst),
+        "iterations": asked["steps"],
+        "job": job.name(),
+    }
+    return Answer(
+        "held", numbers=numbers, lines=(f"plain PyTorch against itself, {asked['steps']} iterations: {text}",)
+    )
+
+
+def _tidied(job: Job, times: int) -> Iterable[int]:
+    for number in range(times):
+        tidy(job)
+        yield number
+
+
+def _is_rounding(found: Difference) -> bool:
+    return found.loss <= ROUNDING and found.weight <= ROUNDING
+
+
+def _answer(fallen: Sequence[str], what: str, numbers: dict[str, Any]) -> Answer:
+    if not fallen:
+        return Answer("held", numbers=numbers, lines=("all of them gave the same bits",))
+    return Answer("fell", f"{'; '.join(fallen)}: {what}", numbers)

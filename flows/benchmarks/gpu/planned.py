@@ -1,0 +1,98 @@
+"""The contestant that trains under a carried plan: everything from tables, nothing is planned here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
+from stowage.flows.benchmarks.gpu.pinned import CountedLanes, Pinned
+from stowage.stages.codegen import Manifest
+from stowage.stages.device.tiers import PinnedTier, Tier, open_tier
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.spans import chrome_trace, predicted_spans
+from stowage.stages.ir.table import read_record, read_rows
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.observe.measure import measure_program
+from stowage.stages.runtime.observe.tracing import trace_iteration
+from stowage.stages.runtime.offload.offloading import Offloading
+
+
+class Planned:
+    """A model trained under the plan in `folder`.
+
+    Attributes:
+        summary: what the plan states about itself.
+        pinned: what pinning host memory took.
+    """
+
+    def __init__(self, job: Job, folder: Path, offload_dir: Path) -> None:
+        self.pinned = Pinned()
+        self.summary = read_record(folder / "summary.json", PlanSummary)
+        self._nodes = read_rows(folder / "nodes.parquet", ComputeNode)
+        self._rows = read_rows(folder / "plan.parquet", PlanRow)
+        self._slots = read_rows(folder / "slots.parquet", Slot)
+        self.model, layouts = build_shell(job)
+        self.optimizer = job.make_optimizer(self.model.parameters())
+        self._offloading: Offloading | None = None
+        if self._slots:
+            self._offloading = Offloading(self._tier(job, offload_dir), self.model, self.optimizer)
+            self._offloading.populate(first_weights(job, layouts), self._slots)
+        else:
+            fill(job, self.model, layouts, job.device)
+        manifest = read_record(folder / "manifest.json", Manifest)
+        self._program = bind(
+            (folder / "step.py").read_text(),
+            manifest.source_hash,
+            str(folder / "step.py"),
+            TraceTables.load(folder / "trace"),
+            self.model,
+            self.optimizer,
+            self._slots,
+            self._offloading,
+        )
+
+    def _tier(self, job: Job, offload_dir: Path) -> Tier:
+        """Pinned host memory below a GPU: these plans put nothing on a disk there."""
+        if job.device != "cuda":
+            return open_tier(job.device, offload_dir)
+        size = sum(s.nbytes for s in self._slots) / 1e9
+        print(f"{size:.1f} GB of host memory are pinned; tens of GB take tens of seconds.", flush=True)
+        device = torch.device("cuda", torch.cuda.current_device())
+        return PinnedTier(device, lanes=CountedLanes(device, self.pinned))
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """One iteration."""
+        return self._program(batch)
+
+    def measured_peak(self, batch: Any) -> int:
+        """One more iteration; its highest device bytes, from the allocator's events."""
+        return measure_program(self._program, self.model, self.optimizer, batch).peak_bytes
+
+    def write_trace(self, batch: Any, path: Path) -> None:
+        """One more iteration; where its time goes, beside the prediction."""
+        _, measured = trace_iteration(self._program, lambda: self._program(batch))
+        spans = [*predicted_spans(self._rows, self._nodes, self._slots), *measured]
+        labels = {"plan": self.summary.plan_hash, "method": self.summary.method, "device": self.summary.device}
+        write_atomically(path, chrome_trace(spans, labels).encode())
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """By name, one at a time on the device; where they live does not change."""
+        below = self._offloading.below() if self._offloading is not None else {}
+        for name, parameter in self.model.named_parameters():
+            if self._offloading is not None and name in below:
+                yield name, self._offloading.peek(name)
+            else:
+                yield name, parameter
+
+    def close(self) -> None:
+        """Let what is under way end, and give back what the tier holds."""
+        if self._offloading is not None:
+            self._offloading.settle_all()
+            self._offloading.tier.close()

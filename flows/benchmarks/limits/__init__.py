@@ -1,0 +1,1 @@
+"""Training under a memory limit of the kernel."""

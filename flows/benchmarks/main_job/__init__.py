@@ -1,0 +1,1 @@
+"""The job of `params.yaml` beside plain PyTorch."""

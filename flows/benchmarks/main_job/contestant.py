@@ -1,0 +1,112 @@
+"""One contestant of a benchmark, in a process of its own: `python -m stowage.flows.benchmarks.main_job.contestant`.
+
+It reads one JSON object a line from standard input and answers each with one line: first the set-up, then `step` or
+`measure` commands. So several contestants take turns, step by step, on the same batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.api.fit import fit
+from stowage.flows.benchmarks.child_process import serve
+from stowage.stages.device.heap import keep_freed_memory
+from stowage.stages.ir.command import Parser
+from stowage.stages.runtime.observe.measure import Measurement, measure_iteration
+from stowage.stages.settings import parse_settings
+from stowage.stages.workload import token_stream
+from stowage.stages.workload.calls import call_model, loss_of
+from stowage.stages.workload.configured import configured_optimizer, configured_workload
+from stowage.stages.workload.data import batch_at
+from stowage.stages.workload.models import vocabulary_size
+
+
+class Eager:
+    """Plain PyTorch, with or without the model's own gradient checkpointing."""
+
+    def __init__(self, model: nn.Module, make_optimizer: Any, *, checkpointing: bool) -> None:
+        if checkpointing:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+        self.model = model
+        self.optimizer = make_optimizer(list(model.parameters()))
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """zero_grad, forward, backward, step."""
+        self.optimizer.zero_grad()
+        loss = loss_of(call_model(self.model, batch), batch, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def measure(self, batch: Any) -> Measurement:
+        """One iteration under the profiler."""
+        self.optimizer.zero_grad()
+        return measure_iteration(self, self.model, self.optimizer, batch, [])
+
+
+def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The contestant, its batches, and what it says about itself."""
+    settings = parse_settings(request["params"])
+    trace = settings.trace
+    model = configured_workload(trace).model
+    make = configured_optimizer(trace)
+    assert make is not None
+    data = settings.train.data
+    stream = token_stream(data.source, data.column, data.tokenizer, vocabulary=vocabulary_size(model))
+
+    def batches(i: int) -> Any:
+        return batch_at(stream, trace.batch_size, trace.sequence_length, settings.train.seed, i)
+
+    keep_freed_memory()  # plain PyTorch has what runs under a plan has
+    torch.manual_seed(settings.train.seed)
+    method = request["method"]
+    if method in ("eager", "gradient_checkpointing"):
+        return Eager(model, make, checkpointing=method != "eager"), batches, {}
+    start = time.perf_counter()
+    step = fit(
+        model,
+        batches(0),
+        make,
+        device_budget=request["budget"],
+        method=method,
+        cache_dir=Path(request["store"]),
+        check="never",  # what is timed is the plan
+    )
+    about = {
+        "plan_s": time.perf_counter() - start,
+        "predicted_peak_bytes": step.plan.device_peak_bytes,
+        "predicted_step_time_s": step.plan.step_time_s,
+        "lower_bound_s": step.plan.lower_bound_s,
+        "recomputed_fraction": step.plan.recomputed_bytes / max(step.plan.activation_bytes, 1),
+        "method": step.plan.method,
+        "variant": step.plan.variant,
+    }
+    return step, batches, about
+
+
+def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What answers `step` and `measure`, on one batch after the other."""
+    contestant, batches, about = set_up(request)
+    iterations = itertools.count()
+
+    def reply(command: str) -> dict[str, Any]:
+        batch = batches(next(iterations))
+        if command == "measure":
+            measurement = contestant.measure(batch)
+            return {"loss": measurement.loss, "peak_bytes": measurement.peak_bytes}
+        start = time.perf_counter()
+        loss = float(contestant(batch))
+        return {"loss": loss, "time_s": time.perf_counter() - start}
+
+    return reply, about
+
+
+if __name__ == "__main__":
+    Parser(__doc__).parse_args()
+    serve(begin)

@@ -1,0 +1,146 @@
+"""The tables of the OffMate preprint, planned here: its machines and models, overheads as the referee finds them.
+
+What is published was measured there; what stands beside it is planned here, from estimated costs. The base of every
+overhead is that of the preprint: T_f + T_b + P / α_G, every operation once with unlimited memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from stowage.flows.benchmarks.papers.machines import GB, GIB, MACHINES, OTHERS, TABLE_2, PaperModel
+from stowage.flows.planning.step import Effort, plan_step
+from stowage.stages.ir.errors import Infeasible
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.solve import Below
+from stowage.stages.solver.outcome import SolverSettings
+
+PREPRINT = "preprint's formulation"
+
+EFFORT = Effort(grid=GridSize(peak_budgets=3, save_budgets=3), solver=SolverSettings(time_limit_s=2.0))
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One plan.
+
+    Attributes:
+        machine, model, case: which.
+        overhead: predicted step time over the base, less 1; NaN where there is no plan.
+        fractional_overhead: the same of O-ILP's answer in fractions, before tensors are whole.
+        published: of the preprint, NaN where it gives none.
+        peak_bytes, budget_bytes: of the device.
+        host_bytes: what the plan keeps below.
+        base_s: T_f + T_b + P / α_G.
+        plan_s: time to plan; the first case of a machine makes the options of its blocks.
+    """
+
+    machine: str
+    model: str
+    case: str
+    overhead: float
+    fractional_overhead: float
+    published: float
+    peak_bytes: int
+    budget_bytes: int
+    host_bytes: int
+    base_s: float
+    plan_s: float
+
+
+def cases(below: Below, *, ablations: bool) -> dict[str, tuple[str, Below]]:
+    """Case -> method and what is below: the preprint's own formulation in the same referee, and ablations of ours."""
+    found = {"all": ("offmate", below), PREPRINT: ("offmate_preprint", below)}
+    if ablations:
+        found["no CPU update"] = ("offmate", replace(below, cpu_update_bytes_per_s=0.0))
+        found["no activation offload"] = ("offmate", replace(below, activations=False))
+    return found
+
+
+def paper_rows(
+    models: tuple[PaperModel, ...] = (*TABLE_2, *OTHERS), say: Callable[[str], None] = lambda text: None
+) -> Iterator[PaperRow]:
+    """Every model with every case; ablations where the preprint has them."""
+    with tempfile.TemporaryDirectory() as store:
+        for model in models:
+            below = MACHINES[model.machine].below
+            for case, (method, tier) in cases(below, ablations=len(model.published) > 1).items():
+                row = plan_case(model, case, method, tier, Path(store))
+                say(describe(row))
+                yield row
+
+
+def plan_case(paper: PaperModel, case: str, method: str, below: Below, store: Path) -> PaperRow:
+    """One plan on one machine."""
+    machine = MACHINES[paper.machine]
+    start = time.perf_counter()
+    nan = float("nan")
+    model, batch, layouts = paper.build()
+    published = paper.published.get(case, nan)
+    try:
+        planned = plan_step(
+            model,
+            batch,
+            loss=None,
+            optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4),
+            device_budget=machine.budget_bytes,
+            method=method,
+            home=store / machine.device_for(paper.dtype).fingerprint,
+            costs="roofline",
+            effort=EFFORT,
+            target=machine.device_for(paper.dtype),
+            below=below,
+            layouts=layouts,
+        )
+    except Infeasible as infeasible:
+        seconds = time.perf_counter() - start
+        smallest = infeasible.smallest_feasible_bytes
+        return PaperRow(
+            paper.machine, paper.name, case, nan, nan, published, smallest, machine.budget_bytes, 0, nan, seconds
+        )
+    s = planned.summary
+    return PaperRow(
+        machine=paper.machine,
+        model=paper.name,
+        case=case,
+        overhead=s.step_time_s / s.keep_all_time_s - 1,
+        fractional_overhead=s.fractional_time_s / s.keep_all_time_s - 1,
+        published=published,
+        peak_bytes=s.device_peak_bytes,
+        budget_bytes=s.device_budget_bytes,
+        host_bytes=s.below_bytes,
+        base_s=s.keep_all_time_s,
+        plan_s=time.perf_counter() - start,
+    )
+
+
+def describe(row: PaperRow) -> str:
+    """One line for people."""
+    found = f"{row.overhead:+.1%}" if row.overhead == row.overhead else "no plan"
+    there = f"measured there {row.published:+.1%}" if row.published == row.published else "no number there"
+    return (
+        f"{row.machine}, {row.model}, {row.case}: planned {found} (fractions {row.fractional_overhead:+.1%}), {there}; "
+        f"peak {row.peak_bytes / GIB:.2f} of {row.budget_bytes / GIB:.0f} GiB, host {row.host_bytes / GB:.0f} GB, base "
+        f"{row.base_s:.2f} s; planned in {row.plan_s:.0f} s"
+    )
+
+
+def markdown_of(rows: list[PaperRow]) -> str:
+    """The rows as a Markdown table, as README shows it."""
+    lines = [
+        "| machine | model | case | planned here | measured there | device peak | host |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for r in rows:
+        planned = f"{r.overhead:+.1%}" if r.overhead == r.overhead else "no plan"
+        there = f"{r.published:+.1%}" if r.published == r.published else ""
+        peak = f"{r.peak_bytes / GIB:.2f} of {r.budget_bytes / GIB:.0f} GiB"
+        cells = [r.machine, r.model, r.case, planned, there, peak, f"{r.host_bytes / GB:.0f} GB"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Rematerialization, measured beside what others do."""

@@ -1,0 +1,237 @@
+"""The rows of the rematerialization benchmark, as they are stored, said, tabulated and drawn."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stowage.flows.benchmarks.remat.figure import Panel, Point, remat_figure
+from stowage.flows.benchmarks.remat.names import AUTO, EAGER
+from stowage.stages.ir.errors import MIB
+from stowage.stages.report.figures import render
+from stowage.stages.solve.request import METHODS
+
+NAN = float("nan")
+
+SURELY = 0.05
+"""A plan is slower where chance makes it seem so less often."""
+
+CLOSE_TIME = 0.1
+"""Of the predicted time: what counts as close."""
+
+
+@dataclass(frozen=True)
+class RematRow:
+    """One point.
+
+    Attributes:
+        model: its name.
+        contestant: a method of planning, or a peer.
+        setting: the share of keep-all's activation budget that was asked for (`50%`), `smallest` for the method's
+            smallest feasible budget, `in … MiB` for what another contestant takes, or a peer's value.
+        budget_bytes, predicted_peak_bytes: of the device; -1 for peers.
+        predicted_time_s: of an iteration; for plain PyTorch that of keeping everything, for other peers NaN.
+        predicted_overhead: predicted time over the prediction for keeping everything, less 1; NaN for peers.
+        plain_time_s: of an iteration of plain PyTorch while the calls were profiled, timed as they are.
+        found_by: the planner that found the plan, or the backend of a compiled peer.
+        plan_s: time to plan, after the model was traced and profiled; stores are shared, so what the first point of a
+            model solves, later ones find.
+        peak_bytes: measured; -1 where there is no measurement.
+        activation_share: of keep-all's activation budget, at that peak.
+        eager_peak_bytes: of plain PyTorch, measured.
+        time_s, eager_time_s: medians over rounds.
+        overhead: median over rounds of the ratio to plain PyTorch's time in the same round, less 1.
+        rounds: iterations timed.
+        equal: loss and every gradient to plain PyTorch's, bit for bit, in every iteration.
+        note: why there is no measurement.
+        ours_over_it: where a plan of `AUTO` within that peak seemed slower: its time over this point's, both in turns
+            with each other, median, less 1; NaN elsewhere.
+        by_chance: how likely chance alone makes the plan slower in as many of those rounds.
+        processes: that measured it; of several the one with the median overhead counts.
+    """
+
+    model: str
+    contestant: str
+    setting: str
+    budget_bytes: int = -1
+    predicted_peak_bytes: int = -1
+    predicted_time_s: float = NAN
+    predicted_overhead: float = NAN
+    plain_time_s: float = NAN
+    found_by: str = ""
+    plan_s: float = NAN
+    peak_bytes: int = -1
+    activation_share: float = NAN
+    eager_peak_bytes: int = -1
+    time_s: float = NAN
+    eager_time_s: float = NAN
+    overhead: float = NAN
+    rounds: int = 0
+    equal: bool = False
+    note: str = ""
+    ours_over_it: float = NAN
+    by_chance: float = NAN
+    processes: int = 1
+
+    @property
+    def over_prediction(self) -> float:
+        """Time over predicted time, both relative to plain PyTorch's, in the same turns and while the calls were
+        profiled: in between the machine's own speed drifts. NaN where nothing was predicted."""
+        return (1 + self.overhead) / (self.predicted_time_s / self.plain_time_s)
+
+
+def describe(row: RematRow) -> str:
+    """One line for people."""
+    name = f"{row.model}, {row.contestant} {row.setting}".strip()
+    if row.note:
+        return f"{name}: {row.note}"
+    predicted = f" (predicted {row.predicted_overhead:+.1%})" if row.predicted_peak_bytes >= 0 else ""
+    times = "" if math.isnan(row.over_prediction) else f", {row.over_prediction:.2f} × predicted time"
+    return (
+        f"{name}: {row.peak_bytes / MIB:,.1f} MiB ({row.activation_share:.0%} of keep-all's activations), overhead "
+        f"{row.overhead:+.1%}{predicted}{times}, {'equal' if row.equal else 'not equal'}"
+    )
+
+
+def describe_comparison(ours: RematRow, row: RematRow) -> str:
+    """One line for people about a second look."""
+    names = f"{row.model}, {ours.contestant} {ours.setting} in turns with {row.contestant} {row.setting}".rstrip()
+    return f"{names}: {row.ours_over_it:+.1%} (by chance {row.by_chance:.0%})"
+
+
+def markdown_of(rows: Sequence[RematRow]) -> str:
+    """The rows as a Markdown table, and what they say of predictions and of the others."""
+    lines = [
+        "| model | contestant | setting | budget | peak | activations | overhead | predicted | time ÷ predicted "
+        "| auto within that peak | planned in | equal |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for r in rows:
+        planned = r.predicted_peak_bytes >= 0
+        budget = f"{r.budget_bytes / MIB:,.1f} MiB" if r.budget_bytes >= 0 else ""
+        if r.note:
+            lines.append(f"| {r.model} | {r.contestant} | {r.setting} | {budget} | {r.note} | | | | | | | |")
+            continue
+        cells = [
+            r.model,
+            r.contestant if r.found_by in ("", r.contestant) else f"{r.contestant} ({r.found_by})",
+            r.setting,
+            budget,
+            f"{r.peak_bytes / MIB:,.1f} MiB",
+            f"{r.activation_share:.0%}",
+            f"**{r.overhead:+.1%}**" if planned else f"{r.overhead:+.1%}",
+            f"{r.predicted_overhead:+.1%}" if planned else "",
+            "" if math.isnan(r.over_prediction) else f"{r.over_prediction:.2f}",
+            _beside(rows, r),
+            f"{r.plan_s:.1f} s" if planned else "",
+            "yes" if r.equal else "no",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *(f"\n{sentence}" for sentence in (accuracy(rows), comparison(rows)) if sentence)])
+
+
+def accuracy(rows: Sequence[RematRow]) -> str:
+    """How close predictions came, one sentence; nothing where no plan was measured."""
+    measured = _plans(rows)
+    plans = [same[0] for same in _measured_together(measured)]
+    if not plans:
+        return ""
+    errors = [r.over_prediction - 1 for r in plans]
+    close = len(plans) - len(unlike_predicted(rows))
+    again = sum(r.processes > 1 for r in plans)
+    more = f", {again} of them by the median of several processes" if again else ""
+    peaks = sum(abs(r.peak_bytes - r.predicted_peak_bytes) <= max(r.predicted_peak_bytes / 50, MIB) for r in plans)
+    above = sum(r.peak_bytes > r.budget_bytes for r in measured)
+    return (
+        f"{close} of {len(plans)} plans took, relative to plain PyTorch then and there, within {CLOSE_TIME:.0%} of the "
+        f"predicted time (from {min(errors):+.1%} to {max(errors):+.1%}, median {statistics.median(errors):+.1%})"
+        f"{more}; the peaks of {peaks} were within 2% or 1 MiB of the prediction, {above} above the budget."
+    )
+
+
+def unlike_predicted(rows: Sequence[RematRow]) -> list[list[RematRow]]:
+    """Plans that took more or less than about the predicted time (`CLOSE_TIME`); those that share a measurement
+    together."""
+    return [same for same in _measured_together(_plans(rows)) if abs(same[0].over_prediction - 1) > CLOSE_TIME]
+
+
+def _plans(rows: Sequence[RematRow]) -> list[RematRow]:
+    return [r for r in rows if r.predicted_peak_bytes >= 0 and not r.note]
+
+
+def _measured_together(plans: Sequence[RematRow]) -> list[list[RematRow]]:
+    found: dict[tuple[str, int, float, float], list[RematRow]] = {}
+    for r in plans:
+        found.setdefault((r.model, r.peak_bytes, r.time_s, r.overhead), []).append(r)
+    return list(found.values())
+
+
+def _beside(rows: Sequence[RematRow], row: RematRow) -> str:
+    """A cell: the overhead of `AUTO` within a row's peak, and how it did in turns with it."""
+    ours = None if row.contestant == AUTO else fastest_within(rows, row)
+    if ours is None:
+        return ""
+    return f"{ours.overhead:+.1%}" + ("" if math.isnan(row.ours_over_it) else f" (in turns {row.ours_over_it:+.1%})")
+
+
+def comparison(rows: Sequence[RematRow]) -> str:
+    """How `AUTO`'s plans compare with all others within the same peak, one sentence; nothing where nobody else is."""
+    others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
+    compared = [r for r in others if fastest_within(rows, r) is not None]
+    if not compared:
+        return ""
+    seeming = [theirs for _, theirs in seemed_slower(rows)]
+    slower = [r for r in seeming if math.isnan(r.by_chance) or r.by_chance < SURELY]
+    names = "; ".join(f"{r.model}, {r.contestant} {r.setting}".strip() for r in slower)
+    exceptions = f"; slower than {names}" if slower else ""
+    turns = sum(not math.isnan(r.by_chance) for r in seeming)
+    again = f" ({turns} of them in turns with each other)" if turns else ""
+    models = dict.fromkeys(r.model for r in others)
+    leanest = [m for m in models if _least_peak(rows, m, AUTO) <= min(r.peak_bytes for r in others if r.model == m)]
+    return (
+        f"{AUTO} was no slower than {len(compared) - len(slower)} of {len(compared)} points of other methods within "
+        f"the same peak{again}{exceptions}. Its smallest peak was at or below all of theirs for {len(leanest)} of "
+        f"{len(models)} models."
+    )
+
+
+def seemed_slower(rows: Sequence[RematRow]) -> list[tuple[RematRow, RematRow]]:
+    """The fastest plan of `AUTO` within a contestant's peak, and the contestant, where the plan was not as fast, each
+    in turns with plain PyTorch."""
+    others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
+    pairs = [(ours, r) for r in others if (ours := fastest_within(rows, r)) is not None]
+    return [(ours, theirs) for ours, theirs in pairs if ours.overhead > theirs.overhead]
+
+
+def _least_peak(rows: Sequence[RematRow], model: str, contestant: str) -> float:
+    peaks = (r.peak_bytes for r in rows if (r.model, r.contestant) == (model, contestant) and not r.note)
+    return min(peaks, default=math.inf)
+
+
+def fastest_within(rows: Sequence[RematRow], of: RematRow) -> RematRow | None:
+    """The plan by `AUTO` that had least overhead and took no more memory than a row; None where there are none."""
+    ours = [r for r in rows if (r.model, r.contestant) == (of.model, AUTO) and not r.note]
+    return min((r for r in ours if r.peak_bytes <= of.peak_bytes), key=lambda r: r.overhead, default=None)
+
+
+def picture(rows: Sequence[RematRow]) -> bytes:
+    """Overhead against peak, a panel for each model, as PNG."""
+    models = dict.fromkeys(r.model for r in rows)
+    return render(lambda: remat_figure({m: panel_of([r for r in rows if r.model == m]) for m in models}))[1]
+
+
+def panel_of(rows: Sequence[RematRow]) -> Panel:
+    """The measured points of one model; methods and peers keep the order of the rows."""
+    methods: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant in METHODS}
+    peers: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant not in METHODS}
+    measured = sorted((r for r in rows if not r.note), key=lambda r: r.peak_bytes)
+    for r in measured:
+        point = Point(r.peak_bytes, r.overhead, r.predicted_peak_bytes, r.predicted_overhead)
+        (methods if r.contestant in METHODS else peers)[r.contestant].append(point)
+    if not measured or measured[0].activation_share == measured[-1].activation_share:
+        return Panel(methods, peers)
+    least, most = measured[0], measured[-1]
+    activations = (most.peak_bytes - least.peak_bytes) / (most.activation_share - least.activation_share)
+    return Panel(methods, peers, round(least.peak_bytes - least.activation_share * activations), round(activations))

@@ -1,0 +1,113 @@
+"""The rows of the rematerialization benchmark in three small tables: beside peers, by share of the activation budget,
+beside other methods of planning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stowage.flows.benchmarks.remat.names import AUTO, CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET, TITLES
+from stowage.flows.benchmarks.remat.rows import RematRow, fastest_within
+from stowage.stages.ir.errors import MIB
+
+SHARES = ("65%", "50%", "30%")
+SMALLEST = "smallest"
+NONE = "none"
+
+Cells = Callable[[Sequence[RematRow], str], Sequence[str]]
+"""Of a model's line, from all rows."""
+
+
+def summary_of(rows: Sequence[RematRow]) -> str:
+    """Overheads over plain PyTorch as Markdown, a line a model. Those of `auto`'s plans stand bold, with the prediction
+    over keeping everything in brackets; *Stowage there* is the fastest of them within the peak to the left, for several
+    peaks from the least overhead to the most."""
+    tables: tuple[tuple[Sequence[str], Cells], ...] = (
+        (("plain PyTorch", f"`{EVERY_ROOT}`", "Stowage there", f"`{MEMORY_BUDGET}`", "Stowage there"), _beside_peers),
+        ((*(f"Stowage at {share}" for share in SHARES), "smallest: peak, share, overhead"), _by_share),
+        (
+            (
+                *(f"Rotor at {share}, Stowage there" for share in SHARES),
+                "its smallest, Stowage there",
+                "Chen's √n, its smallest, Stowage there",
+            ),
+            _beside_methods,
+        ),
+    )
+    return "\n\n".join(_table(head, rows, cells) for head, cells in tables)
+
+
+def _table(head: Sequence[str], rows: Sequence[RematRow], cells: Cells) -> str:
+    lines = [f"| | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
+    lines += [f"| {TITLES.get(m, m)} | {' | '.join(cells(rows, m))} |" for m in dict.fromkeys(r.model for r in rows)]
+    return "\n".join(lines)
+
+
+def _beside_peers(rows: Sequence[RematRow], model: str) -> list[str]:
+    by_hand = _of(rows, model, EVERY_ROOT)
+    note = ""
+    if not by_hand and (by_hand := _of(rows, model, CHECKPOINTING)):
+        note = "(Hugging Face's) "
+    plain = _of(rows, model, EAGER)
+    cells = [_peaks(plain)]
+    for found, before in ((by_hand, note), (_of(rows, model, MEMORY_BUDGET), "")):
+        there = [ours.overhead for r in found if (ours := fastest_within(rows, r))]
+        cells.append(f"{before}{_peaks(found)}, {_span([r.overhead for r in found])}" if found else "")
+        cells.append(f"**{_span(there)}**" if there else "")
+    return cells
+
+
+def _by_share(rows: Sequence[RematRow], model: str) -> list[str]:
+    cells = []
+    for setting in (*SHARES, SMALLEST):
+        found = _of(rows, model, AUTO, setting)
+        if not found:
+            cells.append(NONE)
+            continue
+        (r,) = found
+        peak = f"{_peaks(found)}, {_percent(r.activation_share)}, " if setting == SMALLEST else ""
+        cells.append(f"{peak}**{_percent(r.overhead)}** ({_percent(r.predicted_overhead)})")
+    return cells
+
+
+def _beside_methods(rows: Sequence[RematRow], model: str) -> list[str]:
+    asked = [*(("rotor", share) for share in SHARES), ("rotor", SMALLEST), ("chen_sqrt", SMALLEST)]
+    cells = []
+    for method, setting in asked:
+        found = _of(rows, model, method, setting)
+        if not found:
+            cells.append(NONE)
+            continue
+        (theirs,) = found
+        ours = fastest_within(rows, theirs)
+        peak = f"{_peaks(found)}, " if setting == SMALLEST else ""
+        beside = f", **{_percent(ours.overhead)}**" if ours else ""
+        cells.append(f"{peak}{_percent(theirs.overhead)}{beside}")
+    return cells
+
+
+def _of(rows: Sequence[RematRow], model: str, contestant: str, setting: str | None = None) -> list[RematRow]:
+    """What was measured of a contestant."""
+    return [
+        r
+        for r in rows
+        if (r.model, r.contestant) == (model, contestant) and setting in (None, r.setting) and not r.note
+    ]
+
+
+def _peaks(rows: Sequence[RematRow]) -> str:
+    texts = [f"{peak / MIB:,.1f}" for peak in sorted(r.peak_bytes for r in rows)]
+    return f"{_between(texts, '–')} MiB" if texts else ""
+
+
+def _span(shares: Sequence[float]) -> str:
+    texts = [_percent(share).removesuffix("%") for share in sorted(shares)]
+    return f"{_between(texts, ' to ' if min(shares) < 0 else '–')}%"
+
+
+def _between(texts: Sequence[str], to: str) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]}{to}{texts[-1]}"
+
+
+def _percent(share: float) -> str:
+    """Rounded; with a minus that is as wide as digits."""
+    return f"{round(share * 100)}%".replace("-", "−")

@@ -1,0 +1,282 @@
+"""What the size of clusters does to plans and to planning time (thesis, figure 3.14): the whole step as one block, by
+clusters of several sizes, on estimated costs.
+
+Clusters with more compute nodes, forward and backward, than `GridSize.max_exact_nodes` are solved as H-Graphs of nodes,
+smaller ones exactly.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stowage.flows.benchmarks.papers.machines import MACHINES
+from stowage.flows.benchmarks.remat.models import MODELS, build
+from stowage.flows.benchmarks.remat.names import Size
+from stowage.flows.benchmarks.remat.points import words
+from stowage.flows.benchmarks.scaling.clusters_figure import clusters_figure
+from stowage.flows.benchmarks.scaling.depth import EFFORT, MACHINE
+from stowage.flows.planning.step import QUICK, Costed, Effort, block_options, cost_step, plan_costed, processor_s
+from stowage.stages.ir.activations import activation_share, device_budget, fixed_bytes
+from stowage.stages.ir.errors import MIB, Infeasible, ParameterError
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
+from stowage.stages.partition import Limits
+from stowage.stages.report.figures import render
+from stowage.stages.settings.sizes import parse_percentage
+
+DEFAULT_MODELS = ("transformer", "gpt2")
+DEFAULT_METHODS = ("hiremate", "h_ilp")
+SIZES = (8, 12, 20, 30, 45)
+SHARES = (0.3, 0.5, 0.7)
+METHODS = ("hiremate", "h_ilp")
+"""That solve the whole step by clusters."""
+
+TOP = 1.5
+"""M^t over M^l, as the defaults have it."""
+
+
+@dataclass(frozen=True)
+class ClusterSizeRow:
+    """One plan.
+
+    Attributes:
+        model, method: which.
+        cluster_size, top_size: M^l and M^t, members of a cluster and of the top at most.
+        share: of keep-all's activation budget that was asked for.
+        calls: of the traced step.
+        clusters, distinct, levels: of the partition of the step as recorded; 0 where the step is too small for one.
+        budget_bytes, peak_bytes: of the device, the second predicted; -1 without a plan.
+        activation_share: of keep-all's activation budget, at that peak.
+        overhead: predicted time over the prediction for keeping everything, less 1; NaN without a plan.
+        found_by: the planner that found the plan.
+        options_s, options_wall_s: to partition and solve all clusters, once for all methods and shares of a size, from
+            an empty store; of the processor, child processes included, and by the clock.
+        solve_s, solve_wall_s: to plan from those options, likewise.
+        note: why there is no plan.
+    """
+
+    model: str
+    method: str
+    cluster_size: int
+    top_size: int
+    share: float
+    calls: int
+    clusters: int
+    distinct: int
+    levels: int
+    budget_bytes: int
+    peak_bytes: int = -1
+    activation_share: float = float("nan")
+    overhead: float = float("nan")
+    found_by: str = ""
+    options_s: float = float("nan")
+    options_wall_s: float = float("nan")
+    solve_s: float = float("nan")
+    solve_wall_s: float = float("nan")
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterSizeJob:
+    """What to plan.
+
+    Attributes:
+        models: names in `_remat_models.MODELS`.
+        methods: of `METHODS`.
+        sizes: M^l of each partition; M^t is `TOP` times that.
+        shares: of keep-all's activation budget.
+        size, depth: of the models.
+        effort: of planning.
+    """
+
+    models: tuple[str, ...] = DEFAULT_MODELS
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    sizes: tuple[int, ...] = SIZES
+    shares: tuple[float, ...] = SHARES
+    size: Size = "small"
+    depth: int | None = None
+    effort: Effort = EFFORT
+
+
+def cluster_size_job(models: str, methods: str, sizes: str, shares: str, layers: str, *, quick: bool) -> ClusterSizeJob:
+    """From what is written on a command line; empty for the defaults.
+
+    Raises:
+        ParameterError: a model or method is not known here, or something is no number.
+    """
+    if unknown := [name for name in words(models) if name not in MODELS]:
+        raise ParameterError(f"--models names {', '.join(unknown)}: take some of {', '.join(MODELS)}.")
+    if unknown := [name for name in words(methods) if name not in METHODS]:
+        raise ParameterError(f"--methods names {', '.join(unknown)}: --cluster-sizes takes {', '.join(METHODS)}.")
+    if wrong := [text for text in words(sizes) if not text.isdecimal() or int(text) < 2]:
+        raise ParameterError(f"--sizes names {', '.join(wrong)}: give whole numbers above 1.")
+    if layers and (not layers.isdecimal() or not int(layers)):
+        raise ParameterError(f"--layers is {layers}: --cluster-sizes takes one whole number above 0.")
+    return ClusterSizeJob(
+        models=words(models) or DEFAULT_MODELS,
+        methods=words(methods) or DEFAULT_METHODS,
+        sizes=tuple(sorted({int(text) for text in words(sizes)})) or SIZES,
+        shares=tuple(parse_percentage(f"{s.removesuffix('%')}%", "--shares") for s in words(shares)) or SHARES,
+        depth=int(layers) if layers else None,
+        effort=QUICK if quick else EFFORT,
+    )
+
+
+def cluster_size_rows(job: ClusterSizeJob, say: Callable[[str], None] = lambda text: None) -> Iterator[ClusterSizeRow]:
+    """Every combination: model by model, small clusters first."""
+    for model in job.models:
+        case = build(model, job.size, job.depth)
+        with tempfile.TemporaryDirectory() as home:
+            costed = cost_step(
+                case.model,
+                case.batch,
+                loss=case.loss,
+                optimizer=None,
+                home=Path(home),
+                costs="roofline",
+                effort=job.effort,
+                target=MACHINES[MACHINE].device,
+            )
+        for size in job.sizes:
+            for row in _size_rows(job, model, replace(costed, limits=limits_of(size))):
+                say(describe(row))
+                yield row
+
+
+def limits_of(size: int) -> Limits:
+    """M^l and M^t."""
+    return Limits(top_size=round(TOP * size), size=size)
+
+
+def _size_rows(job: ClusterSizeJob, model: str, costed: Costed) -> Iterator[ClusterSizeRow]:
+    limits = costed.limits
+    assert limits is not None
+    trace = costed.variants[0].trace
+    fixed, whole = fixed_bytes(trace), costed.eager_peak_bytes
+    gc.collect()
+    with tempfile.TemporaryDirectory() as empty:
+        home, started = Path(empty), _clocks()
+        variants = costed.variants_for("hiremate")
+        block_options(variants, home, job.effort)
+        options_s, options_wall_s = _since(started)
+        clusters = variants[0].clusters
+        for method in job.methods:
+            for share in job.shares:
+                budget = device_budget(fixed, whole, share)
+                row = ClusterSizeRow(
+                    model=model,
+                    method=method,
+                    cluster_size=limits.size,
+                    top_size=limits.top_size,
+                    share=share,
+                    calls=len(trace.calls),
+                    clusters=len(clusters),
+                    distinct=len({c.cluster_hash for c in clusters}),
+                    levels=max((c.level for c in clusters), default=0),
+                    budget_bytes=budget,
+                    options_s=options_s,
+                    options_wall_s=options_wall_s,
+                )
+                started = _clocks()
+                found: dict[str, Any]
+                try:
+                    s = plan_costed(costed, device_budget=budget, method=method, home=home, effort=job.effort).summary
+                    found = {
+                        "peak_bytes": s.device_peak_bytes,
+                        "activation_share": activation_share(fixed, whole, s.device_peak_bytes),
+                        "overhead": s.step_time_s / s.keep_all_time_s - 1,
+                        "found_by": s.method,
+                    }
+                except Infeasible as infeasible:
+                    found = {"note": f"the smallest feasible is {infeasible.smallest_feasible_bytes / MIB:,.1f} MiB"}
+                solve_s, solve_wall_s = _since(started)
+                yield replace(row, solve_s=solve_s, solve_wall_s=solve_wall_s, **found)
+
+
+def _clocks() -> tuple[float, float]:
+    return processor_s(), time.perf_counter()
+
+
+def _since(started: tuple[float, float]) -> tuple[float, float]:
+    now = _clocks()
+    return now[0] - started[0], now[1] - started[1]
+
+
+def describe(row: ClusterSizeRow) -> str:
+    """One line for people."""
+    found = row.note or f"overhead {row.overhead:+.1%}"
+    return (
+        f"{row.model}, {row.method}, clusters of {row.cluster_size} ({row.clusters}, {row.distinct} distinct, "
+        f"{row.levels} levels), {row.share:.0%}: {found}; clusters {row.options_s:.1f} s of processor time "
+        f"({row.options_wall_s:.1f} s), plan {row.solve_s:.1f} s ({row.solve_wall_s:.1f} s)"
+    )
+
+
+def markdown_of(rows: Sequence[ClusterSizeRow]) -> str:
+    """A Markdown table, a line for each model, method and size."""
+    shares = sorted({r.share for r in rows})
+    at = " | ".join(f"overhead at {share:.0%}" for share in shares)
+    lines = [
+        f"| model | method | M^l, M^t | clusters (distinct) | levels | {at} | clusters solved in | each plan in |",
+        "|---|---|---:|---:|---:|" + "---:|" * (len(shares) + 2),
+    ]
+    for same in grouped(rows).values():
+        r = same[0]
+        by_share = {s.share: "–" if s.note else f"{s.overhead:+.1%}" for s in same}
+        cells = [
+            r.model,
+            r.method,
+            f"{r.cluster_size}, {r.top_size}",
+            f"{r.clusters} ({r.distinct})",
+            str(r.levels),
+            *(by_share.get(share, "") for share in shares),
+            f"{r.options_s:.1f} s ({r.options_wall_s:.1f} s)",
+            f"{_mean([s.solve_s for s in same]):.1f} s ({_mean([s.solve_wall_s for s in same]):.1f} s)",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "Times are of the processor (by the clock)."]
+    return "\n".join(lines)
+
+
+def grouped(rows: Sequence[ClusterSizeRow]) -> dict[tuple[str, str, int], list[ClusterSizeRow]]:
+    """(model, method, M^l) -> its rows."""
+    found: dict[tuple[str, str, int], list[ClusterSizeRow]] = {}
+    for r in rows:
+        found.setdefault((r.model, r.method, r.cluster_size), []).append(r)
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def picture(rows: Sequence[ClusterSizeRow]) -> bytes:
+    """Overhead and planning time against the size of clusters, a column for each model, as PNG."""
+    overheads: dict[str, dict[tuple[str, str], list[tuple[int, float]]]] = {}
+    seconds: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for r in rows:
+        if not r.note:
+            line = overheads.setdefault(r.model, {}).setdefault((r.method, f"{r.share:.0%}"), [])
+            line.append((r.cluster_size, 100 * r.overhead))
+    for (model, method, size), same in grouped(rows).items():
+        total = same[0].options_s + _mean([r.solve_s for r in same])
+        seconds.setdefault(model, {}).setdefault(method, []).append((size, total))
+    return render(lambda: clusters_figure(overheads, seconds))[1]
+
+
+def run_cluster_sizes(job: ClusterSizeJob, folder: Path, say: Callable[[str], None]) -> str:
+    """Plan, write `cluster_sizes.parquet`, `.md` and `.png` into `folder`, and return the table."""
+    rows: list[ClusterSizeRow] = []
+    for row in cluster_size_rows(job, say):
+        rows.append(row)
+        write_rows(folder / "cluster_sizes.parquet", ClusterSizeRow, rows)
+    write_atomically(folder / "cluster_sizes.png", picture(rows))
+    table = markdown_of(rows)
+    write_atomically(folder / "cluster_sizes.md", (table + "\n").encode())
+    return table

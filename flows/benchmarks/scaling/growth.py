@@ -1,0 +1,155 @@
+"""How planning time grows with the number of layers: every stage, for shapes of GPT-2 and Llama, with empty stores."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stowage.flows.benchmarks.papers.machines import MACHINES
+from stowage.flows.benchmarks.scaling.growth_figure import growth_figure
+from stowage.flows.planning.step import Effort, plan_step, processor_s
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.table import write_rows
+from stowage.stages.options.tasks import GridSize
+from stowage.stages.report.figures import render
+from stowage.stages.solver.outcome import SolverSettings
+from stowage.stages.workload import build_workload
+
+LAYERS = (8, 16, 32, 64, 128)
+WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 512, 8, 128, 16, 1024
+
+MACHINE = "RTX 3060"
+"""Whose rates are used; `BUDGET` is of it."""
+
+BUDGET = {"rockmate": "60%", "offmate": "20%"}
+"""Device budgets, of plain PyTorch's peak: the second is less than parameters and states take."""
+
+METHODS = tuple(BUDGET)
+
+
+def shape(architecture: str, layers: int) -> dict[str, Any]:
+    """Configuration of a narrow model."""
+    if architecture == "gpt2":
+        return {
+            "n_layer": layers,
+            "n_embd": WIDTH,
+            "n_head": HEADS,
+            "n_positions": LENGTH,
+            "vocab_size": VOCABULARY,
+        }
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": WIDTH,
+        "intermediate_size": 1376,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "max_position_embeddings": LENGTH,
+        "vocab_size": VOCABULARY,
+    }
+
+
+@dataclass(frozen=True)
+class GrowthRow:
+    """One stage of one plan.
+
+    Attributes:
+        model, method, layers: which plan.
+        stage: its name; `total` is all of them.
+        seconds: of processor time, child processes included: others on the machine do not count.
+        calls, blocks: size of the problem.
+        overhead: predicted step time over the lower bound, less 1.
+    """
+
+    model: str
+    method: str
+    layers: int
+    stage: str
+    seconds: float
+    calls: int
+    blocks: int
+    overhead: float
+
+
+def plan_rows(model: str, method: str, layers: int) -> list[GrowthRow]:
+    """Plan one model from nothing to `step.py`, on fake tensors and estimated costs."""
+    workload = build_workload(model, shape(model, layers), batch_size=BATCH, sequence_length=LENGTH, seed=0, fake=True)
+    optimizer = torch.optim.AdamW(workload.model.parameters(), lr=1e-4)
+    marks: list[tuple[str, float]] = []
+    gc.collect()
+    with tempfile.TemporaryDirectory() as empty:
+        planned = plan_step(
+            workload.model,
+            workload.batch,
+            loss=None,
+            optimizer=optimizer,
+            device_budget=BUDGET[method],
+            method=method,
+            home=Path(empty),
+            costs="roofline",
+            effort=Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0)),
+            target=MACHINES[MACHINE].device,
+            below=MACHINES[MACHINE].below if method == "offmate" else None,
+            progress=lambda stage: marks.append((stage, processor_s())),
+        )
+        marks.append(("total", processor_s()))
+    s = planned.summary
+    seconds = {stage: end - start for (stage, start), (_, end) in pairwise(marks)}
+    seconds["total"] = marks[-1][1] - marks[0][1]
+    size = len(planned.trace.calls), len(planned.blocks), s.step_time_s / s.lower_bound_s - 1
+    return [GrowthRow(model, method, layers, stage, taken, *size) for stage, taken in seconds.items()]
+
+
+def growth(
+    layers: Sequence[int] = LAYERS,
+    models: Sequence[str] = ("gpt2", "llama"),
+    methods: Sequence[str] = METHODS,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[GrowthRow]:
+    """Every combination, shallow models first."""
+    for model in models:
+        for method in methods:
+            for count in layers:
+                rows = plan_rows(model, method, count)
+                stages = ", ".join(f"{r.stage} {r.seconds:.2f} s" for r in rows)
+                say(f"{model}, {method}, {count} layers: {stages}; {rows[0].overhead:+.1%}")
+                yield from rows
+
+
+def ratios(rows: Sequence[GrowthRow]) -> dict[tuple[str, str], dict[str, float]]:
+    """(model, method) -> stage -> its time for the deepest model over that for the shallowest; a stage that one of the
+    two did not reach, for want of a plan, is left out."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    least, most = min(r.layers for r in rows), max(r.layers for r in rows)
+    first = {(r.model, r.method, r.stage): r.seconds for r in rows if r.layers == least}
+    for r in rows:
+        if r.layers == most and (shallowest := first.get((r.model, r.method, r.stage))):
+            found.setdefault((r.model, r.method), {})[r.stage] = r.seconds / shallowest
+    return found
+
+
+def run_growth(folder: Path, say: Callable[[str], None]) -> str:
+    """Measure, write `growth.parquet` and `growth.png` into `folder`, and say what grew by how much."""
+    rows = list(growth(say=say))
+    write_rows(folder / "growth.parquet", GrowthRow, rows)
+    write_atomically(folder / "growth.png", picture(rows))
+    lines = [
+        f"{model}, {method}, {max(LAYERS)} over {min(LAYERS)} layers: "
+        + ", ".join(f"{stage} {ratio:.1f} ×" for stage, ratio in by_stage.items())
+        for (model, method), by_stage in ratios(rows).items()
+    ]
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[GrowthRow]) -> bytes:
+    """The plot as PNG."""
+    cases: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for r in sorted(rows, key=lambda r: r.layers):
+        cases.setdefault(f"{r.model}, {r.method}", {}).setdefault(r.stage, []).append((r.layers, r.seconds))
+    return render(lambda: growth_figure(cases))[1]

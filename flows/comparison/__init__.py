@@ -1,0 +1,1 @@
+"""What became of a plan: for people's CI."""

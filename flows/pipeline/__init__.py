@@ -1,0 +1,1 @@
+"""How DVC, Git and Prefect run the stages."""

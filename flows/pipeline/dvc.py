@@ -1,0 +1,136 @@
+"""DVC from outside: always its command line in a process of its own. DVC decides what is stale and alone writes
+`dvc.lock`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stowage.flows.pipeline.project import stage_environment
+from stowage.stages.inputs import state
+from stowage.stages.ir.errors import StowageError
+
+BUSY = re.compile(
+    r"is busy, it is being blocked by|Unable to acquire lock|is busy and cannot be locked"
+    r"|No such file or directory: '.*[/\\]cache[/\\]runs[/\\].*\.tmp'"  # which another process was writing
+)
+_ADVICE = re.compile(
+    r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`|^WARNING: '.*' is empty\.$"
+)
+_NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce|^Running stage|^> ")
+
+_MENDED = 3
+"""How often a stage may find inputs that were not listed, one run after the other."""
+
+
+class StageFailedError(StowageError):
+    """A stage ended with an error; the text has the stage's own last words."""
+
+
+def dvc_command(*arguments: str) -> list[str]:
+    """DVC run by this interpreter, so that no other installation of it is picked up."""
+    return [sys.executable, "-m", "dvc", *arguments]
+
+
+def run_quietly(command: Sequence[str], root: Path) -> tuple[int, str]:
+    """Exit status of a short command, and what it printed; what it complained of if it failed."""
+    done = subprocess.run(
+        command, cwd=root, env=stage_environment(root), capture_output=True, text=True, errors="replace", check=False
+    )
+    return done.returncode, done.stdout if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())
+
+
+def dvc_output(root: Path, *arguments: str) -> str:
+    """What a short DVC command prints.
+
+    Raises:
+        StowageError: it failed.
+    """
+    code, said = run_quietly(dvc_command(*arguments), root)
+    if code != 0:
+        words = (said or "no message").splitlines()[-1].removeprefix("ERROR: ")
+        raise StowageError(f"`dvc {' '.join(arguments)}` failed in {root}: {words}")
+    return said
+
+
+def changed_stages(root: Path, stages: Sequence[str]) -> dict[str, Any]:
+    """Stages that are not up to date, with DVC's reasons; stages fed by a stale stage count only once it has run."""
+    found: dict[str, Any] = json.loads(dvc_output(root, "status", "--json", *stages))
+    return found
+
+
+def reproduce(root: Path, stage: str, log: Callable[[str], None], busy_wait_s: float = 600.0) -> None:
+    """Run one stage if it is stale, as `dvc repro --single-item`, passing its output to `log` line by line.
+
+    A stage that found that `dvc.yaml` did not name all its inputs, and has mended that, is run again.
+
+    Args:
+        busy_wait_s: how long to retry while another DVC process is at work in this checkout.
+
+    Raises:
+        StageFailedError: the stage, or DVC, ended with an error.
+    """
+    deadline = time.monotonic() + busy_wait_s
+    mended = 0
+    while True:
+        inputs = state(root)
+        code, tail = _stream(dvc_command("repro", "--single-item", stage), root, log)
+        if code == 0:
+            return
+        if mended < _MENDED and state(root) != inputs:
+            mended += 1
+            continue
+        if not any(BUSY.search(line) for line in tail) or time.monotonic() > deadline:
+            raise StageFailedError(f"Stage {stage} failed: {_last_words(tail)}")
+        log(f"another DVC process is at work in {root}; trying again in 2 s")
+        time.sleep(2)
+
+
+def _stream(command: Sequence[str], root: Path, log: Callable[[str], None]) -> tuple[int, deque[str]]:
+    tail: deque[str] = deque(maxlen=40)
+    process = subprocess.Popen(
+        command,
+        cwd=root,
+        env=stage_environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            text = line.rstrip()
+            if text and not _ADVICE.search(text):
+                tail.append(text)
+                log(text)
+        return process.wait(), tail
+    except BaseException:
+        _stop(process)
+        raise
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End DVC and the stage that it started: killing DVC alone would leave the stage running."""
+    for kind, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
+
+
+def _last_words(tail: Sequence[str]) -> str:
+    said = [line for line in tail if not _NOT_THE_REASON.search(line)]
+    return re.sub(r"^error: ", "", said[-1], flags=re.IGNORECASE) if said else "it said nothing; see its log above."

@@ -1,0 +1,1 @@
+"""The six planning stages in one process."""

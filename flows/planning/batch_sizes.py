@@ -1,0 +1,266 @@
+"""Batch sizes planned one by one, around an estimate of the best."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.planning.step import Effort, block_options, cost_step, plan_step
+from stowage.flows.planning.true_kernels import with_true_kernels
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import Infeasible, TraceError, size_text
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import variants_of
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.solve import Below, FractionalBatch, fractional_batch, growth_of
+from stowage.stages.structure.generators import forked_generators
+from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
+from stowage.stages.workload.autocast import without_autocast
+from stowage.stages.workload.calls import Loss
+from stowage.stages.workload.resize import resized
+
+Say = Callable[[str], None]
+Resize = Callable[[Any, int], Any]
+"""From a batch and a number of samples to a batch with that many."""
+
+LARGEST = 64
+"""Samples of a batch, at most, where nobody says otherwise."""
+
+MORE = 2
+"""Batches planned beyond the two neighbours of the estimate, while each is better than the last."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One batch size, planned from trace to `step.py`.
+
+    Attributes:
+        batch_size: samples.
+        plan: what the plan says of itself; None where the budget is too small.
+        smallest_feasible_bytes: device bytes without which there is no plan for it.
+    """
+
+    batch_size: int
+    plan: PlanSummary | None
+    smallest_feasible_bytes: int
+
+    @property
+    def time_per_sample_s(self) -> float:
+        """Predicted by the referee; infinite without a plan."""
+        return self.plan.step_time_s / self.batch_size if self.plan else math.inf
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """Which batch size to train with.
+
+    Attributes:
+        batch_size: of the plan with the least time per sample.
+        batch: a sample of that size, for `fit`.
+        estimate: the optimum over fractional batch sizes, or None where no batch of one sample was found to fit.
+        device_budget_bytes: the budget; a percentage is of plain PyTorch's peak on the given batch.
+        planned: every batch size that was planned, ascending.
+    """
+
+    batch_size: int
+    batch: Any
+    estimate: FractionalBatch | None
+    device_budget_bytes: int
+    planned: tuple[BatchPlan, ...]
+
+    @property
+    def best(self) -> BatchPlan:
+        """The plan of the chosen size."""
+        return next(p for p in self.planned if p.batch_size == self.batch_size)
+
+    def describe(self) -> str:
+        """For people: a line for each planned size."""
+        estimate = self.estimate
+        found = "none" if estimate is None else f"{estimate.batch:.2f} ({estimate.formulation})"
+        lines = [f"budget {size_text(self.device_budget_bytes)}, fractional optimum {found}"]
+        for p in self.planned:
+            what = f"needs {size_text(p.smallest_feasible_bytes)}"
+            if p.plan is not None:
+                what = (
+                    f"{p.time_per_sample_s * 1e3:.3f} ms a sample, {p.plan.step_time_s:.4f} s a step, peak "
+                    f"{size_text(p.plan.device_peak_bytes)}, {p.plan.method}"
+                )
+            lines.append(f"batch size {p.batch_size}: {what}{'  <- best' * (p.batch_size == self.batch_size)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlanner:
+    """Plans one model with batches of any size.
+
+    Attributes:
+        batch, samples: a batch and how many samples it has.
+        layouts: of parameters that are not in memory, see `plan_step`.
+        resize: makes batches of other sizes.
+
+    The other attributes are arguments of `plan_step`.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    loss: Loss | None
+    micro_batch: MicroBatch = field(default_factory=MicroBatch)
+    layouts: dict[str, torch.Tensor] = field(default_factory=dict)
+    batch: Any
+    samples: int
+    home: Path
+    effort: Effort
+    costs: str = "measured"
+    target: DeviceDescription
+    method: str
+    below: Below | None = None
+    resize: Resize = resized
+    say: Say = lambda text: None
+    _recorded: dict[int, Recorded] = field(default_factory=dict)
+
+    def choose(self, device_budget: str | int, largest: int) -> BatchChoice:
+        """Estimate, plan around the estimate, and take the best."""
+        return with_true_kernels(lambda: self._choose(device_budget, largest), self._recorded.clear)
+
+    def _choose(self, device_budget: str | int, largest: int) -> BatchChoice:
+        with forked_generators():
+            recorded = self._record(self.samples)
+            with without_autocast():
+                costed = cost_step(
+                    self.model,
+                    self.batch,
+                    loss=self.loss,
+                    optimizer=self.optimizer,
+                    home=self.home,
+                    recorded=recorded,
+                    micro_batch=self.micro_batch,
+                    costs=self.costs,
+                    effort=self.effort,
+                    target=self.target,
+                )
+                budget = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
+                options = block_options(costed.variants, self.home, self.effort)
+                larger = self._tables(2 * self.samples)
+                estimates = [
+                    fractional_batch(
+                        v.trace,
+                        v.nodes,
+                        v.blocks,
+                        options,
+                        growth=growth_of(v.trace, larger[v.name]),
+                        sample=self.samples,
+                        largest=largest,
+                        device_budget_bytes=budget,
+                        method=self.method,
+                        seed=self.effort.solver.seed,
+                        below=self.below,
+                    )
+                    for v in costed.variants
+                ]
+            estimate = min((e for e in estimates if e), key=lambda e: e.time_per_sample_s, default=None)
+            planned = plan_around(lambda size: self._plan(size, budget), estimate.batch if estimate else 1.0, largest)
+        best = min(planned, key=lambda p: (p.time_per_sample_s, p.batch_size))
+        return BatchChoice(best.batch_size, self._batch(best.batch_size), estimate, budget, planned)
+
+    def _batch(self, size: int) -> Any:
+        return self.batch if size == self.samples else self.resize(self.batch, size)
+
+    def _record(self, size: int) -> Recorded:
+        """Forward and backward of a batch, under the autocast of whoever calls."""
+        if size not in self._recorded:
+            recorded = record_step(self.model, self._batch(size), loss=self.loss, layouts=self.layouts)
+            if not self._recorded:
+                for notice in recorded.notices:
+                    self.say(notice)
+            self._recorded[size] = recorded
+        return self._recorded[size]
+
+    def _tables(self, size: int) -> dict[str, TraceTables]:
+        """Trace and rewrites of another batch, unprofiled."""
+        with self._tracing(size):
+            recorded = self._record(size)
+            trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=self.micro_batch)
+        return variants_of(trace)
+
+    @contextlib.contextmanager
+    def _tracing(self, size: int) -> Iterator[None]:
+        """Say which size cannot be traced."""
+        try:
+            yield
+        except TraceError as error:
+            raise TraceError(
+                f"The model was traced with {self.samples} samples and cannot be with {size}: {error} If the batch has "
+                "its samples elsewhere than along the first dimension, pass resize(batch, size)."
+            ) from error
+
+    def _plan(self, size: int, budget: int) -> BatchPlan:
+        try:
+            with self._tracing(size):
+                recorded = self._record(size)
+            with without_autocast():
+                planned = plan_step(
+                    self.model,
+                    self._batch(size),
+                    loss=self.loss,
+                    optimizer=self.optimizer,
+                    device_budget=budget,
+                    method=self.method,
+                    home=self.home,
+                    recorded=recorded,
+                    micro_batch=self.micro_batch,
+                    costs=self.costs,
+                    effort=self.effort,
+                    target=self.target,
+                    below=self.below,
+                )
+        except Infeasible as infeasible:
+            if size == 1:
+                raise
+            return BatchPlan(size, None, infeasible.smallest_feasible_bytes)
+        return BatchPlan(size, planned.summary, planned.summary.smallest_feasible_bytes)
+
+
+def plan_around(
+    plan: Callable[[int], BatchPlan], around: float, largest: int, *, more: int = MORE
+) -> tuple[BatchPlan, ...]:
+    """Plan the two whole numbers next to `around`, then up to `more` beyond the better one while each is better.
+
+    Where neither fits the budget, the largest that does is found by bisection.
+
+    Args:
+        plan: plans one size; one sample must fit.
+        around: the estimate; at least 1.
+        largest: no size is above it.
+        more: see above.
+
+    Returns:
+        All that was planned, by size.
+    """
+    low = max(1, min(math.floor(around), largest - 1))
+    found = {size: plan(size) for size in sorted({low, min(low + 1, largest)})}
+    if not any(p.plan for p in found.values()):
+        fits, fails = 0, low
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            found[middle] = plan(middle)
+            if found[middle].plan:
+                fits = middle
+            else:
+                fails = middle
+    for _ in range(more):
+        best = min(found.values(), key=lambda p: (p.time_per_sample_s, p.batch_size))
+        size = next((s for s in (best.batch_size + 1, best.batch_size - 1) if 1 <= s <= largest and s not in found), 0)
+        if not size:
+            break
+        found[size] = plan(size)
+        if found[size].time_per_sample_s >= best.time_per_sample_s:
+            break
+    return tuple(found[size] for size in sorted(found))

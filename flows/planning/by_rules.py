@@ -1,0 +1,287 @@
+"""Plans without a solver: a step's tables, scheduled by simple rules, judged by the referee, written as code and bound.
+
+A machine with a GPU need not have what planning needs: like `_gpu_*`, this imports with torch, transformers, pyarrow
+and safetensors alone. These plans are legal, and use every verb of the runtime; they are not fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from stowage.stages.codegen import emit_step, manifest_of
+from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
+from stowage.stages.ir.plan import PlanSummary, Slot
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.updates import left_behind, pinned, taken_gradients
+from stowage.stages.partition.fold import fold
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.program import Program
+from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.simulate.slots import slots_of
+from stowage.stages.simulate.together import put_off
+
+MOVABLE_BYTES = 4096
+"""Parameters, states and gradients of so many bytes move."""
+
+PLENTY_BYTES = 1 << 50
+
+CALL_S = 1e-3
+"""Of a call whose time is not known: the referee's times are of no use then, and its bytes are."""
+
+LINK = Link(1e10, 1e10, 1.5e10)
+
+
+@dataclass(frozen=True)
+class RulePlan:
+    """Actions in order, and where storages are between iterations."""
+
+    steps: list[Step]
+    slots: list[Slot]
+    start: TierState = EVERYTHING_ON_DEVICE
+
+
+@dataclass
+class Woven:
+    """Actions before and after each node, by its number, and behind all of them."""
+
+    before: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
+    after: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
+    last: list[Step] = field(default_factory=list)
+
+
+class Rules:
+    """Tables and compute nodes, and their schedules: forward, backward, then updates; or a forward alone.
+
+    Attributes:
+        trace: the tables.
+        nodes: with costs; without measured ones each call takes `CALL_S` and no workspace.
+        spent: gradients that wait from the micro-batch before, and that an update takes.
+        keep: storages that outlive the iteration though they may be freed.
+        temporary: storages that the plan frees: activations, gradients, and those that are spent.
+        movable: parameters, states and waiting gradients of `movable_bytes` or more that may leave.
+    """
+
+    def __init__(
+        self, trace: TraceTables, costs: Mapping[str, Cost] | None = None, *, movable_bytes: int = MOVABLE_BYTES
+    ) -> None:
+        """Make nodes.
+
+        Args:
+            trace: the tables.
+            costs: of calls, by signature.
+            movable_bytes: see `MOVABLE_BYTES`.
+        """
+        self.trace = trace
+        known = costs or {c.signature: Cost(c.signature, "", CALL_S, 0, 0, 1, "measured") for c in trace.calls}
+        order = sorted(fold(trace, known).nodes, key=lambda n: (n.phase == "update", n.node))
+        self.nodes: list[ComputeNode] = [dataclasses.replace(n, node=i) for i, n in enumerate(order)]
+        storage_of = [v.storage for v in trace.values]
+        waiting = {s.storage for s in trace.storages if s.role == "gradient"}
+        self.spent = waiting.intersection(storage_of[v] for v in taken_gradients(trace.calls))
+        self.keep = frozenset(storage_of[v] for v in left_behind(trace)) | (waiting - self.spent)
+        self.temporary = {s.storage for s in trace.storages if s.role == "temporary"} | self.spent
+        large = {s.storage for s in trace.storages if s.nbytes >= movable_bytes}
+        moves = {s.storage for s in trace.storages if s.role in ("parameter", "state", "gradient")}
+        self.movable = (moves & large) - pinned(trace)
+        self._stay = self._staying() & large
+        self._maker = {s: n for n in self.nodes for s in n.creates}
+
+    def keep_all(self) -> RulePlan:
+        """Every node once, everything on the device."""
+        return RulePlan(self.with_frees(range(len(self.nodes))), [])
+
+    def recompute_all(self) -> RulePlan:
+        """What forward made is dropped before backward and made again, node by node, where backward reads it."""
+        forward = [n.node for n in self.nodes if n.phase == "forward"]
+        here = set(self.keep) | {s for n in self.nodes if n.once for s in n.creates}
+        found = list(forward)
+        for node in self.nodes[len(forward) :]:
+            self._make_again(node.reads, here, found)
+            here.update(node.creates)
+            found.append(node.node)
+        return RulePlan(self.with_frees(found), [])
+
+    def stream_all(self, *, ahead: int = 3, lag: int = 2, below: bool = False) -> RulePlan:
+        """Every movable storage lives below, comes `ahead` nodes before its use, and is freed `lag` nodes after it.
+        Gradients that wait for the next micro-batch go down as soon as they are complete.
+
+        Args:
+            ahead, lag: in nodes.
+            below: parameters are updated by the CPU.
+        """
+        on_cpu = {n.node: p for n in self.nodes if below and (p := self.updated(n)) in self.movable}
+        woven = Woven()
+        for storage, places in self._uses(on_cpu):
+            self._stream(storage, places, ahead, lag, on_cpu, woven)
+        for storage in sorted(self._stay):
+            made = max(n.node for n in self.nodes if storage in (*n.creates, *n.reads))
+            woven.after[made] += [*_down(storage), Step(-1, storage, "below")]
+        woven.last += [Step(-1, parameter, "below", "wait") for parameter in on_cpu.values()]
+        steps = self._steps(woven, on_cpu)
+        away = frozenset(self.movable)
+        start = TierState(below=away, copied=away)
+        return RulePlan(steps, slots_of(self.trace, steps, start), start)
+
+    def together(self, plan: RulePlan, budget_bytes: int = PLENTY_BYTES) -> RulePlan:
+        """The same with updates in as few calls of the optimizer as the budget has room for."""
+        rows = self.judge(plan).rows
+        return dataclasses.replace(plan, steps=put_off(self.trace, self.nodes, rows, budget_bytes))
+
+    def judge(self, plan: RulePlan) -> Outcome:
+        """The referee's verdict.
+
+        Raises:
+            IllegalPlanError: the rules made a plan that is none.
+        """
+        return replay_plan(
+            self.trace.storages,
+            self.nodes,
+            plan.steps,
+            keep=self.keep,
+            link=LINK,
+            start=plan.start,
+            cpu_update_s={n.node: CALL_S for n in self.nodes if n.phase == "update"},
+        )
+
+    def source_of(self, plan: RulePlan) -> str:
+        """Generated code, if the referee agrees."""
+        return emit_step(self.trace, self.nodes, self.judge(plan).rows, blank_summary(), plan.slots)
+
+    def program(
+        self, plan: RulePlan, model: nn.Module, optimizer: torch.optim.Optimizer | None, offloading: Offloading | None
+    ) -> Program:
+        """Generated code, bound to a model."""
+        source = self.source_of(plan)
+        known = manifest_of(source, "by rules", "").source_hash
+        return bind(source, known, f"by_rules_{known[:8]}.py", self.trace, model, optimizer, plan.slots, offloading)
+
+    def with_frees(self, executions: Sequence[int]) -> list[Step]:
+        """Nodes in this order; each copy of a temporary storage is freed after its last use."""
+        last: dict[tuple[int, int], int] = {}
+        copy: dict[int, int] = {}
+        for place, number in enumerate(executions):
+            node = self.nodes[number]
+            for storage in node.creates:
+                copy[storage] = place
+            for storage in self.temporary.intersection((*node.reads, *node.creates)):
+                last[storage, copy.get(storage, -1)] = place
+        gone: dict[int, list[int]] = defaultdict(list)
+        for (storage, made), place in last.items():
+            if storage not in self.keep or copy[storage] != made:
+                gone[place].append(storage)
+        found: list[Step] = []
+        for place, number in enumerate(executions):
+            phase = self.nodes[number].phase
+            found.append(Step(number, -1, phase))
+            found += [Step(-1, storage, phase) for storage in sorted(gone[place])]
+        return found
+
+    def updated(self, node: ComputeNode) -> int:
+        """The parameter of an update, -1 for other nodes."""
+        if node.phase != "update":
+            return -1
+        return next((s for s in node.mutates if self.trace.storages[s].role == "parameter"), -1)
+
+    def _staying(self) -> set[int]:
+        """Gradients made here that stay, and may leave at once: not those that the clip scales at the end."""
+        behind = left_behind(self.trace)
+        if any(v in behind for c in self.trace.calls if c.phase == "update" for v in c.returns):
+            return set()
+        values = [g.gradient_value for g in self.trace.gradients if g.gradient_value in behind]
+        return {self.trace.values[v].storage for v in values}
+
+    def _make_again(self, storages: Iterable[int], here: set[int], found: list[int]) -> None:
+        """Make what is not there again, and before it what that is made from. Chains are longer than Python's stack."""
+        waiting: list[tuple[int, bool]] = [(s, False) for s in reversed([*storages])]
+        while waiting:
+            storage, ready = waiting.pop()
+            if storage not in self._maker or storage in here:
+                continue
+            maker = self._maker[storage]
+            if ready:
+                here.update(maker.creates)
+                found.append(maker.node)
+            else:
+                waiting.append((storage, True))
+                waiting += [(s, False) for s in reversed([*maker.reads])]
+
+    def _uses(self, on_cpu: Mapping[int, int]) -> list[tuple[int, list[int]]]:
+        """Movable storages with the nodes that touch them on the device."""
+        uses: dict[int, list[int]] = defaultdict(list)
+        for node in self.nodes:
+            if node.node not in on_cpu:
+                for storage in self.movable.intersection((*node.reads, *node.mutates)):
+                    uses[storage].append(node.node)
+        return sorted(uses.items())
+
+    def _stream(
+        self, storage: int, places: Sequence[int], ahead: int, lag: int, on_cpu: Mapping[int, int], woven: Woven
+    ) -> None:
+        """Up before each stretch of uses, down after it; what an update here takes does not go down again."""
+        free_from = 0
+        found = stretches(places, ahead + lag + 2)
+        below = any(storage in self.nodes[n].reads for n in on_cpu)
+        for first, end in found:
+            woven.before[max(free_from, first - ahead)].append(Step(-1, storage, "up", "reload"))
+            woven.before[first].append(Step(-1, storage, "up", "wait"))
+            taken = storage in self.spent and end == places[-1] and not below
+            leave = end if taken else min(end + lag, len(self.nodes) - 1)
+            changed = any(storage in self.nodes[n].mutates for n in range(first, end + 1) if n not in on_cpu)
+            if changed and not taken:
+                woven.after[end].append(Step(-1, storage, "down", "offload"))
+                woven.after[leave].append(Step(-1, storage, "down", "wait"))
+            woven.after[leave].append(Step(-1, storage, "down"))
+            free_from = leave + 1
+
+    def _steps(self, woven: Woven, on_cpu: Mapping[int, int]) -> list[Step]:
+        """Copies among the computations; what updates by the CPU read that is made here goes down before them."""
+        gone: set[int] = set()
+        steps: list[Step] = []
+        for step in self.with_frees(range(len(self.nodes))):
+            if step.node < 0:
+                if step.storage not in self.movable:
+                    steps.append(step)
+                continue
+            steps += woven.before[step.node]
+            if step.node in on_cpu:
+                for storage in self.nodes[step.node].reads:
+                    if storage in self._maker and storage not in gone:  # the scale of clipping serves several
+                        steps += _down(storage)
+                        gone.add(storage)
+                steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
+            else:
+                steps.append(step)
+            steps += woven.after[step.node]
+        return steps + woven.last
+
+
+def _down(storage: int) -> list[Step]:
+    return [Step(-1, storage, "below", "offload"), Step(-1, storage, "below", "wait")]
+
+
+def stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:
+    """First and last of uses that are so close that the storage stays in between."""
+    found = [(places[0], places[0])]
+    for place in places[1:]:
+        first, end = found[-1]
+        if place - end <= gap:
+            found[-1] = (first, place)
+        else:
+            found.append((place, place))
+    return found
+
+
+def blank_summary() -> PlanSummary:
+    """Of a plan that says nothing about itself."""
+    blank = {"int": 0, "float": 0.0, "str": ""}
+    fields = {f.name: blank[str(f.type)] for f in dataclasses.fields(PlanSummary)}
+    return PlanSummary(**{**fields, "variant": "plain"})  # type: ignore[arg-type]

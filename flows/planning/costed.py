@@ -1,0 +1,212 @@
+"""A step that is traced, profiled and cut: what planning chooses from, before any budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.true_kernels import with_true_kernels
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.plan import Option
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.optimizers import Bench, KnownOptimizer
+from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.store import OptionStore
+from stowage.stages.partition import MAX_BLOCKS, Limits, make_blocks, make_chains
+from stowage.stages.profile import CostStore, profile_variants
+from stowage.stages.rewrite import rewrite_of, variants_of
+from stowage.stages.solve import Variant, eager_peak_bytes
+from stowage.stages.solve.request import WHOLE
+from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_step, with_updates
+from stowage.stages.workload.calls import Loss, Objective
+
+Progress = Callable[[str], None]
+Part = Callable[[int, int], None]
+"""Told how many parts of a stage are done, of how many."""
+
+
+@dataclass(frozen=True)
+class Costed:
+    """A step that is traced, profiled and cut: what planning chooses from, before any budget.
+
+    Attributes:
+        target: the device.
+        variants: the trace and its rewrites, with nodes and blocks.
+        eager_peak_bytes: see `Planned`.
+        costs: of every distinct call.
+        limits: sizes of the clusters of `WHOLE` methods; the defaults where there are none.
+    """
+
+    target: DeviceDescription
+    variants: list[Variant]
+    eager_peak_bytes: int
+    costs: Sequence[Cost]
+    limits: Limits | None = None
+    _whole: list[Variant] = field(default_factory=list, init=False, repr=False, compare=False)
+    _options: dict[tuple[bool, Path, Effort], list[Option]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def variants_for(self, method: str) -> list[Variant]:
+        """Cut as a method wants it: `WHOLE` methods take one block."""
+        if method not in WHOLE:
+            return self.variants
+        if not self._whole:
+            traces = {rewrite_of(v.name): v.trace for v in self.variants}
+            self._whole.extend(_cut(traces, self.costs, 1, self.limits))
+        return self._whole
+
+    def options_for(
+        self, method: str, home: Path, effort: Effort, part: Part = lambda done, total: None
+    ) -> list[Option]:
+        """Schedules of every distinct block of `variants_for`, solved or looked up once."""
+        key = method in WHOLE, home, effort
+        if key not in self._options:
+            self._options[key] = block_options(self.variants_for(method), home, effort, part)
+        return self._options[key]
+
+
+def _cut(
+    traces: Mapping[str, TraceTables], costs: Sequence[Cost], max_blocks: int, limits: Limits | None = None
+) -> list[Variant]:
+    by_signature = {c.signature: c for c in costs}
+    return [
+        Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
+        for name, rewritten in traces.items()
+        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks, limits=limits).items()
+    ]
+
+
+def cost_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
+    home: Path,
+    objective: Objective | None = None,
+    recorded: Recorded | None = None,
+    micro_batch: MicroBatch | None = None,
+    largest: MicroBatch | None = None,
+    costs: str = "measured",
+    effort: Effort | None = None,
+    notices: list[str] | None = None,
+    target: DeviceDescription | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
+    progress: Progress = lambda stage: None,
+    profiled: Part = lambda done, total: None,
+) -> Costed:
+    """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`.
+
+    Raises:
+        FakeKernelError: `recorded` says something else of a call than its kernel does; it must be recorded anew.
+    """
+    effort = effort or Effort()
+    said = notices if notices is not None else []
+
+    def cost() -> Costed:
+        if recorded is None:
+            progress("trace")
+        made = recorded or record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
+        if recorded is None:
+            said.extend(n for n in made.notices if n not in said)
+        return cost_recorded(
+            made,
+            model,
+            optimizer=optimizer,
+            home=home,
+            micro_batch=micro_batch,
+            largest=largest,
+            costs=costs,
+            effort=effort,
+            notices=said,
+            target=target,
+            progress=progress,
+            profiled=profiled,
+        )
+
+    return cost() if recorded is not None else with_true_kernels(cost)
+
+
+def cost_recorded(
+    recorded: Recorded,
+    model: nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
+    home: Path,
+    micro_batch: MicroBatch | None,
+    largest: MicroBatch | None,
+    costs: str,
+    effort: Effort,
+    notices: list[str],
+    target: DeviceDescription | None,
+    progress: Progress,
+    profiled: Callable[[int, int], None],
+) -> Costed:
+    """Profile → partition of a step that is traced; see `plan_step`."""
+    learnt = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    trace = with_updates(recorded, model, optimizer=learnt, micro_batch=micro_batch)
+    progress("profile")
+    target = target or target_device(trace.meta.device, home)
+    traces = variants_of(trace)
+    whole = trace if largest is None else with_updates(recorded, model, optimizer=learnt, micro_batch=largest)
+    known = profile_variants(
+        [*traces.values(), *([whole] if largest is not None else [])],
+        target,
+        CostStore(home / "costs"),
+        costs="roofline" if costs == "roofline" else "measured",
+        seconds_per_call=effort.seconds_per_call,
+        min_samples=effort.min_samples,
+        make_update=Bench(learnt.optimizer, parameters_of(model, recorded.outside)) if learnt is not None else None,
+        progress=profiled,
+        notice=notices.append,
+    )
+    progress("partition")
+    return cost_traces(traces, known, whole, target)
+
+
+def cost_traces(
+    traces: Mapping[str, TraceTables],
+    known: Sequence[Cost],
+    whole: TraceTables,
+    target: DeviceDescription,
+) -> Costed:
+    """From tables alone: no model, and no device that could run it.
+
+    Args:
+        traces: the variants of one trace, `plain` first; see `rewrite`.
+        known: the cost of every distinct call.
+        whole: the trace whose plain PyTorch peak a budget in percent is of.
+        target: the device that the costs are from.
+    """
+    variants = _cut(traces, known, MAX_BLOCKS)
+    again = whole is traces[rewrite_of(variants[0].name)]
+    eager = eager_peak_bytes(
+        whole, variants[0].nodes if again else make_blocks(whole, {c.signature: c for c in known})[0]
+    )
+    return Costed(target, variants, eager, known)
+
+
+def block_options(
+    variants: Iterable[Variant], home: Path, effort: Effort, part: Part = lambda done, total: None
+) -> list[Option]:
+    """Schedules of every distinct block."""
+    variants = list(variants)
+    by_hash = options_for_blocks(
+        [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
+        OptionStore(home / "options"),
+        size=effort.grid,
+        settings=effort.solver,
+        workers=os.cpu_count() or 1,
+        clusters=[c for variant in variants for c in variant.clusters],
+        progress=part,
+    )
+    return [option for found in by_hash.values() for option in found]

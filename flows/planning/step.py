@@ -1,0 +1,170 @@
+"""The six planning stages in one process, with the same functions and stores as the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.planning.costed import Costed, Part, Progress, block_options, cost_step, cost_traces
+from stowage.flows.planning.effort import QUICK, Effort, home_folder, processor_s, target_device
+from stowage.flows.planning.plan_store import PlanStore
+from stowage.flows.planning.planned import Planned, finish, write_plan
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.plan import Option
+from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.solve import Below, PlanRequest, Reserve, check_method, solve_variants
+from stowage.stages.trace import MicroBatch, Recorded
+from stowage.stages.workload.calls import Loss, Objective
+
+__all__ = [
+    "QUICK",
+    "Costed",
+    "Effort",
+    "Planned",
+    "block_options",
+    "cost_step",
+    "cost_traces",
+    "finish",
+    "home_folder",
+    "plan_costed",
+    "plan_step",
+    "processor_s",
+    "target_device",
+    "write_plan",
+]
+
+
+def plan_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
+    device_budget: str | int,
+    method: str,
+    home: Path,
+    objective: Objective | None = None,
+    recorded: Recorded | None = None,
+    micro_batch: MicroBatch | None = None,
+    largest: MicroBatch | None = None,
+    costs: str = "measured",
+    effort: Effort | None = None,
+    notices: list[str] | None = None,
+    target: DeviceDescription | None = None,
+    below: Below | None = None,
+    away: frozenset[str] = frozenset(),
+    layouts: Mapping[str, torch.Tensor] | None = None,
+    progress: Progress = lambda stage: None,
+) -> Planned:
+    """Trace → profile → partition → options → solve → codegen for one model and batch.
+
+    Args:
+        model, batch, loss, device_budget, method: see `fit`.
+        optimizer: holds the model's parameters.
+        home: folder of the stores.
+        objective: `objective(model, batch)`, instead of `loss`, for those who call the model themselves.
+        recorded: forward and backward of this batch, if traced before.
+        micro_batch: what happens to gradients; by default they go into updates at once.
+        largest: the micro-batch whose peak in plain PyTorch a budget in percent is of; by default `micro_batch`.
+        costs: `measured` or `roofline`.
+        effort: how much time planning may take.
+        notices: receives what the user should know.
+        target: the device; by default this machine's.
+        below: the tier below the device, if the plan may use one.
+        away: see `PlanRequest`.
+        layouts: of parameters that are not in memory, see `trace_step`.
+        progress: called with each stage's name as it starts.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
+    check_method(method)
+    effort = effort or Effort()
+    costed = cost_step(
+        model,
+        batch,
+        loss=loss,
+        optimizer=optimizer,
+        home=home,
+        objective=objective,
+        recorded=recorded,
+        micro_batch=micro_batch,
+        largest=largest,
+        costs=costs,
+        effort=effort,
+        notices=notices,
+        target=target,
+        layouts=layouts,
+        progress=progress,
+    )
+    return plan_costed(
+        costed,
+        device_budget=device_budget,
+        method=method,
+        home=home,
+        effort=effort,
+        below=below,
+        away=away,
+        progress=progress,
+    )
+
+
+def plan_costed(
+    costed: Costed,
+    *,
+    device_budget: str | int,
+    method: str,
+    home: Path,
+    effort: Effort,
+    below: Below | None = None,
+    away: frozenset[str] = frozenset(),
+    progress: Progress = lambda stage: None,
+    part: Part = lambda done, total: None,
+) -> Planned:
+    """Plan from tables alone: no model, and no device that could run it.
+
+    Args:
+        costed: the step; `cost_traces` makes it from tables.
+        device_budget, method, home, effort, below, away, progress: see `plan_step`.
+        part: called with the blocks that have schedules, and how many there are.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
+    target, variants, eager = costed.target, costed.variants_for(method), costed.eager_peak_bytes
+    reserve = Reserve(target, resolve_budget(device_budget, eager, "device_budget"), variants[0].trace)
+    budget = reserve.usable_bytes
+    store = PlanStore(home / "solved")
+    lasting = below.lasting() if below else None
+    rates = target.fingerprint
+    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, rates, lasting, sorted(away))
+    room_bytes = below.disk_room_bytes if below else None
+    solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
+    options: list[Option] = []
+    if solved is None:
+        progress("options")
+        options = costed.options_for(method, home, effort, part)
+        progress("solve")
+        request = PlanRequest(
+            device_budget_bytes=budget,
+            method=method,
+            slots=effort.slots,
+            device=target.name,
+            device_fingerprint=target.fingerprint,
+            time_limit_s=effort.solver.time_limit_s,
+            seed=effort.solver.seed,
+            below=below,
+            away=away,
+        )
+        with reserve.counted():
+            solved = reserve.stated(solve_variants(variants, options, request))
+        store.add(key, solved)
+    progress("codegen")
+    chosen = next(v for v in variants if v.name == solved.summary.variant)
+    trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
+    return finish(trace, nodes, blocks, options, solved, home, eager)

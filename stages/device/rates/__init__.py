@@ -1,0 +1,1 @@
+"""Rates of what is behind the device: disk and host memory."""

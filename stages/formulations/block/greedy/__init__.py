@@ -1,0 +1,1 @@
+"""Greedy selective recomputation."""

@@ -1,0 +1,1 @@
+"""RK-Checkmate (thesis 2.4)."""

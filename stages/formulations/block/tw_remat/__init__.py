@@ -1,0 +1,1 @@
+"""TW-Remat: rematerialization along a tree decomposition."""

@@ -1,0 +1,143 @@
+"""Any order of executions, not only a staged one: what it costs, and fewer executions for the same memory.
+
+An order is a list of staged nodes, each as often as it runs. Every read is of the last copy before it; a copy is freed
+after its last use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stowage.stages.formulations.block.greedy.lazy import Candidate
+from stowage.stages.formulations.block.staged_order import StagedGraph, Timeline, cost_of, timeline
+
+# Rounds of `retain`; in each, one execution of a node goes at most.
+_ROUNDS = 8
+
+
+def candidate_of_order(graph: StagedGraph, order: Sequence[int]) -> Candidate:
+    """What running nodes in this order costs; stages of its executions are positions in the order."""
+    executions: dict[int, list[int]] = {}
+    for position, k in enumerate(order):
+        executions.setdefault(k, []).append(position)
+    line = timeline(graph, executions)
+    return Candidate({}, executions, line, cost_of(graph, line))
+
+
+def order_of(candidate: Candidate) -> list[int]:
+    """Nodes in the order of their executions."""
+    return [k for _, k in candidate.line.events]
+
+
+def useful(graph: StagedGraph, order: Sequence[int]) -> list[int]:
+    """An order without executions whose results nobody reads before they are made again; first ones stay."""
+    first = {k: position for position, k in reversed(list(enumerate(order)))}
+    needed = set(graph.block.outgoing)
+    kept: list[int] = []
+    for position, k in reversed(list(enumerate(order))):
+        node = graph.nodes[k]
+        if first[k] == position or not needed.isdisjoint(node.creates):
+            kept.append(k)
+            needed.difference_update(node.creates)
+            needed.update(node.reads)
+    return kept[::-1]
+
+
+def retain(graph: StagedGraph, order: Sequence[int], peak_bytes: int, save_bytes: int) -> list[int]:
+    """Leave out executions, those first that take the most time for the memory it costs to hold the copy before, as
+    long as both budgets hold.
+
+    Args:
+        graph: the block.
+        order: an order within both budgets.
+        peak_bytes: M_peak.
+        save_bytes: M_save.
+    """
+    current = list(order)
+    for _ in range(_ROUNDS):
+        line = candidate_of_order(graph, current).line
+        gone = _left_out(graph, line, peak_bytes, save_bytes)
+        if not gone:
+            break
+        current = useful(graph, [k for position, k in enumerate(current) if position not in gone])
+    return current
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """An execution that is not the first of its node, and what leaving it out would hold.
+
+    Attributes:
+        position: in the order.
+        node: staged node.
+        holds: (position after which the copy is freed now, bytes) of each result that is read later.
+    """
+
+    position: int
+    node: int
+    holds: tuple[tuple[int, int], ...]
+
+    def price(self, time_s: float) -> float:
+        """Seconds saved for a byte held."""
+        return time_s / max(1, sum(nbytes for _, nbytes in self.holds))
+
+
+def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int) -> set[int]:
+    """Positions that can be left out together."""
+    room = _room(graph, line, peak_bytes, save_bytes)
+    gone: dict[int, int] = {}
+    for repeat in sorted(_repeats(graph, line), key=lambda r: (-r.price(graph.nodes[r.node].time_s), r.position)):
+        if repeat.node in gone:
+            continue
+        taken = []
+        for freed, nbytes in repeat.holds:
+            stretch = room[freed + 1 : repeat.position]
+            if stretch.size and int(stretch.min()) < nbytes:
+                break
+            stretch -= nbytes
+            taken.append((stretch, nbytes))
+        else:
+            gone[repeat.node] = repeat.position
+            continue
+        for stretch, nbytes in taken:
+            stretch += nbytes
+    return set(gone.values())
+
+
+def _room(
+    graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Bytes that are free while each execution runs; at the loss, within M_save too."""
+    room = np.empty(len(line.events), dtype=np.int64)
+    used = 0
+    for position, ((_, k), freed) in enumerate(zip(line.events, line.freed, strict=True)):
+        before = used
+        used += sum(graph.nbytes[a] for a in graph.nodes[k].creates)
+        room[position] = peak_bytes - used - graph.nodes[k].workspace_bytes
+        if k == graph.loss:
+            room[position] = min(room[position], save_bytes - before)
+        used -= sum(graph.nbytes[a] for a in freed)
+    return room
+
+
+def _repeats(graph: StagedGraph, line: Timeline) -> Iterator[_Repeat]:
+    """Executions that are not the first of their node."""
+    frees: dict[int, list[int]] = {}
+    for position, freed in enumerate(line.freed):
+        for a in freed:
+            frees.setdefault(a, []).append(position)
+    seen: set[int] = set()
+    for position, (_, k) in enumerate(line.events):
+        if k in seen:
+            holds = []
+            for a in graph.nodes[k].creates:
+                times = frees[a]
+                following = bisect_left(times, position)
+                if following == len(times) or times[following] > position:
+                    holds.append((times[following - 1], graph.nbytes[a]))
+            yield _Repeat(position, k, tuple(holds))
+        seen.add(k)

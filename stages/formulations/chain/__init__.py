@@ -1,0 +1,1 @@
+"""Which option each block of the chain runs with."""

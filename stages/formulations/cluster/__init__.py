@@ -1,0 +1,1 @@
+"""Schedules of an H-Graph: a large block as a graph of clusters (thesis 3)."""

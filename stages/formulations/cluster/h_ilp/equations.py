@@ -1,0 +1,341 @@
+"""The constraints of H-ILP, numbered as in the thesis (3.4.3, 3.4.4); symbols in `h_ilp_model.py`.
+
+3.20 and 3.27 to 3.32 define aliases: A is `HIlp.alive`; U is a variable that `memory_in_use` ties to 3.27–3.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stowage.stages.formulations.block.staged_order import units
+from stowage.stages.formulations.cluster.h_ilp.model import HIlp
+from stowage.stages.formulations.cluster.problem import HProblem
+from stowage.stages.solver.milp import pulp
+
+Constraints = Iterator[tuple[str, Any]]
+
+
+def eq_3_4(m: HIlp) -> Constraints:
+    """Stage t runs no node beyond t."""
+    for t in range(m.T - 1):
+        yield f"{t}", pulp.lpSum(m.sum_comp(t, k) for k in range(t + 1, m.T)) == 0
+
+
+def eq_3_5(m: HIlp) -> Constraints:
+    """No phantom before its forward has run. The thesis writes F_j > t, which leaves a phantom of node t, or of node 0
+    before stage 0, free of charge; meant is F_j ≥ t. Nor is one left after the last stage."""
+    for j, cluster in enumerate(m.data.graph.clusters):
+        for o in range(len(cluster.options)):
+            yield f"{j}_{o}", pulp.lpSum(m.Sp[t, j, o] for t in range(cluster.forward + 1)) == 0
+            yield f"end_{j}_{o}", m.Sp[m.T, j, o] == 0
+
+
+def eq_3_6(m: HIlp) -> Constraints:
+    """No contribution is saved before its node has run."""
+    for d in range(len(m.data.nbytes)):
+        for k in m.makers(d):
+            yield f"{k}_{d}", pulp.lpSum(m.S[t, k, d] for t in range(k + 1)) == 0
+
+
+def eq_3_7(m: HIlp) -> Constraints:
+    """No value is in memory before its first contributor has run."""
+    for d in range(len(m.data.nbytes)):
+        yield f"{d}", pulp.lpSum(m.P[t, d] for t in range(min(m.makers(d)) + 1)) == 0
+
+
+def eq_3_8(m: HIlp) -> Constraints:
+    """Final values are complete and in memory after the last stage, and nothing else is. The thesis asks that they be
+    saved before the last stage or computed in it, which lets them be deleted in it."""
+    final = set(m.data.graph.final)
+    for d in range(len(m.data.nbytes)):
+        yield f"in_memory_{d}", m.P[m.T, d] == int(d in final)
+        for k in m.makers(d):
+            yield f"{k}_{d}", m.S[m.T, k, d] == int(d in final)
+
+
+def eq_3_9(m: HIlp) -> Constraints:
+    """Stage t runs node t."""
+    for t in range(m.T):
+        yield f"{t}", m.sum_comp(t, t) == 1
+
+
+def eq_3_10(m: HIlp) -> Constraints:
+    """The loss runs once. So does every `once` node."""
+    for k in range(m.T):
+        if m.data.once(k):
+            yield f"{k}", pulp.lpSum(m.sum_comp(t, k) for t in range(m.T)) == 1
+
+
+def eq_3_11(m: HIlp) -> Constraints:
+    """A value with a contribution is in memory."""
+    for t, k, d in m.S:
+        yield f"{t}_{k}_{d}", m.S[t, k, d] <= m.P[t, d]
+
+
+def eq_3_12(m: HIlp) -> Constraints:
+    """A contribution is saved only if it was, or its node has just run."""
+    for t, k, d in m.S:
+        if t < m.T:
+            yield f"{t}_{k}_{d}", m.S[t + 1, k, d] <= m.S[t, k, d] + m.sum_comp(t, k)
+
+
+def eq_3_13(m: HIlp) -> Constraints:
+    """A node needs all contributions to what it reads in every way, saved or made in the same stage."""
+    for t, r in m.stages_and_nodes:
+        for d in m.data.graph.nodes[r].reads:
+            for k in m.makers(d):
+                yield f"{t}_{r}_{k}_{d}", m.sum_comp(t, r) <= m.sum_comp(t, k) + m.S[t, k, d]
+
+
+def eq_3_14(m: HIlp) -> Constraints:
+    """The same for what only some ways read."""
+    for t, r in m.stages_and_nodes:
+        for w, way in enumerate(m.data.ways[r]):
+            for d in sorted(set(way.reads) - set(m.data.graph.nodes[r].reads)):
+                for k in m.makers(d):
+                    yield f"{t}_{r}_{w}_{k}_{d}", m.Comp[t, r, w] <= m.sum_comp(t, k) + m.S[t, k, d]
+
+
+def eq_3_15(m: HIlp) -> Constraints:
+    """A node runs in one way."""
+    for t, k in m.stages_and_nodes:
+        yield f"{t}_{k}", m.sum_comp(t, k) <= 1
+
+
+def eq_3_16(m: HIlp) -> Constraints:
+    """One phantom of a cluster is in memory."""
+    for t in range(m.T + 1):
+        for j, cluster in enumerate(m.data.graph.clusters):
+            yield f"{t}_{j}", pulp.lpSum(m.Sp[t, j, o] for o in range(len(cluster.options))) <= 1
+
+
+def eq_3_17(m: HIlp) -> Constraints:
+    """A phantom comes from its forward."""
+    for t, j, o in m.Sp:
+        if t < m.T:
+            forward = m.option(t, m.data.graph.clusters[j].forward, o)
+            yield f"{t}_{j}_{o}", m.Sp[t + 1, j, o] <= m.Sp[t, j, o] + forward
+
+
+def eq_3_18(m: HIlp) -> Constraints:
+    """A phantom goes with its backward alone."""
+    for t, j, o in m.Sp:
+        if t < m.T:
+            c = m.data.graph.clusters[j]
+            made, used = m.option(t, c.forward, o), m.option(t, c.backward, o)
+            yield f"{t}_{j}_{o}", m.Sp[t + 1, j, o] >= m.Sp[t, j, o] + made - used
+
+
+def eq_3_19(m: HIlp) -> Constraints:
+    """Backward needs the phantom of its option, saved or made in the same stage."""
+    for t, j, o in m.Sp:
+        if t < m.T:
+            c = m.data.graph.clusters[j]
+            yield f"{t}_{j}_{o}", m.option(t, c.backward, o) <= m.Sp[t, j, o] + m.option(t, c.forward, o)
+
+
+def eq_3_21(m: HIlp) -> Constraints:
+    """A ∈ {0, 1}."""
+    for t, k, d in m.D:
+        yield f"low_{t}_{k}_{d}", m.alive(t, k, d) >= 0
+        yield f"high_{t}_{k}_{d}", m.alive(t, k, d) <= 1
+
+
+def eq_3_22(m: HIlp) -> Constraints:
+    """What has been made and not deleted is in memory."""
+    for t, k, d in m.C:
+        yield f"{t}_{k}_{d}", m.alive(t, k, d) >= m.sum_comp(t, k) - m.D[t, k, d]
+
+
+def eq_3_23(m: HIlp) -> Constraints:
+    """Only a node that runs creates."""
+    for t, k, d in m.C:
+        yield f"{t}_{k}_{d}", m.C[t, k, d] <= m.sum_comp(t, k)
+
+
+def eq_3_24(m: HIlp) -> Constraints:
+    """What is in memory after the last related step of a stage is what the next one starts with; after the last stage
+    too (3.8 needs it)."""
+    for t in range(m.T):
+        for d in range(len(m.data.nbytes)):
+            steps = m.related(t, d)
+            if steps:
+                yield f"{t}_{d}", m.P[t + 1, d] == m.alive(t, steps[-1], d)
+
+
+def eq_3_25(m: HIlp) -> Constraints:
+    """What nobody needs after a step is deleted right after it. The thesis writes P_k; meant is P_d. A reader counts
+    in the ways that read d: 3.14's readers too, which the thesis leaves out here, could otherwise find it deleted."""
+    for t, k, d in m.D:
+        later = pulp.lpSum(m.reading(t, r, d) for r in m.readers(d) if k < r <= t)
+        yield f"{t}_{k}_{d}", m.D[t, k, d] >= m.touching(t, k, d) - m.P[t + 1, d] - later
+
+
+def eq_3_26(m: HIlp) -> Constraints:
+    """And only then: h = 2 + later readers."""
+    for t, k, d in m.D:
+        readers = [r for r in m.readers(d) if k < r <= t]
+        h = 2 + len(readers)
+        later = pulp.lpSum(m.reading(t, r, d) for r in readers)
+        hazards = 1 - m.touching(t, k, d) + m.P[t + 1, d] + later
+        yield f"{t}_{k}_{d}", h * (1 - m.D[t, k, d]) >= hazards
+
+
+def memory_in_use(m: HIlp) -> Constraints:
+    """U, from the step before (3.30–3.32): M_t before a stage (3.27), IF and IB after a step (3.28, 3.29); the loss and
+    nodes without a cluster have no phantom term."""
+    graph = m.data.graph
+    for t, k in m.stages_and_nodes:
+        if k:
+            before = m.U[t, k - 1]
+        else:
+            saved = (
+                m.phantom(j, o) * m.Sp[t, j, o] for j, c in enumerate(graph.clusters) for o in range(len(c.options))
+            )
+            before = pulp.lpSum(m.size(d) * m.P[t, d] for d in range(len(m.data.nbytes))) + pulp.lpSum(saved)
+        made = pulp.lpSum(m.size(d) * m.C[t, k, d] for d in graph.nodes[k].makes)
+        yield f"{t}_{k}", m.U[t, k] == before + made - _deleted(m, t, k) + _phantom_change(m, t, k)
+
+
+def _phantom_change(m: HIlp, t: int, k: int) -> Any:
+    j = m.data.cluster_of.get(k)
+    if j is None:
+        return 0
+    c = m.data.graph.clusters[j]
+    terms = []
+    for o in range(len(c.options)):
+        made = m.option(t, c.forward, o)
+        terms.append(m.phantom(j, o) * (made if k == c.forward else m.Sp[t + 1, j, o] - made - m.Sp[t, j, o]))
+    return pulp.lpSum(terms)
+
+
+def _deleted(m: HIlp, t: int, k: int) -> Any:
+    return pulp.lpSum(m.size(d) * m.D[t, k, d] for d in m.data.related(k))
+
+
+def eq_3_33(m: HIlp) -> Constraints:
+    """Memory while a node runs, as if all it reads and makes were there all the time: without corrections.
+
+    `_held` says what the thesis' m is for forward and for backward, where U has the phantom deducted already."""
+    if not m.corrections:
+        for t, k in m.stages_and_nodes:
+            worst = []
+            for w, way in enumerate(m.data.ways[k]):
+                internal = max(units(step.internal_bytes, m.unit) for step in way.steps)
+                gone = max(units(step.phantom_gone_bytes, m.unit) for step in way.steps)
+                worst.append(_held(m, t, k, w, internal, gone))
+            yield f"{t}_{k}", m.U[t, k] + pulp.lpSum(worst) + _deleted(m, t, k) <= m.peak
+
+
+def eq_3_34(m: HIlp) -> Constraints:
+    """Memory at every step of every way: less what is gone by then and not needed after the node, or not made yet
+    (3.4.4.1).
+
+    The thesis lets the constraint of a way that does not run stand, as being weaker than 3.33. Without 3.33 it can be
+    stronger than what the way that does run needs, so it is lifted here by all that it would count too much."""
+    if not m.corrections:
+        return
+    for t, k in m.stages_and_nodes:
+        for w, way in enumerate(m.data.ways[k]):
+            for i, step in enumerate(way.steps):
+                held = _held(m, t, k, w, units(step.internal_bytes, m.unit), units(step.phantom_gone_bytes, m.unit))
+                less = pulp.lpSum(m.size(d) * m.D[t, k, d] for d in step.gone)
+                less += pulp.lpSum(m.size(d) * m.C[t, k, d] for d in step.unborn)
+                others = len(m.data.ways[k]) > 1
+                lift = sum(m.size(d) for d in m.data.related(k) if d not in step.gone) if others else 0
+                within = m.U[t, k] + held + _deleted(m, t, k) - less
+                yield f"{t}_{k}_{w}_{i}", within <= m.peak + lift * (m.sum_comp(t, k) - m.Comp[t, k, w])
+
+
+def _held(m: HIlp, t: int, k: int, w: int, internal: int, gone: int) -> Any:
+    """m[k,o,i]: what way w of node k holds by itself at a step, beyond what U counts after the node: forward leaves its
+    phantom in U; backward has taken it out of U, or keeps all of it there for another run."""
+    way, j, comp = m.data.ways[k][w], m.data.cluster_of.get(k), m.Comp[t, k, w]
+    if j is None or way.option is None:
+        return internal * comp
+    phantom = m.phantom(j, way.option)
+    if k in m.data.forward_of:
+        return (internal - phantom) * comp
+    return internal * comp + min(0, gone - phantom) * m.Sp[t + 1, j, way.option]
+
+
+def eq_2_19(m: HIlp) -> Constraints:
+    """What is in memory when the loss runs, what it makes aside, is within M_save (from RK-Checkmate; 3.4 has no budget
+    for it, and 2.6.0.0.1 gives one)."""
+    made = sum(m.size(d) for d in m.data.graph.nodes[m.loss].makes)
+    yield "", m.U[m.loss, m.loss] + _deleted(m, m.loss, m.loss) <= m.save + made
+
+
+def phantom_once(m: HIlp) -> Constraints:
+    """A forward makes no phantom while one of its cluster is in memory: 3.18 would keep two in the place of one."""
+    for t in range(m.T):
+        for j, c in enumerate(m.data.graph.clusters):
+            options = range(len(c.options))
+            made = pulp.lpSum(m.option(t, c.forward, o) for o in options)
+            yield f"{t}_{j}", made + pulp.lpSum(m.Sp[t, j, o] for o in options) <= 1
+
+
+def added_once(m: HIlp) -> Constraints:
+    """Where several nodes contribute to a value, none adds a second time to what is still there; 3.12 bounds S only
+    from above, so S is made exact: what stays in memory keeps its contributions. (A sole contributor may run again: the
+    old value is dropped first.)"""
+    for t in range(m.T):
+        for d in range(len(m.data.nbytes)):
+            for k in m.makers(d) if len(m.makers(d)) > 1 else ():
+                if k <= t:
+                    yield f"again_{t}_{k}_{d}", m.sum_comp(t, k) + m.S[t, k, d] <= 1
+                    yield f"made_{t}_{k}_{d}", m.S[t + 1, k, d] >= m.sum_comp(t, k) + m.P[t + 1, d] - 1
+                yield f"kept_{t}_{k}_{d}", m.S[t + 1, k, d] >= m.S[t, k, d] + m.P[t + 1, d] - 1
+
+
+EQUATIONS: dict[str, Callable[[HIlp], Constraints]] = {
+    "3.4": eq_3_4,
+    "3.5": eq_3_5,
+    "3.6": eq_3_6,
+    "3.7": eq_3_7,
+    "3.8": eq_3_8,
+    "3.9": eq_3_9,
+    "3.10": eq_3_10,
+    "3.11": eq_3_11,
+    "3.12": eq_3_12,
+    "3.13": eq_3_13,
+    "3.14": eq_3_14,
+    "3.15": eq_3_15,
+    "3.16": eq_3_16,
+    "3.17": eq_3_17,
+    "3.18": eq_3_18,
+    "3.19": eq_3_19,
+    "3.21": eq_3_21,
+    "3.22": eq_3_22,
+    "3.23": eq_3_23,
+    "3.24": eq_3_24,
+    "3.25": eq_3_25,
+    "3.26": eq_3_26,
+    "U": memory_in_use,
+    "3.33": eq_3_33,
+    "3.34": eq_3_34,
+    "2.19": eq_2_19,
+    "phantom_once": phantom_once,
+    "added_once": added_once,
+}
+"""Equation -> the function that writes it. Constraints are named `eq_3_7_…`, or `U_…`, `phantom_once_…` and so on."""
+
+
+def constraint_prefix(number: str) -> str:
+    """How the names of an equation's constraints begin."""
+    return f"eq_{number.replace('.', '_')}" if number[0].isdigit() else number
+
+
+def build(data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool = True) -> HIlp:
+    """The whole model; the objective is 3.4.2.2, with one index for the node (the thesis has i and k)."""
+    m = HIlp.of(data, peak_bytes, save_bytes, corrections=corrections)
+    m.problem += (
+        pulp.lpSum(way.time_s * m.Comp[t, k, w] for t, k in m.stages_and_nodes for w, way in enumerate(m.data.ways[k])),
+        "time",
+    )
+    for number, equation in EQUATIONS.items():
+        prefix = constraint_prefix(number)
+        for name, constraint in equation(m):
+            m.problem += constraint, f"{prefix}_{name}" if name else prefix
+    return m

@@ -1,0 +1,131 @@
+"""Solve H-ILP for a list of budgets and read its schedules (thesis 3.4). The model is in `h_ilp_model.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from stowage.stages.formulations.cluster.answer import Budgets, HAnswer, answer_of, no_answer
+from stowage.stages.formulations.cluster.h_ilp.equations import build
+from stowage.stages.formulations.cluster.h_ilp.model import HIlp
+from stowage.stages.formulations.cluster.policies import Incumbent, Incumbents
+from stowage.stages.formulations.cluster.problem import HProblem
+from stowage.stages.formulations.cluster.staged_order import Execution, HRuns, timeline
+from stowage.stages.ir.h_graph import HGraph
+from stowage.stages.solver.milp import MilpSolver, solve_milp
+from stowage.stages.solver.outcome import SolverSettings
+
+VERSION = "2"
+
+
+def h_ilp(
+    graph: HGraph,
+    budgets: Sequence[Budgets],
+    settings: SolverSettings,
+    *,
+    corrections: bool = True,
+    solver: MilpSolver = "highs",
+) -> list[HAnswer]:
+    """The fastest schedule within each pair of budgets, over the staged order.
+
+    Args:
+        graph: what to schedule.
+        budgets: pairs (M_peak, M_save), bytes; see `h_problem`.
+        settings: limits of each solve.
+        corrections: count memory step by step (3.34) instead of as if all were there all the time (3.33).
+        solver: "highs" or "cbc".
+
+    Returns:
+        An answer for each pair, in order. Each solve starts from the fastest schedule known that fits: of a
+        policy, of RK-Rotor (`h_policies`) or an earlier answer's; where nothing is found within the limit, it is the
+        answer, with status "heuristic".
+
+    Raises:
+        ValueError: this is no H-Graph.
+    """
+    graph.check()
+    data = HProblem(graph)
+    incumbents, known = Incumbents(data), list[HRuns]()
+    answers: list[HAnswer] = []
+    for peak_bytes, save_bytes in budgets:
+        hint = next(iter(incumbents.within(peak_bytes, save_bytes, known)), None)
+        answer = _solve(data, (peak_bytes, save_bytes), settings, corrections, solver, hint)
+        if answer.runs is not None:
+            known.append(answer.runs)
+        answers.append(answer)
+    return answers
+
+
+def _solve(
+    data: HProblem,
+    budgets: Budgets,
+    settings: SolverSettings,
+    corrections: bool,
+    solver: MilpSolver,
+    hint: Incumbent | None,
+) -> HAnswer:
+    model = build(data, *budgets, corrections=corrections)
+    if hint is not None:
+        warm_start(model, hint.runs)
+    outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
+    if outcome.found:
+        status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
+        return answer_of(data, budgets, read_runs(model), status, max(outcome.bound, data.floor_s), "h_ilp")
+    if hint is not None:
+        # Rounded to memory units, or counted without corrections, the hint may not fit; by the byte it does.
+        return answer_of(data, budgets, hint.runs, "heuristic", data.floor_s, hint.name)
+    return no_answer(budgets, False if outcome.status == "infeasible" else None, outcome.bound, "h_ilp")
+
+
+def read_runs(model: HIlp) -> HRuns:
+    """The executions that Comp says; when each copy is freed follows from them (`h_staged`)."""
+    return {
+        k: [
+            Execution(t, way.option)
+            for t in range(k, model.T)
+            for w, way in enumerate(model.data.ways[k])
+            if (model.Comp[t, k, w].varValue or 0.0) > 0.5
+        ]
+        for k in range(model.T)
+    }
+
+
+def warm_start(model: HIlp, runs: HRuns) -> None:
+    """Give every variable its value in the schedule of these executions."""
+    data, events = model.data, timeline(model.data, runs)
+    for variable in model.problem.variables():
+        variable.setInitialValue(0)
+    values: dict[int, set[int]] = {}
+    phantoms: dict[int, int] = {}
+    used, position = 0, 0
+    for t in range(model.T):
+        _set_saved(model, t, values, phantoms)
+        for k in range(t + 1):
+            if position < len(events) and (events[position].stage, events[position].node) == (t, k):
+                event = events[position]
+                position += 1
+                model.Comp[t, k, data.ways[k].index(event.way)].setInitialValue(1)
+                for d in event.made:
+                    model.C[t, k, d].setInitialValue(1)
+                for d in data.graph.nodes[k].makes:
+                    values.setdefault(d, set()).add(k)
+                for d in event.freed:
+                    model.D[t, k, d].setInitialValue(1)
+                    del values[d]
+                if event.way.option is not None:
+                    j = data.cluster_of[k]
+                    phantoms[j] = event.way.option
+                    if event.drops_phantom:
+                        del phantoms[j]
+                used = sum(model.size(d) for d in values) + sum(model.phantom(j, o) for j, o in phantoms.items())
+            model.U[t, k].setInitialValue(used)
+    _set_saved(model, model.T, values, phantoms)
+
+
+def _set_saved(model: HIlp, t: int, values: dict[int, set[int]], phantoms: dict[int, int]) -> None:
+    for d, contributors in values.items():
+        model.P[t, d].setInitialValue(1)
+        for k in contributors:
+            model.S[t, k, d].setInitialValue(1)
+    for j, o in phantoms.items():
+        model.Sp[t, j, o].setInitialValue(1)

@@ -1,0 +1,1 @@
+"""Retention intervals of an H-Graph, on CP-SAT."""

@@ -1,0 +1,121 @@
+"""The budgets of the model in `h_retention_model.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stowage.stages.formulations.block.staged_order import units
+from stowage.stages.formulations.cluster.retention.model import HRetentionModel, Run
+
+
+def add_peak(model: HRetentionModel, peak: Any) -> None:
+    """Values, phantoms, and what nodes hold by themselves fit in M_peak at every slot."""
+    intervals: list[Any] = []
+    demands: list[int] = []
+    for part in (_values, _phantoms, _internal):
+        for interval, nbytes in part(model):
+            intervals.append(interval)
+            demands.append(units(nbytes, model.unit))
+    model.cp.add_cumulative(intervals, demands, peak)
+
+
+def _values(model: HRetentionModel) -> list[tuple[Any, int]]:
+    found = []
+    for (g, m), end in sorted(model.ends.items()):
+        group = model.groups[g]
+        if not group.nbytes:
+            continue
+        k = group.contributors[0]
+        run, name = model.runs[k][m], f"copy[{g},{m}]"
+        births = [way.birth(group.value) for way in model.data.ways[k]]
+        if len(set(births)) == 1:
+            start = run.start + births[0]
+        else:
+            start = model.cp.new_int_var(0, model.horizon, f"b[{g},{m}]")
+            model.cp.add(start == run.start + sum(birth * model.ways[k, m, w] for w, birth in enumerate(births)))
+            model.starts[g, m] = start
+        size = model.cp.new_int_var(0, model.horizon, f"d[{g},{m}]")
+        found.append((_interval(model, run, start, size, end, name), group.nbytes))
+    return found
+
+
+def _phantoms(model: HRetentionModel) -> list[tuple[Any, int]]:
+    """From the end of the forward that leaves it to the start of backward, whose steps count the rest of it."""
+    found = []
+    for j, cluster in enumerate(model.data.graph.clusters):
+        end = model.first(cluster.backward)
+        for m, run in enumerate(model.runs[cluster.forward]):
+            for o, option in enumerate(cluster.options):
+                if not option.phantom_bytes:
+                    continue
+                name, steps = f"phantom[{j},{m},{o}]", len(model.data.ways[cluster.forward][o].steps)
+                chosen = model.ways[cluster.forward, m, o]
+                start = run.start + steps
+                size = model.cp.new_int_var(0, model.horizon, f"p[{j},{m},{o}]") if m else end - start
+                interval = model.cp.new_optional_interval_var(start, size, end, chosen, name)
+                found.append((interval, option.phantom_bytes))
+    return found
+
+
+def _internal(model: HRetentionModel) -> list[tuple[Any, int]]:
+    found = []
+    for (k, m, w), chosen in model.ways.items():
+        for i, step in enumerate(model.data.ways[k][w].steps):
+            if step.internal_bytes:
+                start = model.runs[k][m].start + i
+                interval = model.cp.new_optional_interval_var(start, 1, start + 1, chosen, f"work[{k},{m},{w},{i}]")
+                found.append((interval, step.internal_bytes))
+    return found
+
+
+def _interval(model: HRetentionModel, run: Run, start: Any, size: Any, end: Any, name: str) -> Any:
+    if run.present is None:
+        return model.cp.new_interval_var(start, size, end, name)
+    return model.cp.new_optional_interval_var(start, size, end, run.present, name)
+
+
+def add_save(model: HRetentionModel, save: int) -> None:
+    """What is in memory at the loss, what it makes aside, fits in M_save."""
+    cp, graph = model.cp, model.data.graph
+    slot = model.first(graph.loss)
+    terms: list[Any] = []
+    for g, group in enumerate(model.groups):
+        if group.contributors[0] >= graph.loss or not group.nbytes:
+            continue
+        held = cp.new_bool_var(f"save[{g}]")
+        for m, run in enumerate(model.runs[group.contributors[0]]):
+            gone = cp.new_bool_var(f"gone[{g},{m}]")
+            cp.add(model.ends[g, m] <= slot).only_enforce_if(gone)
+            if run.present is None:
+                cp.add_bool_or(held, gone)
+                continue
+            cp.add_bool_or(held, gone, _later(model, group.contributors[0], m), ~run.present)
+        model.saved[g] = held
+        terms.append(units(group.nbytes, model.unit) * held)
+    for j, cluster in enumerate(graph.clusters):
+        for m in range(len(model.runs[cluster.forward])):
+            for o, option in enumerate(cluster.options):
+                if option.phantom_bytes:
+                    terms.append(units(option.phantom_bytes, model.unit) * _phantom_at_loss(model, j, m, o))
+    cp.add(sum(terms) <= save)
+
+
+def _later(model: HRetentionModel, k: int, m: int) -> Any:
+    """Run m of node k is after the loss."""
+    if (k, m) not in model.later:
+        model.later[k, m] = model.cp.new_bool_var(f"later[{k},{m}]")
+        loss, stage = model.data.graph.loss, model.runs[k][m].stage
+        model.cp.add(stage > loss).only_enforce_if(model.later[k, m])
+        model.cp.add(stage <= loss).only_enforce_if(~model.later[k, m])
+    return model.later[k, m]
+
+
+def _phantom_at_loss(model: HRetentionModel, j: int, m: int, o: int) -> Any:
+    forward = model.data.graph.clusters[j].forward
+    chosen = model.ways[forward, m, o]
+    if m == 0:
+        return chosen
+    held = model.cp.new_bool_var(f"save_phantom[{j},{m},{o}]")
+    model.cp.add_bool_or(held, ~chosen, _later(model, forward, m))
+    model.phantom_saved[j, m, o] = held
+    return held

@@ -1,0 +1,270 @@
+"""Retention intervals over an H-Graph: the CP-SAT model (after Moccasin; Bartan et al. 2023).
+
+Solving: `h_retention.py`.
+
+| symbol | here | meaning | unit |
+|---|---|---|---|
+| C | `computations` | runs of a node at most | – |
+| x[k,m] | `Run.present` | node k runs an m-th time (m = 0 always does) | – |
+| s[k,m] | `Run.stage` | stage of that run; s[k,0] = k | stage |
+| w[k] | `width` | slots of node k in a stage: the most steps of its ways | slot |
+| E[k,m] | `Run.start` | its first slot: s[k,m] · Σw + w[0] + … + w[k−1]; slots ascend as the staged order does | slot |
+| z[k,m,o] | `ways` | that run is in way o | – |
+| b[g,m] | `starts` | slot at which a copy is born, where that depends on the way | slot |
+| e[g,m] | `ends` | slot at which the copy of values g made by it is gone | slot |
+| y[r,j,k,m] | `reads` | the j-th run of r reads what the m-th run of k made | – |
+| save[g] | `saved` | values g are in memory at the loss | – |
+| M_peak, M_save | – | budgets | memory unit, rounded down |
+
+Step i of a way takes slot E + i; a value is in memory from the step at which it is born until the step of its last
+reader at which it is gone, so the corrections of thesis 3.4.4.1 need no terms of their own. `cumulative` keeps what is
+in memory within M_peak at every slot. Values of one node that are born, read and gone alike are one group g.
+
+Restrictions, beside C: the backward node of a cluster runs once, and so does a node that shares a value with other
+contributors. So exactly one run of F_j leaves the phantom that B_j takes: Σ_{m,o} z[F_j,m,o] = 1; all others are plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stowage.stages.formulations.cluster.problem import HProblem
+from stowage.stages.solver.cp import cp_model
+
+_TIME_STEPS = 1_000_000
+_LARGEST_MEMORY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Run:
+    """The m-th run of a node: presence literal (None: always), stage, first slot."""
+
+    present: Any
+    stage: Any
+    start: Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values of the same contributors that are born, read and gone alike."""
+
+    values: tuple[int, ...]
+    contributors: tuple[int, ...]
+    readers: tuple[int, ...]
+    nbytes: int
+    final: bool
+
+    @property
+    def value(self) -> int:
+        """One of them."""
+        return self.values[0]
+
+
+@dataclass
+class HRetentionModel:
+    """Data and variables; the functions below add constraints."""
+
+    data: HProblem
+    unit: int
+    time_unit: float
+    computations: int
+    recompute_backward: bool
+    cp: Any = field(default_factory=lambda: cp_model.CpModel())
+    runs: dict[int, list[Run]] = field(default_factory=dict)
+    ways: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    reads: dict[tuple[int, int, int, int], Any] = field(default_factory=dict)
+    starts: dict[tuple[int, int], Any] = field(default_factory=dict)
+    ends: dict[tuple[int, int], Any] = field(default_factory=dict)
+    saved: dict[int, Any] = field(default_factory=dict)
+    phantom_saved: dict[tuple[int, int, int], Any] = field(default_factory=dict)
+    later: dict[tuple[int, int], Any] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+
+    @staticmethod
+    def of(data: HProblem, budgets: Iterable[int], computations: int, *, recompute_backward: bool) -> HRetentionModel:
+        """Variables, and what holds without budgets."""
+        total_s = sum(max(way.time_s for way in ways) for ways in data.ways)
+        unit = data.memory_unit(budgets, _LARGEST_MEMORY)
+        model = HRetentionModel(data, unit, total_s / _TIME_STEPS or 1.0, computations, recompute_backward)
+        model.groups = group_values(data)
+        add_runs(model)
+        add_ways(model)
+        add_copies(model)
+        return model
+
+    def __post_init__(self) -> None:
+        self.width = [max(len(way.steps) for way in ways) for ways in self.data.ways]
+        self.offset = [sum(self.width[:k]) for k in range(self.data.size)]
+        self.slots = sum(self.width)
+
+    @property
+    def horizon(self) -> int:
+        return self.data.size * self.slots
+
+    def first(self, k: int) -> int:
+        """Slot in which node k first runs."""
+        return k * self.slots + self.offset[k]
+
+
+def group_values(data: HProblem) -> list[Group]:
+    """Merge what lives and dies together; what has no bytes never matters for memory, but must be there to be read."""
+    found: dict[object, list[int]] = {}
+    for d in range(len(data.nbytes)):
+        nodes = sorted({*data.contributors[d], *data.readers[d]})
+        uses = tuple((way.birth(d), way.death(d), d in way.reads) for k in nodes for way in data.ways[k])
+        key = (data.contributors[d], data.readers[d], uses, d in data.graph.final)
+        found.setdefault(key, []).append(d)
+    return [
+        Group(
+            tuple(same),
+            data.contributors[same[0]],
+            data.readers[same[0]],
+            sum(data.nbytes[d] for d in same),
+            same[0] in data.graph.final,
+        )
+        for same in found.values()
+    ]
+
+
+def add_runs(model: HRetentionModel) -> None:
+    """Variables x, s and E; later runs come later, and only after earlier ones."""
+    cp, T, data = model.cp, model.data.size, model.data
+    sharing = {k for group in model.groups if len(group.contributors) > 1 for k in group.contributors}
+    for k in range(T):
+        model.runs[k] = [Run(None, k, model.first(k))]
+        backward = k in data.backward_of or (k > data.graph.loss and not model.recompute_backward)
+        if data.once(k) or backward or k in sharing or data.graph.nodes[k].plain is None:
+            continue
+        for m in range(1, model.computations):
+            if k + m >= T:
+                break
+            present = cp.new_bool_var(f"x[{k},{m}]")
+            stage = cp.new_int_var(k + m, T - 1, f"s[{k},{m}]")
+            before = model.runs[k][-1]
+            if m > 1:
+                cp.add_implication(present, before.present)
+                cp.add(stage >= before.stage + 1).only_enforce_if(present)
+            # An absent run has one place only, or it would multiply the answers.
+            cp.add(stage == k + m).only_enforce_if(~present)
+            model.runs[k].append(Run(present, stage, stage * model.slots + model.offset[k]))
+
+
+def add_ways(model: HRetentionModel) -> None:
+    """Variables z: a run is in one way; one run of a cluster's forward leaves the phantom of the option that backward
+    takes."""
+    cp, data = model.cp, model.data
+    for k, runs in model.runs.items():
+        if k in data.cluster_of:
+            continue
+        for m, run in enumerate(runs):
+            model.ways[k, m, 0] = cp.new_constant(1) if run.present is None else run.present
+    for j, cluster in enumerate(data.graph.clusters):
+        f, options = cluster.forward, range(len(cluster.options))
+        for m, run in enumerate(model.runs[f]):
+            for w in range(len(data.ways[f])):
+                model.ways[f, m, w] = cp.new_bool_var(f"z[{f},{m},{w}]")
+            chosen = sum(model.ways[f, m, w] for w in range(len(data.ways[f])))
+            cp.add(chosen == (1 if run.present is None else run.present))
+            for o in options:
+                if m:
+                    cp.add(run.stage <= cluster.backward).only_enforce_if(model.ways[f, m, o])
+        for o in options:
+            leaving = [model.ways[f, m, o] for m in range(len(model.runs[f]))]
+            model.ways[cluster.backward, 0, o] = leaving[0] if len(leaving) == 1 else cp.new_bool_var(f"o[{j},{o}]")
+            if len(leaving) > 1:
+                cp.add(sum(leaving) == model.ways[cluster.backward, 0, o])
+        cp.add_exactly_one([model.ways[cluster.backward, 0, o] for o in options])
+
+
+def add_copies(model: HRetentionModel) -> None:
+    """Variables e and y: every run reads copies that are there, and copies last until they are read."""
+    cp = model.cp
+    for g, group in enumerate(model.groups):
+        for m in range(len(model.runs[group.contributors[0]]) if len(group.contributors) == 1 else 1):
+            model.ends[g, m] = cp.new_int_var(model.first(group.contributors[0]), model.horizon, f"e[{g},{m}]")
+        for k in group.contributors:
+            for m, run in enumerate(model.runs[k]):
+                _lasts(model, g, m, k, m, run, None)
+        if len(group.contributors) > 1:
+            for r in group.readers:
+                for j, reader in enumerate(model.runs[r]):
+                    _lasts(model, g, 0, r, j, reader, None)
+            if group.final:
+                cp.add(model.ends[g, 0] >= model.horizon)
+        elif len(model.runs[group.contributors[0]]) > 1:
+            runs = model.runs[group.contributors[0]]
+            for m in range(1, len(runs)):
+                cp.add(model.ends[g, m - 1] <= runs[m].start).only_enforce_if(runs[m].present)
+    of_node: dict[int, list[int]] = {}
+    for g, group in enumerate(model.groups):
+        if len(group.contributors) == 1:
+            of_node.setdefault(group.contributors[0], []).append(g)
+    for k, groups in of_node.items():
+        for r in sorted({r for g in groups for r in model.groups[g].readers}):
+            for j, reader in enumerate(model.runs[r]):
+                _served(model, k, (r, j), reader, [g for g in groups if r in model.groups[g].readers])
+        final = [g for g in groups if model.groups[g].final]
+        if final:
+            end = Run(None, model.data.size, model.horizon)
+            _served(model, k, (model.data.size, 0), end, final)
+
+
+def _served(model: HRetentionModel, k: int, key: tuple[int, int], reader: Run, groups: list[int]) -> None:
+    """The reader's run is served by exactly one run of k, whose copies are there."""
+    cp, runs = model.cp, model.runs[k]
+    r, j = key
+    if len(runs) == 1:
+        for g in groups:
+            _lasts(model, g, 0, r, j, reader, None)
+        return
+    choices = []
+    for m, run in enumerate(runs):
+        y = cp.new_bool_var(f"y[{r},{j},{k},{m}]")
+        model.reads[r, j, k, m] = y
+        choices.append(y)
+        for g in groups:
+            _lasts(model, g, m, r, j, reader, y)
+        if run.present is not None:
+            cp.add_implication(y, run.present)
+            # The staged order lets k feed r within one stage because k < r.
+            cp.add(run.stage <= reader.stage).only_enforce_if(y)
+    if reader.present is None:
+        cp.add_exactly_one(choices)
+    else:
+        cp.add(sum(choices) == reader.present)
+
+
+def _lasts(model: HRetentionModel, g: int, m: int, r: int, j: int, reader: Run, chosen: Any) -> None:
+    """Copy m of group g is there until run j of node r, which makes or reads it, has no use for it any more."""
+    cp, end = model.cp, model.ends[g, m]
+    if r == model.data.size:
+        added = cp.add(end >= model.horizon)
+        if chosen is not None:
+            added.only_enforce_if(chosen)
+        return
+    group, ways = model.groups[g], model.data.ways[r]
+    uses = {
+        w: way.death(group.value) for w, way in enumerate(ways) if r in group.contributors or group.value in way.reads
+    }
+    same = len(uses) == len(ways) and len(set(uses.values())) == 1
+    for w, death in uses.items():
+        conditions = [] if chosen is None else [chosen]
+        if not same:
+            conditions.append(model.ways[r, j, w])
+        elif reader.present is not None:
+            conditions.append(reader.present)
+        added = cp.add(end >= reader.start + death)
+        if conditions:
+            added.only_enforce_if(conditions)
+        if same:
+            return
+
+
+def total_time(model: HRetentionModel) -> Any:
+    """Total compute time; rounded down per run, so that the bound stays a bound."""
+    terms: list[Any] = []
+    for (k, _, w), chosen in model.ways.items():
+        terms.append(int(model.data.ways[k][w].time_s / model.time_unit) * chosen)
+    return sum(terms)

@@ -1,0 +1,1 @@
+"""What leaves the device, and when (thesis 4)."""

@@ -1,0 +1,1 @@
+"""Options of large blocks, cluster by cluster."""

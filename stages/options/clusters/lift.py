@@ -1,0 +1,217 @@
+"""From executions inside a region to an option of its H-Cluster: what it looks like from outside (thesis 3.4.4.1)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stowage.stages.formulations.block.fixed import fast_forward
+from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
+from stowage.stages.ir.h_graph import HOption, HRun, HStep
+from stowage.stages.options.clusters.regions import Region
+
+MOST_STEPS = 12
+"""Of one run; neighbours that differ least are taken together."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Nodes of a region in the order in which they run; a node may run again."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) -> Line:
+    """Executions without those again whose results nobody reads. First executions stay: some have effects."""
+    rows, border = [*forward, *backward], len(forward)
+    seen: set[int] = set()
+    new = []
+    for k in rows:
+        new.append(k not in seen)
+        seen.add(k)
+    wanted = set(graph.outgoing)
+    kept: tuple[list[int], list[int]] = ([], [])
+    for i in range(len(rows) - 1, -1, -1):
+        if i == border - 1:
+            wanted = wanted.difference(graph.incoming).union(graph.output)
+        node = graph.nodes[rows[i]]
+        if new[i] or wanted.intersection(node.creates):
+            kept[i >= border].append(rows[i])
+            wanted.difference_update(node.creates)
+            wanted.update(node.reads)
+    return Line(tuple(kept[0][::-1]), tuple(kept[1][::-1]))
+
+
+def schedule_of(graph: BlockGraph, line: Line) -> BlockSchedule:
+    """The executions with every copy freed right after its last use."""
+    copies = _copies(graph, line)
+    dying: dict[int, list[int]] = defaultdict(list)
+    for (a, _), last in copies.items():
+        dying[last].append(a)
+    border = len(line.forward)
+    parts: tuple[list[Action], list[Action]] = ([], [Action("free", a) for a in sorted(dying[border])])
+    for position, k in _rows(line):
+        part = parts[position > border]
+        part.append(Action("compute", k))
+        part.extend(Action("free", a) for a in sorted(dying[position]))
+    return BlockSchedule(tuple(parts[0]), tuple(parts[1]))
+
+
+def plain_run(region: Region) -> HRun:
+    """Forward alone, keeping what others need (fast-forward); values as in `lift`."""
+    rows = tuple(a.index for a in fast_forward(region.graph).forward if a.kind == "compute")
+    alone = replace(region, graph=replace(region.graph, incoming=(), outgoing=()))
+    return _run(alone, Line(rows, ()), backward=False)
+
+
+def lift(region: Region, line: Line, name: str) -> HOption:
+    """What a schedule of a region looks like from outside.
+
+    Values in steps and reads are allocations of the region, and −1 − e for the one at position e of `external`.
+    """
+    own, border = _own_copies(region, line), len(line.forward)
+    phantom = sum(region.graph.allocations[a].nbytes for a, made, last in own if made < border < last)
+    return HOption(name, phantom, _run(region, line, backward=False), _run(region, line, backward=True))
+
+
+def _rows(line: Line) -> list[tuple[int, int]]:
+    """(position, node); the position between both parts is that of the loss."""
+    border = len(line.forward)
+    return [*enumerate(line.forward), *((border + 1 + i, k) for i, k in enumerate(line.backward))]
+
+
+def _copies(graph: BlockGraph, line: Line) -> dict[tuple[int, int], int]:
+    """(allocation, position where it is made) -> position of its last use; beyond the end where it stays."""
+    border, end = len(line.forward), len(line.forward) + len(line.backward) + 1
+    rows = dict(_rows(line))
+    made: dict[int, int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for position in range(end):
+        if position == border:
+            reads, creates = graph.output, graph.incoming
+        else:
+            node = graph.nodes[rows[position]]
+            reads, creates = node.reads, node.creates
+        for a in reads:
+            last[a, made[a]] = position
+        for a in creates:
+            made[a] = position
+            last[a, position] = position
+    for a in graph.outgoing:
+        last[a, made[a]] = end
+    return last
+
+
+def _own_copies(region: Region, line: Line) -> list[tuple[int, int, int]]:
+    """(allocation, position where it is made, position of its last use) of every copy that nobody else sees."""
+    graph, border = region.graph, len(line.forward)
+    leaving, outgoing = set(graph.output), set(graph.outgoing)
+    return [
+        (a, made, last)
+        for (a, made), last in _copies(graph, line).items()
+        if made != border and not (a in leaving and made < border) and not (a in outgoing and made > border)
+    ]
+
+
+def _run(region: Region, line: Line, *, backward: bool) -> HRun:
+    """One part as a parent sees it."""
+    graph, border = region.graph, len(line.forward)
+    change: dict[int, int] = defaultdict(int)
+    freed: dict[int, int] = defaultdict(int)
+    held = 0
+    for a, made, last in _own_copies(region, line):
+        nbytes = graph.allocations[a].nbytes
+        if backward and made < border < last:
+            held += nbytes
+            freed[last + 1] += nbytes
+        elif (made > border) == backward:
+            change[made] += nbytes
+            change[last + 1] -= nbytes
+    crossing = _crossing(region, line, backward=backward)
+    steps: list[HStep] = []
+    phantom_gone = 0
+    rows = [(p, k) for p, k in _rows(line) if (p > border) == backward]
+    for position, k in rows:
+        held += change[position] - freed[position]
+        phantom_gone += freed[position]
+        steps.append(
+            HStep(
+                held + graph.nodes[k].workspace_bytes,
+                tuple(sorted(v for v, first in crossing.born.items() if first > position)),
+                tuple(sorted(v for v, last in crossing.dead.items() if last < position)),
+                phantom_gone,
+            )
+        )
+    time_s = sum(graph.nodes[k].time_s for _, k in rows)
+    return HRun(time_s, _highest(steps), tuple(sorted(crossing.optional)))
+
+
+@dataclass(frozen=True)
+class _Crossing:
+    """Values of the border in one part.
+
+    Attributes:
+        born: what this part makes for others -> position where it appears.
+        dead: what it takes from others -> position of its last use here.
+        optional: what backward takes from others in this way alone: values that forward made.
+    """
+
+    born: dict[int, int]
+    dead: dict[int, int]
+    optional: frozenset[int]
+
+
+def _crossing(region: Region, line: Line, *, backward: bool) -> _Crossing:
+    graph, border = region.graph, len(line.forward)
+    leaving, outgoing = set(graph.output), set(graph.outgoing)
+    born: dict[int, int] = {}
+    dead: dict[int, int] = {}
+    optional: set[int] = set()
+    for (a, made), last in _copies(graph, line).items():
+        if not backward:
+            if a in leaving and made < border:
+                born[a] = min(made, born.get(a, made))
+        elif made == border:
+            dead[a] = last
+        elif a in outgoing and made > border:
+            born[a] = made
+        elif a in leaving and made < border < last:
+            dead[a] = max(last, dead.get(a, last))
+            optional.add(a)
+    for position, k in _rows(line):
+        if (position > border) == backward:
+            for e in region.external_reads[k]:
+                dead[-1 - e] = position
+                if backward:
+                    optional.add(-1 - e)
+    return _Crossing(born, dead, frozenset(optional))
+
+
+def _highest(steps: Sequence[HStep]) -> tuple[HStep, ...]:
+    """Of steps with the same values at hand those with most bytes: with the phantom as it goes, and with it kept."""
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[HStep]] = {}
+    for step in steps:
+        groups.setdefault((step.unborn, step.gone), []).append(step)
+    found: list[HStep] = []
+    for group in groups.values():
+        most = max(range(len(group)), key=lambda i: (group[i].internal_bytes, -i))
+        kept = max(range(len(group)), key=lambda i: (group[i].internal_bytes + group[i].phantom_gone_bytes, -i))
+        found.extend(group[i] for i in sorted({most, kept}))
+    while len(found) > MOST_STEPS:
+        i = min(range(len(found) - 1), key=lambda i: (_differing(found[i], found[i + 1]), i))
+        found[i : i + 2] = [_merged(found[i], found[i + 1])]
+    return tuple(found) or (HStep(0),)
+
+
+def _differing(one: HStep, two: HStep) -> int:
+    """Values that are at hand in one of two neighbours alone."""
+    return len(one.unborn) - len(two.unborn) + len(two.gone) - len(one.gone)
+
+
+def _merged(one: HStep, two: HStep) -> HStep:
+    """One step that takes no less memory than either of two neighbours, whatever is kept."""
+    most = max(one.internal_bytes, two.internal_bytes)
+    with_phantom = max(s.internal_bytes + s.phantom_gone_bytes for s in (one, two))
+    return HStep(most, two.unborn, one.gone, with_phantom - most)

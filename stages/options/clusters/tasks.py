@@ -1,0 +1,77 @@
+"""The pieces of work behind one cluster that has clusters inside: where its budgets lie, and one pair of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stowage.stages.formulations.cluster.answer import Budgets, HAnswer, answer_of
+from stowage.stages.formulations.cluster.budgets import Met
+from stowage.stages.formulations.cluster.policies import keep_all
+from stowage.stages.formulations.cluster.retention.solve import HRetention, smallest_peak
+from stowage.stages.formulations.cluster.staged_order import cost_of, timeline
+from stowage.stages.ir.h_graph import HGraph
+from stowage.stages.simulate.h_graph import replay_h_graph
+from stowage.stages.solver.outcome import SolverSettings
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Between which budgets an H-Graph is worth solving for, and what is known before that.
+
+    Attributes:
+        smallest_peak, largest_peak: the least M_peak found, and keep-all's, bytes.
+        leaving: what leaves forward, bytes: the least M_save.
+        found: the fixed policies, and the schedule of the smallest peak.
+    """
+
+    smallest_peak: int
+    largest_peak: int
+    leaving: int
+    found: tuple[HAnswer, ...]
+
+
+@dataclass(frozen=True)
+class HSolved:
+    """An answer, and what its schedule takes; None where there is no schedule."""
+
+    answer: HAnswer
+    met: Met | None
+
+
+class HTasks:
+    """What there is to do for one H-Graph. All schedules pass the referee.
+
+    Raises:
+        IllegalPlanError: a formulation's bug.
+    """
+
+    def __init__(self, graph: HGraph, settings: SolverSettings) -> None:
+        self._graph, self._settings = graph, settings
+        self._retention = HRetention(graph, settings)
+
+    def ends(self) -> Ends:
+        """Find the smallest peak."""
+        data, incumbents = self._retention.data, self._retention.incumbents
+        runs, least = smallest_peak(incumbents, self._settings)
+        no_limit = sum(data.nbytes) + least, sum(data.nbytes) + least
+        answers = [answer_of(data, no_limit, runs, "heuristic", data.floor_s, "smallest_peak")]
+        policies = incumbents.policies
+        answers += [answer_of(data, no_limit, c.runs, "heuristic", data.floor_s, "h_policies") for c in policies]
+        for answer in answers:
+            self._check(answer)
+        leaving = sum(data.nbytes[d] for d in set(data.graph.nodes[data.graph.loss].reads))
+        return Ends(least, keep_all(data).cost.peak_bytes, leaving, tuple(answers))
+
+    def solve(self, budgets: Budgets, known: Sequence[HAnswer]) -> HSolved:
+        """The fastest schedule found within one pair of budgets, given answers for others."""
+        answer = self._retention.solve(budgets, known)
+        self._check(answer)
+        if answer.runs is None:
+            return HSolved(answer, None)
+        cost = cost_of(self._retention.data, timeline(self._retention.data, answer.runs))
+        return HSolved(answer, Met(cost.time_s, cost.peak_bytes, cost.save_bytes))
+
+    def _check(self, answer: HAnswer) -> None:
+        if answer.schedule is not None:
+            replay_h_graph(self._graph, answer.schedule)

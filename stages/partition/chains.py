@@ -1,0 +1,106 @@
+"""Compute nodes, the chain of blocks, and which blocks are identical."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.hierarchy import BlockCluster
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.partition.blocks import partition
+from stowage.stages.partition.clusters.block import block_clusters
+from stowage.stages.partition.clusters.partition import Limits
+from stowage.stages.partition.fold import fold
+
+SMALLEST_BLOCK = 4
+"""Forward nodes of a block, at least: smaller neighbours are merged."""
+
+MAX_BLOCKS = 300
+"""Blocks of a chain, at most, if nobody says otherwise."""
+
+
+def make_blocks(
+    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = MAX_BLOCKS
+) -> tuple[list[ComputeNode], list[Block]]:
+    """Fold calls into compute nodes and cut them into the chain of blocks, `max_blocks` at most.
+
+    Raises:
+        TableError: a call of the trace has no cost.
+    """
+    return _cut(trace, fold(trace, costs).nodes, max_blocks, None)
+
+
+def _cut(
+    trace: TraceTables, folded: Sequence[ComputeNode], max_blocks: int, hold_from: int | None
+) -> tuple[list[ComputeNode], list[Block]]:
+    smallest = SMALLEST_BLOCK
+    while True:
+        nodes, blocks = partition(trace, folded, smallest_block=smallest, hold_from=hold_from)
+        if len(blocks) <= max_blocks:
+            return nodes, blocks
+        smallest *= 2
+
+
+HELD = "+held"
+"""Ends the name of a variant whose chain holds long-lived values (see `find_chain`)."""
+
+HOLD_FROM = (128, 64, 32, 16)
+"""Nodes between the making of a value and its last use from which it is held."""
+
+LARGE = 80
+"""Compute nodes of a block for which exact solving gets slow."""
+
+HUGE = 1000
+"""Compute nodes of a block for which even greedy rules get slow: no plan is made with it where there is another way."""
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """One way to cut the step: its nodes and blocks, and the clusters of the blocks that are to be solved by parts."""
+
+    nodes: list[ComputeNode]
+    blocks: list[Block]
+    clusters: list[BlockCluster]
+
+
+def make_chains(
+    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = MAX_BLOCKS, limits: Limits | None = None
+) -> dict[str, Partitioned]:
+    """The chain of blocks, under ""; and where that has a large block and holding long-lived values makes it smaller,
+    the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again; but
+    where holding makes a huge block small, it is the only chain. Blocks that holding does not make smaller are
+    partitioned into clusters.
+
+    Raises:
+        TableError: a call of the trace has no cost.
+    """
+    folded = fold(trace, costs).nodes
+    plain = _cut(trace, folded, max_blocks, None)
+    largest = before = _largest(plain[1])
+    if largest <= LARGE:
+        return {"": Partitioned(*plain, [])}
+    held: tuple[list[ComputeNode], list[Block]] | None = None
+    for hold_from in HOLD_FROM:
+        nodes, blocks = _cut(trace, folded, max_blocks, hold_from)
+        if _largest(blocks) < largest:
+            largest, held = _largest(blocks), (nodes, blocks)
+        if largest <= LARGE:
+            break
+    if held is None:
+        return {"": Partitioned(*plain, _clusters(trace, *plain, limits))}
+    around = {HELD: Partitioned(*held, _clusters(trace, *held, limits))}
+    return around if before > HUGE and largest <= LARGE else {"": Partitioned(*plain, []), **around}
+
+
+def _clusters(
+    trace: TraceTables, nodes: list[ComputeNode], blocks: list[Block], limits: Limits | None
+) -> list[BlockCluster]:
+    large = [b for b in blocks if len(b.nodes) > LARGE]
+    return block_clusters(trace, nodes, large, limits or Limits()) if large else []
+
+
+def _largest(blocks: list[Block]) -> int:
+    """Compute nodes of the largest block."""
+    return max(len(b.nodes) for b in blocks)

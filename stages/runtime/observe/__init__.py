@@ -1,0 +1,1 @@
+"""What an iteration takes: memory and time."""

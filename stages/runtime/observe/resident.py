@@ -1,0 +1,26 @@
+"""What the process may occupy while it trains, where its own memory is the device tier."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import nn
+
+from stowage.stages.device import unique_bytes
+from stowage.stages.device.heap import ResidentLimit, limit_for, trim
+from stowage.stages.runtime.observe.measure import resident_tensors
+
+
+def resident_limit(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_bytes: int
+) -> ResidentLimit | None:
+    """What it occupies now besides tensors, and the budget for these; None on other devices.
+
+    What planning has left behind is given back first, or it would raise the limit.
+    """
+    if any(p.device.type != "cpu" for p in model.parameters()):
+        return None
+    gc.collect()
+    trim()
+    return limit_for(budget_bytes, unique_bytes(resident_tensors(model, optimizer, ())))

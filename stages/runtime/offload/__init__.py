@@ -1,0 +1,1 @@
+"""What lives below the device while a plan runs."""

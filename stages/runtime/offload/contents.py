@@ -1,0 +1,100 @@
+"""Parameters and optimizer states as they are, wherever they live: read and replaced one at a time.
+
+While something is read that lives below the device, its bytes are in device memory besides; what the plan can bring
+back is sent down first, so that the budget holds (`Offloading.make_room`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor
+from stowage.stages.runtime.offload.offloading import Offloading
+
+
+class Contents:
+    """Of one model and its optimizer."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, offloading: Offloading | None = None
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._offloading = offloading
+        self._names = {id(p): n for n, p in model.named_parameters()}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's `state_dict`, with what stands for states that are below; `lend` has their content."""
+        assert self.optimizer is not None
+        with self._offloading.raw_states() if self._offloading is not None else nullcontext():
+            found: dict[str, Any] = self.optimizer.state_dict()
+        return found
+
+    def settle(self) -> None:
+        """Wait for what is under way: from then on each state is known by the tensor that stands for it."""
+        if self._offloading is not None:
+            self._offloading.settle_all()
+
+    def lend(self, tensor: torch.Tensor, use: Visitor) -> None:
+        """Call `use` with the content of a parameter, buffer or state, given by the tensor that stands for it."""
+        name = self._offloading.away().get(id(tensor)) if self._offloading is not None else None
+        if self._offloading is None or name is None:
+            use(tensor.detach())
+            return
+        self._offloading.make_room(tensor.numel() * tensor.element_size())
+        use(self._offloading.peek(name))
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Shape, strides and dtype of the content, on the meta device."""
+        name = self._offloading.away().get(id(tensor)) if self._offloading is not None else None
+        if self._offloading is None or name is None:
+            return tensor.detach().to("meta")
+        return self._offloading.like(name)
+
+    def entries(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Entry]:
+        """Entries of a file."""
+
+        def visit(tensor: torch.Tensor) -> Callable[[Visitor], None]:
+            return lambda use: self.lend(tensor, use)
+
+        return [Entry(name, tensor.detach(), visit(tensor)) for name, tensor in tensors]
+
+    def replace(self, tensor: torch.Tensor, file: TensorFile, key: str) -> None:
+        """New content for a parameter or buffer, from a file."""
+        name = self._names.get(id(tensor))
+        if self._offloading is None or name is None or not self._offloading.has_slot(name):
+            file.read(key, tensor.detach())
+            return
+        like = self._offloading.like(name)
+        self._offloading.send_down(name)
+        self._offloading.make_room(like.numel() * like.element_size())
+        fresh = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.device)
+        file.read(key, fresh)
+        self._offloading.put(name, fresh)
+
+    def new_state(self, parameter: torch.Tensor, state: str, file: TensorFile, key: str) -> None:
+        """A state of a parameter, from a file; of the parameter's layout if it has its shape."""
+        assert self.optimizer is not None
+        form = file.forms[key]
+        name = self._names.get(id(parameter))
+        away = self._offloading if name is not None else None
+        like = away.like(name) if away is not None and name is not None else parameter.detach()
+        if away is not None:
+            away.make_room(form.numel() * form.element_size())
+        stride = like.stride() if like.shape == form.shape else form.stride()
+        fresh = torch.empty_strided(form.shape, stride, dtype=form.dtype, device=parameter.device)
+        file.read(key, fresh)
+        if away is not None:
+            away.put(f"{name}::{state}", fresh)
+        else:
+            self.optimizer.state[parameter][state] = fresh
+
+    def forget_states(self) -> None:
+        """Before the optimizer loads others."""
+        if self._offloading is not None:
+            self._offloading.forget_states()

@@ -1,0 +1,1 @@
+"""Random state: replayed, saved, left as it was."""

@@ -1,0 +1,1 @@
+"""The user's own forward in plain PyTorch, beside a plan."""

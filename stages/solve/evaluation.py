@@ -1,0 +1,278 @@
+"""Plan a forward alone, for evaluation: every node once, in eager's order; weights come when they are read and go.
+
+Weights do not change, so a copy below stays up to date and leaving costs nothing. What rests on the device between
+training iterations stays there, as far as the budget admits; optimizer states go first, since nothing reads them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.machine import TierState
+from stowage.stages.ir.plan import PlanSummary, plan_hash
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.updates import left_behind
+from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.simulate.slots import slots_of
+from stowage.stages.solve.binding import infeasible
+from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.select import Solved
+
+METHOD = "forward"
+_Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass
+class _Stay:
+    """A stretch of nodes during which a weight from below is on the device.
+
+    Attributes:
+        storage: which.
+        first, last: nodes that read it, by position.
+        start: the position at which its reload starts.
+    """
+
+    storage: int
+    first: int
+    last: int
+    start: int
+
+
+def solve_forward(
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    *,
+    device_budget_bytes: int,
+    below: Below | None = None,
+    away: frozenset[int] = frozenset(),
+    tier_in_use: bool = False,
+    device: str = "",
+    device_fingerprint: str = "",
+) -> Solved:
+    """Plan a forward alone.
+
+    Args:
+        trace, nodes: what `forward_tables` and `forward_nodes` made.
+        device_budget_bytes: device bytes of everything: parameters and optimizer states that are on the device, waiting
+            gradients, buffers, inputs, activations, workspace, and what is returned.
+        below: the tier below the device, if the plan may use one.
+        away: storages that only the tier below holds between training iterations.
+        tier_in_use: its own device memory is taken already.
+        device, device_fingerprint: stated in the summary.
+
+    Raises:
+        Infeasible: with the smallest budget for which there is a plan.
+    """
+    planner = _Planner(trace, nodes, below, tier_in_use)
+    gone, fits = planner.who_goes(away, device_budget_bytes)
+    if not fits:
+        least = planner.judge(planner.rows(planner.stays(gone)), gone)
+        raise infeasible(device_budget_bytes, least, trace, nodes)
+    found = [(steps, planner.judge(steps, gone)) for steps in planner.candidates(gone, device_budget_bytes)]
+    steps, best = min(found, key=lambda pair: (pair[1].time_s, pair[1].reload_bytes))
+    if best.peak_bytes > device_budget_bytes:
+        raise AssertionError(f"the referee found a peak of {best.peak_bytes} in a forward")
+    whole = planner.judge(planner.rows([]), frozenset())
+    return Solved(
+        best.rows,
+        PlanSummary(
+            plan_hash=plan_hash(best.rows, trace.meta.configuration_hash, device_budget_bytes),
+            configuration_hash=trace.meta.configuration_hash,
+            method=METHOD,
+            device=device,
+            device_budget_bytes=device_budget_bytes,
+            device_peak_bytes=best.peak_bytes,
+            baseline_bytes=best.baseline_bytes,
+            step_time_s=best.time_s,
+            lower_bound_s=best.once_time_s,
+            recomputed_bytes=0,
+            activation_bytes=0,
+            keep_all_peak_bytes=whole.peak_bytes,
+            keep_all_time_s=whole.time_s,
+            smallest_feasible_bytes=planner.smallest(away),
+            solver="greedy",
+            status="optimal" if best.wait_s == 0 else "heuristic",
+            gap=max(0.0, 1 - best.once_time_s / best.time_s),
+            time_limit_s=0.0,
+            seed=0,
+            estimated_nodes=sum(n.estimated for n in nodes),
+            device_fingerprint=device_fingerprint,
+            below_bytes=best.below_bytes,
+            reload_bytes=best.reload_bytes,
+            wait_s=best.wait_s,
+        ),
+        slots_of(trace, steps, _state(gone)),
+    )
+
+
+def _state(gone: frozenset[int]) -> TierState:
+    return TierState(below=gone, copied=gone)
+
+
+class _Planner:
+    def __init__(
+        self, trace: TraceTables, nodes: Sequence[ComputeNode], below: Below | None, tier_in_use: bool
+    ) -> None:
+        self._nodes = nodes
+        self._storages = trace.storages
+        self._below = below
+        self._staged = tier_in_use
+        temporary = {s.storage for s in trace.storages if s.role == "temporary"}
+        kept = temporary.intersection(trace.values[v].storage for v in left_behind(trace))
+        self._program = Program(trace.storages, nodes, keep=frozenset(kept))
+        self._size = self._program.nbytes
+        self._executions = _labelled(nodes)
+        self._level = self._program.profile(self._executions)
+        self._resident = sum(s.nbytes for s in trace.storages if s.role != "temporary")
+        changed = {s for n in nodes for s in n.mutates}
+        self._movable = [
+            s
+            for s in trace.storages
+            if below is not None
+            and s.role in ("parameter", "state")
+            and s.nbytes >= below.smallest_bytes
+            and s.storage not in changed
+        ]
+        self._uses: dict[int, list[int]] = defaultdict(list)
+        for position, node in enumerate(nodes):
+            for storage in {*node.reads, *node.mutates} - temporary:
+                self._uses[storage].append(position)
+
+    def need(self, gone: frozenset[int]) -> _Bytes:
+        """Device bytes at each node when what is gone is there for the nodes that read it."""
+        found: _Bytes = self._level + (self._resident + self._staging(gone) - sum(self._size[s] for s in gone))
+        for storage in gone:
+            found[self._uses[storage]] += self._size[storage]
+        return found
+
+    def _staging(self, gone: frozenset[int]) -> int:
+        return self._below.staging_for(len(gone)) if self._below is not None and (gone or self._staged) else 0
+
+    def who_goes(self, away: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
+        """What is below at the start and at the end, and whether that fits.
+
+        As little as possible besides what is away anyway, yet so much that the next weight can come while one is read.
+        """
+        gone = away
+        first: frozenset[int] | None = None
+        for more in [None, *self._in_order(away)]:
+            gone = gone if more is None else gone | {more}
+            need = int(self.need(gone).max(initial=0))
+            if need > budget:
+                continue
+            first = gone if first is None else first
+            if need + max((self._size[s] for s in gone if self._uses[s]), default=0) <= budget:
+                return gone, True
+        return (gone, False) if first is None else (first, True)
+
+    def _in_order(self, away: frozenset[int]) -> list[int]:
+        """What could go besides: optimizer states, then weights; large ones first."""
+        here = [s for s in self._movable if s.storage not in away]
+        return [s.storage for s in sorted(here, key=lambda s: (s.role == "parameter", -s.nbytes, s.storage))]
+
+    def smallest(self, away: frozenset[int]) -> int:
+        """The smallest budget with a plan."""
+        gone, least = away, int(self.need(away).max(initial=0))
+        for more in self._in_order(away):
+            gone |= {more}
+            least = min(least, int(self.need(gone).max(initial=0)))
+        return least
+
+    def candidates(self, gone: frozenset[int], budget: int) -> Iterator[list[Step]]:
+        """Plans that use the room left: for weights that are read again, and for weights that come early."""
+        largest = max((self._size[s] for s in gone if self._uses[s]), default=0)
+        for spared in dict.fromkeys((0, largest, 2 * largest)):
+            room: _Bytes = budget - self.need(gone)
+            stays = self._joined(self.stays(gone), room, spared)
+            _start_early(stays, self._size, room)
+            yield self.rows(stays)
+
+    def stays(self, gone: frozenset[int]) -> list[_Stay]:
+        """One for each time that a weight from below is read, in that order."""
+        found = [_Stay(s, p, p, p) for s in sorted(gone) for p in self._uses[s]]
+        return sorted(found, key=lambda stay: (stay.first, stay.storage))
+
+    def _joined(self, stays: list[_Stay], room: _Bytes, spared: int) -> list[_Stay]:
+        """Join neighbouring stays of a weight, shortest gaps first, where `spared` bytes are left besides."""
+        by_storage: dict[int, list[_Stay]] = defaultdict(list)
+        for stay in stays:
+            by_storage[stay.storage].append(stay)
+        pairs = [(b.first - a.last, i, s) for s, own in by_storage.items() for i, (a, b) in enumerate(pairwise(own))]
+        joined: set[tuple[int, int]] = set()
+        for _, i, storage in sorted(pairs):
+            gap = room[by_storage[storage][i].last + 1 : by_storage[storage][i + 1].first]
+            if gap.size == 0 or gap.min() >= self._size[storage] + spared:
+                gap -= self._size[storage]
+                joined.add((storage, i))
+        found: list[_Stay] = []
+        for storage, own in by_storage.items():
+            for i, stay in enumerate(own):
+                if (storage, i - 1) in joined:
+                    found[-1].last = stay.last
+                else:
+                    found.append(stay)
+        return sorted(found, key=lambda stay: (stay.first, stay.storage))
+
+    def rows(self, stays: Sequence[_Stay]) -> list[Step]:
+        """The plan. A reload starts before the node of its position; what it brings leaves after its last reader."""
+        reload: dict[int, list[int]] = defaultdict(list)
+        wait: dict[int, list[int]] = defaultdict(list)
+        free: dict[int, list[int]] = defaultdict(list)
+        for stay in stays:
+            reload[stay.start].append(stay.storage)
+            wait[stay.first].append(stay.storage)
+            free[stay.last].append(stay.storage)
+        found: list[Step] = []
+        position, label = -1, ""
+        for step in self._program.steps(self._executions):
+            if step.node >= 0:
+                found += [Step(-1, s, label, "free") for s in free[position]]
+                position, label = position + 1, step.label
+                found += [Step(-1, s, label, "reload") for s in reload[position]]
+                found += [Step(-1, s, label, "wait") for s in wait[position]]
+            found.append(step)
+        return [*found, *(Step(-1, s, label, "free") for s in free[position])]
+
+    def judge(self, steps: Sequence[Step], gone: frozenset[int]) -> Outcome:
+        """What the referee says."""
+        replay = partial(replay_plan, link=self._below.link) if self._below is not None else replay_plan
+        return replay(
+            self._storages,
+            self._nodes,
+            steps,
+            keep=self._program.kept,
+            start=_state(gone),
+            staging_bytes=self._staging(gone),
+        )
+
+
+def _labelled(nodes: Sequence[ComputeNode]) -> list[Execution]:
+    """Every node once; what belongs to no block goes with the block before it."""
+    found: list[Execution] = []
+    block = SHARED
+    for node in nodes:
+        block = max(block, node.block)
+        found.append(Execution(node.node, f"F{block}" if block != SHARED else "shared"))
+    return found
+
+
+def _start_early(stays: Sequence[_Stay], sizes: Sequence[int], room: _Bytes) -> None:
+    """Start each reload as early as there is room, in the order in which weights are needed: they share a queue."""
+    earliest = 0
+    left: dict[int, int] = defaultdict(int)
+    for stay in stays:
+        size, start = sizes[stay.storage], stay.first
+        while start > max(earliest, left[stay.storage]) and room[start - 1] >= size:
+            start -= 1
+        room[start : stay.first] -= size
+        stay.start = earliest = start
+        left[stay.storage] = stay.last + 1

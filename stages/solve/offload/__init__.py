@@ -1,0 +1,1 @@
+"""Plans that use the tier below the device."""

@@ -1,0 +1,1 @@
+"""Copies hidden behind computing."""

@@ -1,0 +1,1 @@
+"""OffMate: O-ILP, rounding, the referee, in turns (thesis 4)."""

@@ -1,0 +1,1 @@
+"""Plans by a sweep over the executions of an iteration."""

@@ -1,0 +1,1 @@
+"""From node executions to rows of a plan."""

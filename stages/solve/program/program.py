@@ -1,0 +1,268 @@
+"""From node executions to a plan: drop executions nobody reads, free everything right after its last use, and retain
+instead of recompute where memory is left."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+
+import numpy as np
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.trace import Storage
+from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Outcome, Step, replay_plan
+from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.program.range_minima import RangeMinima
+
+
+class Program:
+    """Storages and nodes, and what of them an iteration leaves behind.
+
+    Attributes:
+        keep: temporary storages that must exist at its end.
+        consumed: waiting gradients that must not.
+        gradients: those of `keep` that stay in `.grad` as they are, with the names of their parameters.
+        pinned: parameters and states that stay on the device, because one update needs all of them there.
+    """
+
+    def __init__(
+        self,
+        storages: Sequence[Storage],
+        nodes: Sequence[ComputeNode],
+        keep: frozenset[int],
+        consumed: frozenset[int] = frozenset(),
+        gradients: Mapping[int, str] = MappingProxyType({}),
+        pinned: frozenset[int] = frozenset(),
+    ) -> None:
+        self.storages = storages
+        self.nodes = nodes
+        self.keep = keep
+        self.consumed = consumed
+        self.gradients = gradients
+        self.pinned = pinned
+        self.kept = keep | {s.storage for s in storages if s.role == "gradient"} - consumed
+        self.temporary = frozenset(s.storage for s in storages if s.role == "temporary")
+        self.reads = [tuple(s for s in n.reads if s in self.temporary) for n in nodes]
+        self.nbytes = [s.nbytes for s in storages]
+        self._sizes = np.array(self.nbytes, dtype=np.int64)
+        self.base_bytes = sum(s.nbytes for s in storages if s.role != "temporary")
+        self._workspace = np.array([n.workspace_bytes for n in nodes], dtype=np.int64)
+        self._random = any(n.random for n in nodes)
+        self._sums = any(n.takes for n in nodes)
+
+    def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
+        """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
+        effects, in eager's order."""
+        first: set[int] = set()
+        is_first: list[bool] = []
+        for execution in executions:
+            is_first.append(execution.node not in first)
+            first.add(execution.node)
+        wanted = set(self.keep)
+        kept: list[Execution] = []
+        for execution, new in zip(reversed(executions), reversed(is_first)):
+            node = self.nodes[execution.node]
+            if new or wanted.intersection(node.creates):
+                kept.append(execution)
+                wanted.difference_update(node.creates)
+                wanted.update(self.reads[node.node])
+        return kept[::-1]
+
+    def last_uses(self, executions: Sequence[Execution]) -> dict[tuple[int, int], int]:
+        """(storage, position where it is made) -> position of the last read of that copy.
+
+        What is consumed was made before the iteration, at -1.
+        """
+        made: dict[int, int] = {}
+        last: dict[tuple[int, int], int] = {}
+        for position, execution in enumerate(executions):
+            node = self.nodes[execution.node]
+            for storage in self.consumed.intersection(node.reads) if self.consumed else ():
+                last[storage, -1] = position
+            for storage in self.reads[node.node]:
+                last[storage, made[storage]] = position
+            for storage in node.creates:
+                made[storage] = position
+                last[storage, position] = position
+        for storage in self.keep:
+            last[storage, made[storage]] = len(executions)
+        return last
+
+    def steps(self, executions: Sequence[Execution]) -> list[Step]:
+        """The plan: every copy freed right after its last use."""
+        dying: dict[int, list[int]] = defaultdict(list)
+        for (storage, _), position in self.last_uses(executions).items():
+            dying[position].append(storage)
+        found: list[Step] = []
+        for position, execution in enumerate(executions):
+            found.append(Step(execution.node, -1, execution.label))
+            found.extend(Step(-1, s, execution.label) for s in sorted(dying[position]))
+        return found
+
+    def cycle_steps(self, executions: Sequence[Execution]) -> list[int]:
+        """Of each row of `steps` the step of the cycle."""
+        rows = iter(executions)
+        found: list[int] = []
+        current = 0
+        for step in self.steps(executions):
+            if step.node >= 0:
+                current = next(rows).step
+            found.append(current)
+        return found
+
+    def replay(self, executions: Sequence[Execution]) -> Outcome:
+        """What the referee says."""
+        return self.judge(self.steps(executions))
+
+    def judge(self, steps: Sequence[Step]) -> Outcome:
+        """What the referee says of a plan that moves nothing."""
+        return replay_plan(self.storages, self.nodes, steps, keep=self.kept)
+
+    def peak_bytes(self, executions: Sequence[Execution]) -> int:
+        """Highest device bytes; the same number as the referee's, without its checks."""
+        last = self.last_uses(executions)
+        level = self._level(executions, last)
+        for position, dying in self.sums(executions, last).items():
+            level[position] -= self.nbytes[dying[0]]
+        return self.base_bytes + int(level.max(initial=0))
+
+    def sums(self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]) -> dict[int, tuple[int, ...]]:
+        """Position of a sum that may be written over a summand -> the summands that die there, all of one size."""
+        if not self._sums:
+            return {}
+        ends = {(storage, position) for (storage, _), position in last.items()}
+        dying = (
+            (position, tuple(s for s in self.nodes[e.node].takes if (s, position) in ends))
+            for position, e in enumerate(executions)
+        )
+        return {position: storages for position, storages in dying if storages}
+
+    def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Bytes above the baseline during each execution, workspace included, as if no sum took a summand's memory:
+        whoever makes a copy last longer may count on what is left."""
+        return self._level(executions, self.last_uses(executions))
+
+    def _level(
+        self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        change = np.zeros(len(executions) + 1, dtype=np.int64)
+        copies = np.fromiter(chain.from_iterable(last), dtype=np.int64, count=2 * len(last)).reshape(-1, 2)
+        ends = np.fromiter(last.values(), dtype=np.int64, count=len(last)) + 1
+        sizes, starts = self._sizes[copies[:, 0]], copies[:, 1]
+        made, dies = starts >= 0, ends <= len(executions)
+        np.add.at(change, starts[made], sizes[made])
+        np.subtract.at(change, ends[dies], sizes[dies])
+        positions: dict[int, list[int]] = defaultdict(list)
+        for position, execution in enumerate(executions) if self._random else ():
+            if self.nodes[execution.node].random:
+                positions[execution.node].append(position)
+        for where in positions.values():
+            if len(where) > 1:
+                change[where[0]] += RANDOM_STATE_BYTES
+                change[where[-1] + 1] -= RANDOM_STATE_BYTES
+        ran = np.fromiter((e.node for e in executions), dtype=np.int64, count=len(executions))
+        workspace = self._workspace[ran]
+        for where in positions.values():
+            workspace[where[1:]] += RANDOM_STATE_BYTES
+        found: np.ndarray[tuple[int], np.dtype[np.int64]] = np.cumsum(change)[:-1] + workspace
+        return found
+
+    def retain_where_possible(self, executions: list[Execution], budget_bytes: int) -> list[Execution]:
+        """Remove recomputations, dearest per byte first, as long as keeping the earlier copy fits the budget.
+
+        Removing one frees what it read earlier, which can make room for another: repeat until nothing changes.
+        """
+        current = executions
+        while True:
+            room = budget_bytes - self.base_bytes - self.profile(current)
+            removed = self._one_pass(current, room)
+            if not removed:
+                return current
+            current = self.without_dead([e for i, e in enumerate(current) if i not in removed])
+
+    def _one_pass(self, executions: Sequence[Execution], room: np.ndarray[tuple[int], np.dtype[np.int64]]) -> set[int]:
+        copies = _Copies(self.last_uses(executions))
+        seen: set[int] = set()
+        candidates: list[tuple[float, int]] = []
+        for position, execution in enumerate(executions):
+            node = self.nodes[execution.node]
+            copies.made(node.creates, position)
+            if node.node in seen:
+                spans = copies.spans(node.creates, position)
+                byte_rows = sum(self.nbytes[s] * max(end - start, 0) for s, start, end in spans)
+                candidates.append((-node.time_s / max(byte_rows, 1), position))
+            seen.add(node.node)
+        at_most = RangeMinima(room)  # room only shrinks in a pass
+        for _, position in sorted(candidates):
+            created = self.nodes[executions[position].node].creates
+            spans = copies.spans(created, position)
+            # Where room is missing, a sum has the memory of what dies there.
+            if any(
+                room[low - 1] < 0 or (low < high and at_most.of(low, high) < self.nbytes[s]) for s, low, high in spans
+            ):
+                continue
+            if self._make_room(room, spans):
+                copies.remove(created, position)
+        return copies.removed
+
+    def _make_room(self, room: np.ndarray[tuple[int], np.dtype[np.int64]], spans: list[tuple[int, int, int]]) -> bool:
+        """Take the bytes of (storage, from, until) spans out of `room`, if they fit."""
+        spans = [span for span in spans if span[1] < span[2]]
+        if not spans:
+            return True
+        start, end = min(low for _, low, _ in spans), max(high for _, _, high in spans)
+        extra = np.zeros(end - start, dtype=np.int64)
+        for storage, low, high in spans:
+            extra[low - start : high - start] += self.nbytes[storage]
+        if np.any(room[start:end] < extra):
+            return False
+        room[start:end] -= extra
+        return True
+
+
+class _Copies:
+    """Copies of storages in an order of executions, some of which are removed: the copy before then lasts longer.
+
+    Attributes:
+        removed: positions of executions that are no more.
+    """
+
+    def __init__(self, last: Mapping[tuple[int, int], int]) -> None:
+        self._last = last
+        self._before: dict[tuple[int, int], int] = {}
+        self._newest: dict[int, int] = {}
+        self._longer: set[tuple[int, int]] = set()
+        self.removed: set[int] = set()
+
+    def made(self, storages: Sequence[int], position: int) -> None:
+        """Note copies, in order of their positions."""
+        for storage in storages:
+            if storage in self._newest:
+                self._before[storage, position] = self._newest[storage]
+            self._newest[storage] = position
+
+    def _wanted(self, storage: int, position: int) -> bool:
+        """Whether anything reads the copy, be it in the place of a later one."""
+        return self._last[storage, position] > position or (storage, position) in self._longer
+
+    def _source(self, storage: int, position: int) -> int:
+        """The copy that takes the place of one: the one before, of those that were not removed unread."""
+        source = self._before[storage, position]
+        while source in self.removed and not self._wanted(storage, source):
+            source = self._before[storage, source]
+        return source
+
+    def spans(self, storages: Sequence[int], position: int) -> list[tuple[int, int, int]]:
+        """(storage, from, until): what would be in memory besides, if this execution were removed."""
+        return [
+            (s, self._last[s, self._source(s, position)] + 1, position) for s in storages if self._wanted(s, position)
+        ]
+
+    def remove(self, storages: Sequence[int], position: int) -> None:
+        """Remove an execution."""
+        for s in storages:
+            if self._wanted(s, position):
+                self._longer.add((s, self._source(s, position)))
+        self.removed.add(position)

@@ -1,0 +1,1 @@
+"""Facts about calls and their arguments."""

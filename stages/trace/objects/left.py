@@ -1,0 +1,437 @@
+"""What forward and loss leave behind in the user's objects (`self.logs = {"kl": kl.detach()}`, a list of metrics, a
+counter), so that a planned step leaves the same, with real values.
+
+While a step is traced its code runs once, and what it changes is undone. What changed is kept as effects: a place, and
+what to put there, with holes for the tensors and numbers of a step. What a number is (set, or added to what is there,
+read off a tensor, or always the same) is told by tracing again from other values.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.errors import StaleStep, TraceError
+from stowage.stages.structure import tensors_of
+from stowage.stages.trace.lines import source_line
+from stowage.stages.trace.objects.preserve import Change, Snapshot, Way
+from stowage.stages.workload.outputs import OutputForm
+
+HOOKS = frozenset(
+    ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",
+     "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"),
+)  # fmt: skip
+MOVED = 1009
+"""By so much a number is moved before the code runs again, to see what it does to it."""
+
+Number = int | float
+_NUMBERS = (int, float)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something was changed.
+
+    Attributes:
+        way: to the holder, from what runs.
+        holder: a module, an object, a dictionary, a list, a cell.
+        key: attribute or key; None for the members of a list or set, and for the content of a cell.
+    """
+
+    way: Way
+    holder: Any
+    key: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and (self.holder is other.holder and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash((id(self.holder), self.key))
+
+    def name(self) -> str:
+        """For people."""
+        text = str(self.way)
+        if self.key is None:
+            return text
+        if isinstance(self.holder, nn.Module):
+            text += f" ({source_line(self.holder)})"
+        return f"{text}[{self.key!r}]" if isinstance(self.holder, dict) else f"{text}: {self.key}"
+
+    def holder_now(self) -> Any:
+        """What is at the end of the way now."""
+        if isinstance(self.holder, types.CellType):
+            return self.holder
+        try:
+            found = self.way.end()
+        except (LookupError, AttributeError, TypeError):
+            return self.holder
+        return found if type(found) is type(self.holder) else self.holder
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One change of one trace, taken apart.
+
+    Attributes:
+        place: where.
+        kind: see `Effect`.
+        form, tensors, numbers: what is new; None, and nothing, where the place is gone.
+        before: the number that was there, or None.
+        was: the kind of thing that was there.
+        replaced: what was there.
+    """
+
+    place: Place
+    kind: Literal["set", "append", "members", "delete"]
+    form: OutputForm | None
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[Number, ...]
+    before: Number | None
+    was: str = ""
+    replaced: Any = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a step does to one place.
+
+    Attributes:
+        kind: `set` puts content there, `append` appends its items, `members` replaces all items, `delete` removes the
+            key, `add` adds a number.
+        form: the content.
+        tensors: positions of its tensors among what the program returns behind its loss.
+        numbers: of each of its numbers where it comes from: `always` the same, the value of a `tensor` (a position), or
+            what is then at another `place` (a position among the effects).
+        was: the kind of thing that is there before the step: of another one the code may do something else.
+    """
+
+    place: Place
+    kind: Literal["set", "append", "members", "delete", "add"]
+    form: OutputForm | None
+    tensors: tuple[int, ...]
+    numbers: tuple[tuple[Literal["always", "tensor", "place"], Any], ...]
+    was: str = ""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Everything that a step leaves behind, in the order in which it is put there.
+
+    Attributes:
+        decisions: truth values that were read off tensors, by position among what the program returns behind its loss,
+            and how they were taken to be: what is left may be another thing where they are not so.
+        checks: those of them that the user's code insists on, with what it says where they are not so.
+    """
+
+    effects: tuple[Effect, ...] = ()
+    decisions: tuple[tuple[int, bool], ...] = ()
+    checks: tuple[tuple[int, bool, str], ...] = ()
+
+    def stands(self) -> bool:
+        """Whether before this step the same kinds of things are in all places as when it was traced."""
+        return all(_kind(_look(e.place.holder_now(), e.place.key)) == e.was for e in self.effects if e.was)
+
+    def renumbered(self, new: Mapping[int, int]) -> Left:
+        """With tensors at other positions."""
+        effects = tuple(
+            replace(
+                effect,
+                tensors=tuple(new[i] for i in effect.tensors),
+                numbers=tuple((kind, new[which] if kind == "tensor" else which) for kind, which in effect.numbers),
+            )
+            for effect in self.effects
+        )
+        decisions = tuple((new[i], truth) for i, truth in self.decisions)
+        return Left(effects, decisions, tuple((new[i], truth, text) for i, truth, text in self.checks))
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise `StaleStep` where something is not so that the user's code insists on."""
+        for i, truth, text in self.checks:
+            if bool(tensors[i].item()) != truth:
+                raise StaleStep(
+                    f"A value that the code looks at is another one in this batch than when the step was traced, and "
+                    f"there it raises {text}: this step, which has been done, is not one of plain PyTorch; look at the "
+                    "batch, and go on from a checkpoint."
+                )
+
+    def decided(self, tensors: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
+        """How the truth values are, where not as they were taken to be."""
+        now = tuple(bool(tensors[i].item()) for i, _ in self.decisions)
+        return None if now == tuple(truth for _, truth in self.decisions) else now
+
+    def apply(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Do to the user's objects what plain PyTorch's step would have done; `tensors` are behind the loss."""
+        for effect in self.effects:
+            holder, key = effect.place.holder_now(), effect.place.key
+            numbers = [self._number(source, tensors) for source in effect.numbers]
+            if effect.kind == "add":
+                _put(holder, key, _get(holder, key) + numbers[0])
+            elif effect.kind == "delete":
+                _remove(holder, key)
+            else:
+                assert effect.form is not None
+                content = effect.form.fill([tensors[i] for i in effect.tensors], numbers)
+                if effect.kind == "set":
+                    _put(holder, key, content)
+                else:
+                    _members(holder, content, appends=effect.kind == "append")
+
+    def _number(self, source: tuple[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+        kind, which = source
+        if kind == "tensor":
+            return tensors[which].item()
+        if kind == "place":
+            place = self.effects[which].place
+            return _get(place.holder_now(), place.key)
+        return which
+
+
+def see(snapshot: Snapshot, model: nn.Module) -> list[Seen]:
+    """What a trace has changed, taken apart.
+
+    Raises:
+        TraceError: a change that a planned step cannot repeat.
+    """
+    changes = snapshot.changes()
+    hooks = {
+        id(module.__dict__[name]) for module in model.modules() for name in HOOKS if name in module.__dict__
+    }  # of hooks that a library installs when a module first runs nothing is left: the next trace installs them again
+    installs = any(id(change.holder) in hooks or change.key in HOOKS for change in changes)
+    modules = {id(module) for module in model.modules()}
+    found: list[Seen] = []
+    for change in changes:
+        if change.key == "data" and isinstance(change.holder, torch.Tensor):
+            raise _replaced(change.holder, model)
+        if id(change.holder) in hooks or change.key in HOOKS or isinstance(change.holder, torch.Tensor):
+            continue
+        if installs and id(change.holder) in modules and isinstance(change.new, bool):
+            continue
+        _refuse(change, model)
+        found.append(_seen(change, snapshot))
+    return sorted(found, key=lambda seen: seen.place.name())
+
+
+def _refuse(change: Change, model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if change.holder is module._parameters:
+            raise _named(f"Parameter '{path}.{change.key}'" if path else f"Parameter '{change.key}'")
+
+
+def _replaced(tensor: torch.Tensor, model: nn.Module) -> TraceError:
+    everything = [*model.named_parameters(), *model.named_buffers()]
+    name = next((f"'{name}'" for name, own in everything if own is tensor), f"of shape {tuple(tensor.shape)}")
+    kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor"
+    return _named(f"{kind} {name}")
+
+
+def _named(what: str) -> TraceError:
+    return TraceError(
+        f"{what} is replaced in forward, which a planned step would not repeat: change it in place "
+        "(`with torch.no_grad(): parameter.copy_(...)`)."
+    )
+
+
+def _seen(change: Change, snapshot: Snapshot) -> Seen:
+    place = Place(snapshot.way_to(change.holder), change.holder, change.key)
+    if change.new is Change.MISSING:
+        return Seen(place, "delete", None, (), (), None, _kind(change.old))
+    kind: Literal["set", "append", "members"] = "set"
+    content: Any = change.new
+    if change.key is None and not isinstance(change.holder, types.CellType):
+        kind, content = _sequence(change)
+    before = change.old if type(change.old) in _NUMBERS else None
+    was = _kind(change.old) if kind == "set" else ""
+    try:
+        form, tensors, numbers = OutputForm.with_numbers(content)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        if tensors_of(content):
+            raise TraceError(
+                f"The step leaves a {type(content).__name__} at {place.name()} that cannot be made again for each step "
+                f"({error}): leave tensors, or lists, dictionaries or dataclasses of them."
+            ) from error
+        form, tensors, numbers = OutputForm.kept_whole(content), [], []
+    return Seen(place, kind, form, tuple(tensors), tuple(numbers), before, was, change.old)
+
+
+def _sequence(change: Change) -> tuple[Literal["append", "members"], Any]:
+    old, new = change.old, change.new
+    if isinstance(change.holder, set):
+        return "members", new
+    dropped = 0
+    if isinstance(change.holder, collections.deque) and change.holder.maxlen == len(new):
+        dropped = next((k for k in range(len(old)) if _same(old[k:], new[: len(old) - k])), len(old))
+    kept = len(old) - dropped
+    if kept and len(new) >= kept and _same(old[dropped:], new[:kept]):
+        return "append", list(new[kept:])
+    return ("append", list(new)) if not old else ("members", list(new))
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other))
+
+
+def move_numbers(seen: Sequence[Seen], round_: int) -> None:
+    """Before code runs again: other numbers in the places where it changed numbers."""
+    for change in seen:
+        if change.before is not None:
+            _put(change.place.holder, change.place.key, change.before + type(change.before)(MOVED * round_))
+
+
+def effects_of(
+    rounds: Sequence[Sequence[Seen]],
+    answers: Sequence[Sequence[Number]],
+    position: Callable[[torch.Tensor], int],
+    reading: Callable[[int], int],
+) -> Left:
+    """What several traces of one step have left, as effects.
+
+    Args:
+        rounds: the changes of each, in one order.
+        answers: the numbers that stood for what was read off tensors.
+        position: of a tensor of the first trace among the program's outputs.
+        reading: of a number that was read, likewise.
+
+    Raises:
+        TraceError: a number is made in a way that cannot be followed.
+    """
+    first = rounds[0]
+    for other in rounds[1:]:
+        alike = len(other) == len(first) and all(
+            (a.place.holder is b.place.holder and a.place.key == b.place.key and a.kind == b.kind)
+            and (a.form is None or b.form is None or a.form.content == b.form.content)
+            for a, b in zip(first, other, strict=True)
+        )
+        if not alike:
+            raise _unfollowed(first[0] if first else other[0])
+    whole = [
+        [seen.numbers[0] if _is_number(seen) else None for seen in trace] for trace in rounds
+    ]  # numbers that are at a place when the step has ended
+    effects: list[Effect] = []
+    for at, seen in enumerate(first):
+        column = [trace[at] for trace in rounds]
+        tensors = tuple(position(tensor) for tensor in seen.tensors)
+        added = _added(column, answers, reading) if len(rounds) > 1 and _is_number(seen) else None
+        if added is not None:
+            effects.append(Effect(seen.place, "add", None, (), (added,), seen.was))
+            continue
+        numbers = tuple(
+            _source([trace.numbers[i] for trace in column], answers, reading, whole, at)
+            for i in range(len(seen.numbers))
+        )
+        if any(source is None for source in numbers):
+            raise _unfollowed(seen)
+        known = tuple(source for source in numbers if source is not None)
+        effects.append(Effect(seen.place, seen.kind, seen.form, tensors, known, seen.was))
+    return Left(_in_order(effects))
+
+
+def _is_number(seen: Seen) -> bool:
+    return seen.kind == "set" and len(seen.numbers) == 1 and not seen.tensors and seen.before is not None
+
+
+def _added(
+    column: Sequence[Seen], answers: Sequence[Sequence[Number]], reading: Callable[[int], int]
+) -> tuple[Literal["always", "tensor"], Any] | None:
+    """What is added to a number, if something is."""
+    befores = [seen.before for seen in column]
+    news = [seen.numbers[0] for seen in column]
+    known = [b for b in befores if b is not None]
+    if len(known) < len(befores) or len(set(known)) < 2:
+        return None
+    for which in range(min(map(len, answers))):
+        if all(_equal(b + given[which], new) for b, given, new in zip(known, answers, news)):
+            return "tensor", reading(which)
+    by = news[0] - known[0]
+    return ("always", by) if all(_equal(b + by, new) for b, new in zip(known, news)) else None
+
+
+def _source(
+    values: Sequence[Number],
+    answers: Sequence[Sequence[Number]],
+    reading: Callable[[int], int],
+    whole: Sequence[Sequence[Number | None]],
+    own: int,
+) -> tuple[Literal["always", "tensor", "place"], Any] | None:
+    """Where a number comes from that has these values in the traces."""
+    if all(_equal(value, values[0]) for value in values):
+        return "always", values[0]
+    for which in range(min(map(len, answers))):
+        if all(_equal(value, given[which]) for value, given in zip(values, answers)):
+            return "tensor", reading(which)
+    for at in range(len(whole[0])):
+        there = [trace[at] for trace in whole]
+        if at != own and all(t is not None and _equal(value, t) for value, t in zip(values, there)):
+            return "place", at
+    return None
+
+
+def _in_order(effects: list[Effect]) -> tuple[Effect, ...]:
+    """Those that take what is at another place come after it."""
+    refers = {i for i, e in enumerate(effects) if any(kind == "place" for kind, _ in e.numbers)}
+    order = [i for i in range(len(effects)) if i not in refers] + sorted(refers)
+    new = {old: i for i, old in enumerate(order)}
+    found = []
+    for old in order:
+        effect = effects[old]
+        numbers = tuple((kind, new[which] if kind == "place" else which) for kind, which in effect.numbers)
+        found.append(replace(effect, numbers=numbers))
+    return tuple(found)
+
+
+def _unfollowed(seen: Seen) -> TraceError:
+    return TraceError(
+        f"The step leaves something at {seen.place.name()} that it makes from a tensor's value in a way that cannot be "
+        "followed: leave the tensor itself, or the number that .item() gives."
+    )
+
+
+def _equal(one: Number, other: Number) -> bool:
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def _kind(item: Any) -> str:
+    """What of a thing code may look at before it puts another one there."""
+    if item is Change.MISSING:
+        return "nothing"
+    if isinstance(item, torch.Tensor):
+        return f"{item.dtype} {tuple(item.shape)} {item.stride()} {item.device} {item.requires_grad}"
+    return type(item).__name__
+
+
+def _look(holder: Any, key: Any) -> Any:
+    try:
+        return _get(holder, key)
+    except (LookupError, AttributeError, ValueError):
+        return Change.MISSING
+
+
+def _get(holder: Any, key: Any) -> Any:
+    if isinstance(holder, types.CellType):
+        return holder.cell_contents
+    return holder[key] if isinstance(holder, dict) else vars(holder)[key]
+
+
+def _put(holder: Any, key: Any, value: Any) -> None:
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = value
+    elif isinstance(holder, dict):
+        holder[key] = value
+    else:
+        vars(holder)[key] = value
+
+
+def _remove(holder: Any, key: Any) -> None:
+    (holder if isinstance(holder, dict) else vars(holder)).pop(key, None)
+
+
+def _members(holder: Any, items: Any, *, appends: bool) -> None:
+    if not appends:
+        holder.clear()
+    (holder.update if isinstance(holder, set) else holder.extend)(items)

@@ -1,0 +1,1 @@
+"""A program recorded on tensors without memory."""

@@ -1,0 +1,74 @@
+"""Numbers that the user's code reads off tensors while it is traced: `.item()`, `float()`, `if x > 0`.
+
+Their values are not known. Where nothing of the step depends on them (they end in a metric), any will do: the step is
+traced several times with values far apart, and is the same step each time. Else it cannot be planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.trace.explain import reads_a_value
+from stowage.stages.trace.recording.marking import Marker
+
+MOST = 10_000
+"""Numbers that may be read: a loop that waits for one to change would not end."""
+
+_FLOATS = (0.3712890625, 1e30, -1e30)
+_INTEGERS = (7, 1_000_003, -1_000_003)
+ROUNDS = len(_FLOATS)
+"""Traces of a step in which numbers are read; in the last one truth is the other way round, where nothing is raised."""
+
+
+@dataclass
+class Readings:
+    """Of one trace.
+
+    Attributes:
+        round: which of the values far apart stand for the numbers.
+        decisions: truth values that are read, in order, where they are not all true.
+        held: positions of those that are never the other way round: then the user's code raises.
+        numbers: tensors whose value was read, copied where that was done, with the answer that was given.
+        truths: likewise, of truth values.
+        refusal: what to say where the step depends on one of them; None while nothing was read.
+    """
+
+    round: int = 0
+    decisions: tuple[bool, ...] = ()
+    held: frozenset[int] = frozenset()
+    numbers: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    truths: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
+    refusal: TraceError | None = None
+
+    def forget(self) -> None:
+        """What was read, before the step is traced once more."""
+        self.numbers.clear()
+        self.truths.clear()
+        self.refusal = None
+
+    def answer(self, func: OpOverload, tensor: torch.Tensor, marker: Marker) -> Any:
+        """What stands for the value of a tensor."""
+        if self.refusal is None:
+            self.refusal = reads_a_value(func, marker)
+        count = len(self.numbers) + len(self.truths)
+        if count >= MOST:
+            raise self.refusal
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            return self.round < ROUNDS - 1
+        if tensor.dtype == torch.bool:
+            usual = self.decisions[len(self.truths)] if len(self.truths) < len(self.decisions) else True
+            truth = usual if self.round < ROUNDS - 1 or len(self.truths) in self.held else not usual
+            self.truths.append((tensor, truth))
+            return truth
+        # Told apart by a part that every float of this size keeps, so that a number is known again where it ends.
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            number: Any = _FLOATS[self.round] * (1 + count / 1024)
+        else:
+            number = _INTEGERS[self.round] + (count if self.round < 2 else -count)
+        self.numbers.append((tensor, number))
+        return complex(number, 0.25) if tensor.dtype.is_complex else number

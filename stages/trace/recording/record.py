@@ -1,0 +1,374 @@
+"""Record every ATen call of a program into an `fx.Graph`, on tensors without memory.
+
+The user's own objects run, as they are: whatever real tensor a call meets (a parameter, a buffer, a tensor of a loss,
+of a closure, of a list) is known by reference, and stands in the graph as a source of its own. Nothing is swapped, so
+backward functions, hooks and modules that are called twice find what they find in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import snapshot_fake
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, autograd_would_have_decomposed
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from stowage.stages.ir.errors import TraceError
+from stowage.stages.ir.results import flat_results, grouped, groups_of, places
+from stowage.stages.trace.calls.operators import draws_by_itself, is_random
+from stowage.stages.trace.recording.fake import TrueKernels
+from stowage.stages.workload.executed import noting
+
+PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
+"""Keys of `Node.meta`: the module that made a call, its phase, the line that made it; of a source its role and name."""
+
+LEFT = "left."
+"""Begins the names of memory for what a step leaves in the user's objects."""
+
+aten: Any = torch.ops.aten
+
+KNOWN_ELEMENTS = 1 << 16
+"""Values are looked at while tracing, where they depend on no input, up to so many elements."""
+
+_ASKS_FORM = {aten.size.default, aten.stride.default, aten.storage_offset.default, torch.ops.prim.device.default}
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_MACHINERY = (_HERE, _TORCH + "_", _TORCH + os.path.join("utils", ""))
+_RECURRENT = str(torch.nn.modules.rnn.__file__)
+"""Its layers let PyTorch look whether all weights lie in one buffer, with pointers that a fake tensor does not have. In
+a trace they do not: cuDNN's operator then puts them into one, which changes no number."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records while it is entered, inside of a `FakeTensorMode`.
+
+    Attributes:
+        graph: what was recorded so far.
+        literals: tensors made from numbers in the user's code, by name.
+        outside: real tensors that calls met and `know` was not told of, by name.
+        where: tells phase and module path of the call that is recorded.
+        place: tells who is at work, for sentences.
+        answer: gives the number that stands for one read off a tensor (a copy of it) that is not known, or raises.
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        where: Callable[[], tuple[str, str]],
+        answer: Callable[[OpOverload, torch.Tensor], Any],
+        *,
+        place: Callable[[], str] = lambda: "The step",
+        name_of: Callable[[torch.Tensor], str | None] = lambda tensor: None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self.literals: dict[str, torch.Tensor] = {}
+        self.outside: dict[str, torch.Tensor] = {}
+        self.where = where
+        self.answer = answer
+        self._place = place
+        self._name_of = name_of
+        self._fake_mode = fake_mode
+        self._kernels = TrueKernels()
+        self._fakes = WeakTensorKeyDictionary()
+        self._nodes = WeakTensorKeyDictionary()
+        self._written: set[int] = set()
+        self._assumed: dict[fx.Node, torch.Tensor] = {}
+        self._names: set[str] = set()
+        self._kept: list[torch.Tensor] = []  # storages are told apart by identity: none may go and come again
+
+    def know(self, tensor: torch.Tensor, role: str, name: str, layout: torch.Tensor | None = None) -> torch.Tensor:
+        """A source; returns the fake tensor that stands for it. With a `layout`, on the meta device, it lies so."""
+        fake = self._fake(tensor if layout is None else layout, tensor.device)
+        node = self.graph.create_node("placeholder", f"{role}_{len(self._kept)}")
+        node.meta.update({"val": snapshot_fake(fake), SOURCE: (role, name)})
+        self._track(fake, node)
+        self._names.add(name)
+        if fake is not tensor:
+            self._fakes[tensor] = fake
+        return fake
+
+    def room(self, like: torch.Tensor, name: str) -> torch.Tensor:
+        """Memory for a tensor like this one that is there before the program runs: a source of its own."""
+        with _disable_current_modes(), self._fake_mode:
+            fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        node = self.graph.create_node("get_attr", f"room_{name}")
+        node.meta.update({"val": snapshot_fake(fake), SOURCE: ("outside", name)})
+        self._track(fake, node)
+        self._names.add(name)
+        return fake
+
+    def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for a tensor."""
+        found: torch.Tensor = self._fakes.get(tensor, tensor)  # type: ignore[no-untyped-call]
+        return found
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a source."""
+        return tensor in self._fakes
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for any tensor; one that is met for the first time becomes a source."""
+        return self._given(tensor)
+
+    def sources(self) -> list[torch.Tensor]:
+        """Of every source that was met so far, the tensor that shares its memory."""
+        return self._sources(lambda role: True)
+
+    def lasting(self) -> list[torch.Tensor]:
+        """Likewise, of sources that are there after the call: those of the batch are the caller's."""
+        return self._sources(lambda role: role != "input")
+
+    def _sources(self, wanted: Callable[[str], bool]) -> list[torch.Tensor]:
+        return [n.meta["val"] for n in self.graph.nodes if SOURCE in n.meta and wanted(n.meta[SOURCE][0])]
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        """What made a tensor, or the source that it is."""
+        found: fx.Node = self._nodes[self._given(tensor)]
+        return found
+
+    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value, on the CPU, of a tensor that was made from numbers alone; None where it depends on an input."""
+        node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
+        if node is None or tensor.numel() > KNOWN_ELEMENTS:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            value: torch.Tensor | None = self._evaluate(node, {})
+        return value
+
+    def assume(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """The value that a source has in all steps that are like this one."""
+        self._assumed[self.node_of(tensor)] = value.detach().cpu()
+
+    def assumed_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As `known_value`, of what was made from assumed values too."""
+        node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
+        if node is None:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            value: torch.Tensor | None = self._evaluate(node, dict(self._assumed))
+        return value
+
+    def _evaluate(self, node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+        if node in done:
+            return done[node]
+        if node.op == "get_attr" and str(node.target) in self.literals:
+            done[node] = self.literals[str(node.target)]
+            return done[node]
+        if node.target is operator.getitem:
+            several = _as_node(node.args[0])
+            value = self._evaluate(several, done)
+            done[node] = None if value is None else value[node.args[1]]
+            return done[node]
+        target = node.target
+        if not isinstance(target, OpOverload) or target._schema.is_mutable or is_random(target):
+            return None
+        made = [t for t in pytree.tree_leaves(node.meta["val"]) if isinstance(t, torch.Tensor)]
+        if any(t.untyped_storage()._cdata in self._written or t.numel() > KNOWN_ELEMENTS for t in made):
+            return None
+        if any(self._evaluate(other, done) is None for other in node.all_input_nodes):
+            return None
+
+        def leaf(item: Any) -> Any:
+            if isinstance(item, fx.Node):
+                return done[item]
+            return torch.device("cpu") if isinstance(item, torch.device) else item
+
+        args, kwargs = pytree.tree_map(leaf, (list(node.args), dict(node.kwargs)))
+        done[node] = target(*args, **kwargs)
+        return done[node]
+
+    def _fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if tensor.is_meta:
+            with self._fake_mode:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        with _disable_current_modes():
+            return self._fake_mode.from_tensor(tensor)
+
+    def _track(self, fake: torch.Tensor, node: fx.Node) -> None:
+        self._nodes[fake] = node
+        self._kept.append(node.meta["val"] if isinstance(node.meta["val"], torch.Tensor) else fake)
+
+    def _given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for an argument; a real tensor that is met for the first time becomes a source."""
+        fake = self.fake_of(tensor)
+        if fake not in self._nodes:
+            name = f"outside.{self._name_of(tensor) or f'tensor_{len(self.outside)}'}"
+            while name in self._names:
+                name += "'"
+            self._names.add(name)
+            fake = self._fake(tensor, tensor.device)
+            node = self.graph.create_node("get_attr", f"outside_{len(self.outside)}")
+            role = "parameter" if tensor.requires_grad and tensor.is_leaf else "outside"
+            node.meta.update({"val": snapshot_fake(fake), SOURCE: (role, name)})
+            self.outside[name] = tensor
+            self._track(fake, node)
+            if fake is not tensor:
+                self._fakes[tensor] = fake
+        return fake
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        resting = noting() if isinstance(func, OpOverload) and func.namespace == "aten" else None
+        if resting is None:
+            return self._dispatched(func, args, kwargs or {})
+        resting.disable()
+        try:
+            return self._dispatched(func, args, kwargs or {})
+        finally:
+            resting.enable()
+
+    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _ASKS_FORM:
+            return func(*args, **kwargs)
+        flat, structure = pytree.tree_flatten((args, kwargs))
+        if not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        if func._can_decompose() and autograd_would_have_decomposed(func, flat):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func is aten.lift_fresh.default:
+            return self._literal(args[0])
+        if func is aten.set_.source_Storage and _asked_by(_RECURRENT):
+            return args[0]
+        generators = [item for item in flat if isinstance(item, torch.Generator)]
+        if draws_by_itself(func, args, generators):
+            raise TraceError(
+                f"{self._place()} has dropout inside a recurrent layer of cuDNN's, which draws it from a state of its "
+                "own that a plan cannot keep: use dropout=0 and nn.Dropout between single layers, or "
+                "torch.backends.cudnn.enabled = False."
+            )
+        if generators:
+            raise TraceError(
+                f"{self._place()} draws from a torch.Generator of its own, whose state a plan does not keep: draw from "
+                "the global generator, which torch.manual_seed seeds, or before the step, and pass the numbers in the "
+                "batch."
+            )
+        given = [self._given(item) if isinstance(item, torch.Tensor) else item for item in flat]
+        fake_args, fake_kwargs = pytree.tree_unflatten(given, structure)
+        if torch.Tag.data_dependent_output in func.tags:
+            return self._read(func, given, structure)
+        nodes = [self._nodes[item] if isinstance(item, torch.Tensor) else item for item in given]
+        try:
+            out = self._kernels(func, fake_args, fake_kwargs)
+        except DynamicOutputShapeException:
+            value = self._compute(func, given, structure)
+            if value is None:
+                raise
+            return pytree.tree_map_only(torch.Tensor, self._literal, value)
+        self._record(func, pytree.tree_unflatten(nodes, structure), out)
+        if func._schema.is_mutable:
+            originals = {id(fake): item for fake, item in zip(given, flat, strict=True) if fake is not item}
+            return pytree.tree_map(lambda item: originals.get(id(item), item), out)
+        return out
+
+    def _record(self, func: OpOverload, arguments: Any, out: Any) -> fx.Node:
+        args, kwargs = arguments
+        name = self.graph._target_to_str(func.overloadpacket.__name__)
+        node = self.graph.create_node("call_function", func, tuple(args), dict(kwargs), name=name)
+        phase, path = self.where()
+        node.meta.update({PHASE: phase, PATH: path, LOCATION: _user_line(sys._getframe(2))})
+        many = isinstance(out, (list, tuple))
+        tensors, groups = flat_results(out), groups_of(out)
+        snapshots = [snapshot_fake(t) if isinstance(t, torch.Tensor) else t for t in tensors]
+        node.meta["val"] = tuple(grouped(snapshots, groups)) if many else snapshots[0]
+        if func._schema.is_mutable:
+            for tensor in _mutated(func, node):
+                self._written.add(tensor.untyped_storage()._cdata)
+        lists: dict[int, fx.Node] = {}
+        for (i, *inside), tensor, snapshot in zip(places(groups, len(tensors)), tensors, snapshots, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            maker = node
+            if many:
+                maker = lists.get(i) or self._item(node, i, node.meta["val"][i])
+            for j in inside:
+                lists[i] = maker
+                maker = self._item(maker, j, snapshot)
+            self._track(tensor, maker)
+        return node
+
+    def _item(self, several: fx.Node, index: int, value: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", operator.getitem, (several, index))
+        node.meta.update({"val": value, PHASE: several.meta[PHASE], PATH: several.meta[PATH]})
+        return node
+
+    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that the user's code made from numbers."""
+        name = f"_tensor_constant{len(self.literals)}"
+        with _disable_current_modes():
+            self.literals[name] = tensor.detach().clone()
+        fake = self._fake(self.literals[name], tensor.device)
+        node = self.graph.create_node("get_attr", name)
+        node.meta.update({"val": snapshot_fake(fake), SOURCE: ("constant", name)})
+        self._track(fake, node)
+        out = aten.clone.default(fake)
+        self._record(aten.lift_fresh_copy.default, ((node,), {}), out)
+        return out  # type: ignore[no-any-return]
+
+    def _compute(self, func: OpOverload, given: list[Any], structure: Any) -> Any:
+        """The call's true result, where none of its tensors depends on an input; else None."""
+        values = [self.known_value(item) if isinstance(item, torch.Tensor) else item for item in given]
+        if any(v is None and isinstance(item, torch.Tensor) for v, item in zip(values, given, strict=True)):
+            return None
+        args, kwargs = pytree.tree_unflatten(values, structure)
+        with _disable_current_modes(), torch.no_grad():
+            return func(*args, **kwargs)
+
+    def _read(self, func: OpOverload, given: list[Any], structure: Any) -> Any:
+        value = self._compute(func, given, structure)
+        if value is not None:
+            return value
+        tensor = next(item for item in given if isinstance(item, torch.Tensor))
+        copy = aten.clone.default(tensor)  # what it is now, whatever is written into it later
+        self._record(aten.clone.default, ((self._nodes[tensor],), {}), copy)
+        return self.answer(func, copy)
+
+
+def _asked_by(file: str) -> bool:
+    """Whether the innermost frame outside of tracing and of PyTorch's own machinery is of this file."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename == file
+
+
+def _as_node(item: Any) -> fx.Node:
+    assert isinstance(item, fx.Node)
+    return item
+
+
+def _mutated(func: OpOverload, node: fx.Node) -> list[torch.Tensor]:
+    """Tensors that a call writes, as they stand in its node."""
+    found: list[Any] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        item = node.kwargs.get(argument.name, node.args[position] if position < len(node.args) else None)
+        found += item if isinstance(item, (list, tuple)) else [item]
+    return [item.meta["val"] for item in found if isinstance(item, fx.Node)]
+
+
+def _user_line(frame: Any) -> str:
+    """`file:line` of the innermost frame outside of PyTorch, up to where tracing begins; else nothing."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_HERE):
+            if frame.f_code.co_name == "capture" and file.endswith("capture.py"):
+                return ""
+        elif not file.startswith(_TORCH) and not file.startswith("<"):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

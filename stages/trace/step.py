@@ -1,0 +1,191 @@
+"""Record the whole training step, forward + loss + backward + updates, or a forward alone, as tables of ATen calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.quiet import quiet_torch
+from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
+from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.trace.capture import Captured, capture
+from stowage.stages.trace.lower import content_hash
+from stowage.stages.trace.objects.left import Left, Seen
+from stowage.stages.trace.objects.outside import Outside
+from stowage.stages.trace.recording.readings import Readings
+from stowage.stages.trace.rounds import trace_rounds
+from stowage.stages.trace.updates import MicroBatch, append_updates
+from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Forward and backward of one batch, traced; what happens to the gradients is added by `with_updates`."""
+
+    storages: list[Storage]
+    values: list[Value]
+    calls: list[Call]
+    gradients: list[Gradient]
+    constants: list[Constant]
+    loss_value: int
+    notices: list[str]
+    outside: Outside = field(default_factory=lambda: Outside({}, {}))
+    """Tensors that belong neither to the model nor to the batch, by the name that `storages` has for them."""
+    left_values: tuple[int, ...] = ()
+    left: Left = field(default_factory=Left)
+    """What the step leaves in the user's objects, with the values that it takes."""
+    counted: frozenset[int] = frozenset()
+    """Positions in `left_values` of what takes the place of something that is a source of the trace itself."""
+
+    def stands(self) -> bool:
+        """Whether what is outside of model and batch is as it was traced, in kind."""
+        return self.outside.differs() is None and self.left.stands()
+
+
+def parameters_of(model: nn.Module, outside: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The model's parameters, and those outside of it that a step reads."""
+    return with_outside(dict(model.named_parameters()), outside)
+
+
+def with_outside(
+    parameters: Mapping[str, torch.Tensor], outside: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Those of a model, and those outside of it that a step reads."""
+    return {**parameters, **{name: t for name, t in outside.items() if t.requires_grad and t.is_leaf}}
+
+
+def record_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    objective: Objective | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
+    decisions: tuple[bool, ...] = (),
+    touches: Sequence[Any] = (),
+) -> Recorded:
+    """Trace forward, loss and backward.
+
+    Args:
+        model, batch, loss, objective, layouts: see `trace_step`.
+        decisions: see `trace_rounds`.
+        touches: objects that the step may change besides those that hang on the others.
+    """
+
+    def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+        if objective is not None:
+            return [loss_of(objective(model, batch), batch, lambda value, _: value)]
+        return [loss_of(call_model(model, batch), batch, loss)]
+
+    named = (("loss", loss), ("objective", objective), *((f"touched {i}", item) for i, item in enumerate(touches)))
+    roots = {name: item for name, item in named if item is not None}
+
+    def trace(readings: Readings, moved: Sequence[Seen]) -> Captured:
+        return capture(model, batch, compute, layouts, roots=roots, readings=readings, moved=moved)
+
+    captured, tables, left = trace_rounds(trace, decisions)
+    return Recorded(
+        tables.storages,
+        tables.values,
+        tables.calls,
+        tables.gradients,
+        tables.constants,
+        tables.outputs[0],
+        captured.notices,
+        captured.outside,
+        tables.left,
+        left,
+        tables.counted,
+    )
+
+
+def trace_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    objective: Objective | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    micro_batch: MicroBatch | None = None,
+    label: str = "",
+    notices: list[str] | None = None,
+    layouts: Mapping[str, torch.Tensor] | None = None,
+) -> TraceTables:
+    """Trace one training step of `model` on `batch`.
+
+    Args:
+        model: any module, its weights real or fake.
+        batch: a mapping (keywords), a tuple or list (positions) or one argument; every tensor in it is an input.
+        loss: `loss(outputs, batch)`; by default `outputs.loss`.
+        objective: `objective(model, batch)`, instead of `loss`, for those who call the model themselves.
+        optimizer: holds the model's parameters; None leaves gradients in `.grad`.
+        micro_batch: what happens to the gradients; by default they go into updates at once.
+        label: the model's name, for people.
+        notices: receives sentences that the user should know.
+        layouts: of parameters that are not in memory: name -> a tensor on the meta device.
+
+    Raises:
+        TraceError: the step cannot be traced; the text names the module and the line.
+    """
+    recorded = record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
+    if notices is not None:
+        notices.extend(recorded.notices)
+    return with_updates(recorded, model, optimizer=optimizer, micro_batch=micro_batch, label=label)
+
+
+@quiet_torch()
+def with_updates(
+    recorded: Recorded,
+    model: nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | KnownOptimizer | None = None,
+    micro_batch: MicroBatch | None = None,
+    label: str = "",
+) -> TraceTables:
+    """The whole iteration: what was recorded, and what happens to its gradients. One record serves every micro-batch.
+
+    Raises:
+        TraceError: the optimizer cannot be stepped by a plan.
+    """
+    storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
+    uncounted = [value for i, value in enumerate(recorded.left_values) if i not in recorded.counted]
+    for value in uncounted:  # what the step before has left is still there
+        home = values[value].storage
+        storages.append(Storage(len(storages), storages[home].nbytes, "outside", f"before: {storages[home].name}"))
+    named = parameters_of(model, recorded.outside)
+    known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    optimizer_label = append_updates(
+        storages, values, calls, recorded.gradients, known, named, micro_batch or MicroBatch()
+    )
+    parameters = list(named.values())
+    device = next((p.device.type for p in parameters), "cpu")
+    configuration = content_hash(
+        *(c.target + c.arguments for c in calls),
+        *(repr((s.role, s.name, s.nbytes)) for s in storages),
+        optimizer_label,
+        device,
+        repr(recorded.left_values),
+    )
+    trace = TraceTables(
+        storages=storages,
+        values=values,
+        calls=calls,
+        gradients=recorded.gradients,
+        constants=recorded.constants,
+        meta=TraceMeta(
+            configuration_hash=configuration,
+            model=label or type(model).__name__,
+            device=device,
+            torch_version=torch.__version__.split("+")[0],
+            loss_value=recorded.loss_value,
+            optimizer=optimizer_label,
+            parameters=sum(p.numel() for p in parameters),
+            left=recorded.left_values,
+        ),
+    )
+    trace.check()
+    return trace

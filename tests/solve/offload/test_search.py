@@ -1,0 +1,93 @@
+"""When O-ILP is asked again: with less, of its relaxation, and not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate import search
+from stowage.stages.solve.program.chain import Chain
+from stowage.stages.solve.select import program_of
+from stowage.stages.solver.outcome import SolverSettings
+from tests.offload.away import BELOW, smallest_below
+from tests.runtime.beside_eager import adamw, prepare
+from tests.zoo import ZOO
+
+SETTINGS = SolverSettings(time_limit_s=10.0, gap=0.01)
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Offloader, int]:
+    """A small GPT-2, and a budget that is enough for O-ILP."""
+    prepared = prepare(ZOO["gpt2"], adamw)
+    program = program_of(prepared.trace, prepared.nodes)
+    offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
+    return offloader, smallest_below(prepared) * 4
+
+
+def test_no_answer_in_time_is_asked_of_the_relaxation(
+    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offloader, budget_bytes = small
+    asked: list[str] = []
+
+    def too_slow(*arguments: Any, method: str = "exact", **more: Any) -> OIlpAnswer:
+        asked.append(method)
+        if method == "exact":
+            return OIlpAnswer("unknown", None, 0.0, None, "none", 0.0)
+        return o_ilp(*arguments, method="relax_and_round", **more)
+
+    monkeypatch.setattr(search, "o_ilp", too_slow)
+    plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+    assert asked[:2] == ["exact", "relax_and_round"]
+    fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
+    assert fitting
+    assert all(p.outcome.time_s >= p.fractional_s * 0.99 > 0 for p in fitting)
+
+
+def test_the_relaxation_is_asked_where_little_was_found_in_time(
+    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faster of both is the answer, with the better bound."""
+    offloader, budget_bytes = small
+    found: list[OIlpAnswer] = []
+
+    def late(*arguments: Any, method: str = "exact", **more: Any) -> OIlpAnswer:
+        answer = o_ilp(*arguments, method="relax_and_round", **more)
+        assert answer.solution is not None
+        if method == "exact":
+            slower = replace(answer.solution, objective_s=2 * answer.solution.objective_s)
+            answer = replace(answer, status="feasible", solution=slower, bound_s=0.0)
+        found.append(answer)
+        return answer
+
+    monkeypatch.setattr(search, "o_ilp", late)
+    plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+    slow, rounded = found[:2]
+    assert slow.solution is not None
+    assert rounded.solution is not None
+    assert slow.solution.objective_s == 2 * rounded.solution.objective_s
+    assert {p.fractional_s for p in plans} == {rounded.solution.objective_s}
+
+
+def test_with_a_plan_at_hand_slow_solves_end_the_search(
+    small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offloader, budget_bytes = small
+    monkeypatch.setattr(search, "CLOSE", 0.0)  # no plan is good enough to stop for
+    asked: dict[float, int] = {}
+    for wall_s in (0.0, search.SOLVES * SETTINGS.time_limit_s + 1):
+
+        def took(*arguments: Any, wall_s: float = wall_s, **more: Any) -> OIlpAnswer:
+            asked[wall_s] = asked.get(wall_s, 0) + 1
+            return replace(o_ilp(*arguments, **more), wall_s=wall_s)
+
+        monkeypatch.setattr(search, "o_ilp", took)
+        plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+        assert any(p.outcome.peak_bytes <= budget_bytes for p in plans)
+    quick, slow = asked.values()
+    assert slow == 1 < quick
