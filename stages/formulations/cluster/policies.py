@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stowage.stages.formulations.cluster.answer import HAnswer, answer_of
+from stowage.stages.formulations.cluster.answer import Budgets, HAnswer, answer_of
 from stowage.stages.formulations.cluster.greedy import polish, relieve
 from stowage.stages.formulations.cluster.lazy import HCandidate, HChoice, candidate_of, repeatable
 from stowage.stages.formulations.cluster.problem import HProblem
@@ -23,6 +23,8 @@ from stowage.stages.ir.h_graph import HGraph, HSchedule
 VERSION = "2"
 # More clusters than this, and taking back is tried for the dearest alone.
 _TRIES = 60
+# Times are sums of floats in different orders.
+_SAME = 1e-9
 # Of what grows out of the policies, the fastest so many are polished.
 _POLISHED = 3
 
@@ -131,6 +133,20 @@ def _grown(data: HProblem, candidates: Iterable[HCandidate], peak_bytes: int, sa
     """What grows out of candidates until it fits, fastest first."""
     found = [relieve(data, c, peak_bytes, save_bytes, foresight) for c in candidates for foresight in (0.0, 1.0)]
     return sorted((c for c in found if c is not None), key=lambda c: (c.cost.time_s, c.cost.peak_bytes))
+
+
+def settled(
+    data: HProblem, budgets: Budgets, hint: Incumbent | None, known: Iterable[HAnswer], gap: float
+) -> HAnswer | None:
+    """The hint as the answer, if bounds known of larger budgets, or the fastest ways alone, prove it within `gap`."""
+    if hint is None:
+        return None
+    bound_s = data.floor_s
+    for answer in known:
+        if answer.report and all(large >= small for large, small in zip(answer.budgets, budgets, strict=True)):
+            bound_s = max(bound_s, answer.report.bound_s)
+    found = answer_of(data, budgets, hint.runs, "optimal", bound_s, hint.name)
+    return found if found.report and found.report.gap <= max(gap, _SAME) else None
 
 
 def policy_schedules(graph: HGraph) -> dict[str, HSchedule]:

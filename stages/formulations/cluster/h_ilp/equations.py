@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stowage.stages.formulations.block.staged_order import units
-from stowage.stages.formulations.cluster.h_ilp.model import HIlp
+from stowage.stages.formulations.cluster.h_ilp.model import HIlp, Objective
 from stowage.stages.formulations.cluster.problem import HProblem
 from stowage.stages.solver.milp import pulp
 
@@ -225,7 +225,7 @@ def eq_3_33(m: HIlp) -> Constraints:
                 internal = max(units(step.internal_bytes, m.unit) for step in way.steps)
                 gone = max(units(step.phantom_gone_bytes, m.unit) for step in way.steps)
                 worst.append(_held(m, t, k, w, internal, gone))
-            yield f"{t}_{k}", m.U[t, k] + pulp.lpSum(worst) + _deleted(m, t, k) <= m.peak
+            yield f"{t}_{k}", m.U[t, k] + pulp.lpSum(worst) + _deleted(m, t, k) <= m.limit
 
 
 def eq_3_34(m: HIlp) -> Constraints:
@@ -245,7 +245,7 @@ def eq_3_34(m: HIlp) -> Constraints:
                 others = len(m.data.ways[k]) > 1
                 lift = sum(m.size(d) for d in m.data.related(k) if d not in step.gone) if others else 0
                 within = m.U[t, k] + held + _deleted(m, t, k) - less
-                yield f"{t}_{k}_{w}_{i}", within <= m.peak + lift * (m.sum_comp(t, k) - m.Comp[t, k, w])
+                yield f"{t}_{k}_{w}_{i}", within <= m.limit + lift * (m.sum_comp(t, k) - m.Comp[t, k, w])
 
 
 def _held(m: HIlp, t: int, k: int, w: int, internal: int, gone: int) -> Any:
@@ -322,18 +322,23 @@ EQUATIONS: dict[str, Callable[[HIlp], Constraints]] = {
 """Equation -> the function that writes it. Constraints are named `eq_3_7_…`, or `U_…`, `phantom_once_…` and so on."""
 
 
+def total_time(m: HIlp) -> Any:
+    """What every execution takes."""
+    ways = m.data.ways
+    return pulp.lpSum(way.time_s * m.Comp[t, k, w] for t, k in m.stages_and_nodes for w, way in enumerate(ways[k]))
+
+
 def constraint_prefix(number: str) -> str:
     """How the names of an equation's constraints begin."""
     return f"eq_{number.replace('.', '_')}" if number[0].isdigit() else number
 
 
-def build(data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool = True) -> HIlp:
-    """The whole model; the objective is 3.4.2.2, with one index for the node (the thesis has i and k)."""
-    m = HIlp.of(data, peak_bytes, save_bytes, corrections=corrections)
-    m.problem += (
-        pulp.lpSum(way.time_s * m.Comp[t, k, w] for t, k in m.stages_and_nodes for w, way in enumerate(m.data.ways[k])),
-        "time",
-    )
+def build(
+    data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool = True, minimise: Objective = "time"
+) -> HIlp:
+    """The whole model; the objective is 3.4.2.2, with one index for the node (the thesis has i and k), or the peak."""
+    m = HIlp.of(data, peak_bytes, save_bytes, corrections=corrections, minimise=minimise)
+    m.problem += (total_time(m), "time") if minimise == "time" else (m.limit, "peak")
     for number, equation in EQUATIONS.items():
         prefix = constraint_prefix(number)
         for name, constraint in equation(m):

@@ -11,7 +11,7 @@
 | s_d | `size(d)` | bytes of value d | memory unit |
 | p[j,o] | `phantom(j, o)` | bytes of the phantom of cluster j under option o | memory unit |
 | m[k,o,i] | `HStep.internal_bytes` | what node k holds by itself at step i of way o | memory unit |
-| B, M_save | `peak`, `save` | budgets | memory unit |
+| B, M_save | `limit`, `save` | budgets; where the peak is minimised, B is a variable, `peak` at most | memory unit |
 | Comp[t,k,o] | `Comp` | node k runs in stage t in way o | 0/1 |
 | sumComp[t,k] | `sum_comp` | node k runs in stage t | 0/1 |
 | P[t,d] | `P` | value d is in memory before stage t | 0/1 |
@@ -32,13 +32,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from stowage.stages.formulations.block.staged_order import units
 from stowage.stages.formulations.cluster.problem import HProblem, Way
 from stowage.stages.solver.milp import pulp
 
 _LARGEST_MEMORY = 1_000_000
+
+Objective = Literal["time", "peak"]
+"""What is minimised: the time within both budgets, or, whatever it takes, M_peak."""
 
 
 @dataclass
@@ -50,16 +53,23 @@ class HIlp:
     save: int
     unit: int
     corrections: bool
+    minimise: Objective = "time"
     problem: Any = field(default_factory=lambda: pulp.LpProblem("h_ilp", pulp.LpMinimize))
 
     @staticmethod
-    def of(data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool) -> HIlp:
+    def of(
+        data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool, minimise: Objective = "time"
+    ) -> HIlp:
         """Sizes round up to the memory unit, budgets down."""
         unit = data.memory_unit((peak_bytes, save_bytes), _LARGEST_MEMORY)
-        return HIlp(data, peak_bytes // unit, save_bytes // unit, unit, corrections)
+        if minimise == "peak":
+            peak_bytes += unit - 1  # the least peak known, in units, is one that the model can reach
+        return HIlp(data, peak_bytes // unit, save_bytes // unit, unit, corrections, minimise)
 
     def __post_init__(self) -> None:
         T, data = self.T, self.data
+        peak = pulp.LpVariable("peak", lowBound=0, upBound=self.peak) if self.minimise == "peak" else self.peak
+        self.limit: Any = peak
         self.Comp = {
             (t, k, w): pulp.LpVariable(f"Comp_{t}_{k}_{_name(way)}", cat=pulp.LpBinary)
             for t in range(T)

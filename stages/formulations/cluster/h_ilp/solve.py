@@ -1,4 +1,4 @@
-"""Solve H-ILP for a list of budgets and read its schedules (thesis 3.4). The model is in `h_ilp_model.py`."""
+"""Solve H-ILP for a list of budgets and read its schedules (thesis 3.4). The model is in `model.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 from stowage.stages.formulations.cluster.answer import Budgets, HAnswer, answer_of, no_answer
 from stowage.stages.formulations.cluster.h_ilp.equations import build
 from stowage.stages.formulations.cluster.h_ilp.model import HIlp
-from stowage.stages.formulations.cluster.policies import Incumbent, Incumbents
+from stowage.stages.formulations.cluster.policies import Incumbent, Incumbents, settled
 from stowage.stages.formulations.cluster.problem import HProblem
-from stowage.stages.formulations.cluster.staged_order import Execution, HRuns, timeline
+from stowage.stages.formulations.cluster.staged_order import Execution, HRuns, cost_of, timeline
 from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.milp import MilpSolver, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
@@ -43,17 +43,56 @@ def h_ilp(
     Raises:
         ValueError: this is no H-Graph.
     """
-    graph.check()
-    data = HProblem(graph)
-    incumbents, known = Incumbents(data), list[HRuns]()
-    answers: list[HAnswer] = []
-    for peak_bytes, save_bytes in budgets:
-        hint = next(iter(incumbents.within(peak_bytes, save_bytes, known)), None)
-        answer = _solve(data, (peak_bytes, save_bytes), settings, corrections, solver, hint)
+    solver_ = HIlpSolver(graph, settings, corrections=corrections, solver=solver)
+    known, answers = list[HRuns](), list[HAnswer]()
+    for pair in budgets:
+        answer = solver_.asked(pair, next(iter(solver_.incumbents.within(*pair, known)), None))
         if answer.runs is not None:
             known.append(answer.runs)
         answers.append(answer)
     return answers
+
+
+class HIlpSolver:
+    """`h_ilp` for one pair of budgets; what is known of others is used."""
+
+    def __init__(
+        self,
+        graph: HGraph,
+        settings: SolverSettings,
+        *,
+        corrections: bool = True,
+        solver: MilpSolver = "highs",
+    ) -> None:
+        graph.check()
+        self.data = HProblem(graph)
+        self.settings, self._corrections, self._solver = settings, corrections, solver
+        self.incumbents = Incumbents(self.data)
+
+    def solve(self, budgets: Budgets, known: Sequence[HAnswer] = ()) -> HAnswer:
+        """The answer for one pair, given those for others; the solver is not asked where they settle it."""
+        runs = [answer.runs for answer in known if answer.runs is not None]
+        hint = next(iter(self.incumbents.within(*budgets, runs)), None)
+        return settled(self.data, budgets, hint, known, self.settings.gap) or self.asked(budgets, hint)
+
+    def asked(self, budgets: Budgets, hint: Incumbent | None) -> HAnswer:
+        """The solver's answer, which starts from the hint."""
+        return _solve(self.data, budgets, self.settings, self._corrections, self._solver, hint)
+
+    def smallest_peak(self) -> tuple[HRuns, int]:
+        """Executions with (nearly: within the limits of the settings) the least M_peak, whatever they take; and it."""
+        data = self.data
+        least = min(self.incumbents.smallest(), key=lambda c: (c.cost.peak_bytes, c.cost.time_s))
+        no_limit = sum(data.nbytes) + least.cost.peak_bytes
+        model = build(data, least.cost.peak_bytes, no_limit, corrections=self._corrections, minimise="peak")
+        warm_start(model, least.runs)
+        outcome = solve_milp(model.problem, self.settings, solver=self._solver, warm_start=True)
+        if outcome.found:
+            runs = read_runs(model)
+            cost = cost_of(data, timeline(data, runs))
+            if cost.peak_bytes < least.cost.peak_bytes:
+                return runs, cost.peak_bytes
+        return least.runs, least.cost.peak_bytes
 
 
 def _solve(
@@ -95,6 +134,8 @@ def warm_start(model: HIlp, runs: HRuns) -> None:
     data, events = model.data, timeline(model.data, runs)
     for variable in model.problem.variables():
         variable.setInitialValue(0)
+    if model.minimise == "peak":
+        model.limit.setInitialValue(model.peak)
     values: dict[int, set[int]] = {}
     phantoms: dict[int, int] = {}
     used, position = 0, 0

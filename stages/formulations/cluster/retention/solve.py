@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stowage.stages.formulations.block.staged_order import units
 from stowage.stages.formulations.cluster.answer import Budgets, HAnswer, answer_of, no_answer
-from stowage.stages.formulations.cluster.policies import Incumbent, Incumbents
+from stowage.stages.formulations.cluster.policies import Incumbent, Incumbents, settled
 from stowage.stages.formulations.cluster.problem import HProblem
 from stowage.stages.formulations.cluster.retention.lines import add_lines
 from stowage.stages.formulations.cluster.retention.memory import add_peak, add_save
@@ -18,8 +18,6 @@ from stowage.stages.solver.cp import CpAnswer, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
 
 VERSION = "2"
-# Times are sums of floats in different orders.
-_SAME = 1e-9
 
 
 def h_retention(
@@ -74,18 +72,12 @@ class HRetention:
         """The answer for one pair, given those for others; see `h_retention`."""
         runs = [answer.runs for answer in known if answer.runs is not None]
         fitting = self.incumbents.within(*budgets, runs)
-        return self._settled(budgets, fitting[0] if fitting else None, known) or self._solve(budgets, fitting)
+        hint = fitting[0] if fitting else None
+        return settled(self.data, budgets, hint, known, self.settings.gap) or self._solve(budgets, fitting)
 
-    def _settled(self, budgets: Budgets, hint: Incumbent | None, known: Sequence[HAnswer]) -> HAnswer | None:
-        """The hint, if what is known of larger budgets, or the fastest ways alone, shows that nothing is faster."""
-        if hint is None:
-            return None
-        bound_s = self.data.floor_s
-        for answer in known:
-            if answer.report and all(large >= small for large, small in zip(answer.budgets, budgets, strict=True)):
-                bound_s = max(bound_s, answer.report.bound_s)
-        found = answer_of(self.data, budgets, hint.runs, "optimal", bound_s, hint.name)
-        return found if found.report and found.report.gap <= max(self.settings.gap, _SAME) else None
+    def smallest_peak(self) -> tuple[HRuns, int]:
+        """See the function of that name."""
+        return smallest_peak(self.incumbents, self.settings)
 
     def _solve(self, budgets: Budgets, fitting: Sequence[Incumbent]) -> HAnswer:
         model = HRetentionModel.of(self.data, budgets, self.computations, recompute_backward=self.recompute_backward)
