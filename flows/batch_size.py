@@ -19,6 +19,7 @@ from stowage.flows.pipeline.overrides import override
 from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.command import DEVICE, STORE
 from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.defaults import LARGEST_BATCH
 from stowage.stages.ir.table import read_record
 from stowage.stages.settings import Settings, parse_settings
 from stowage.stages.settings.load import read_parameters
@@ -90,7 +91,7 @@ def _planner(root: Path, settings: Settings) -> Any:
 
 def main(
     assignments: Assignments = None,
-    largest: Annotated[int, typer.Option(help="The largest batch size worth having.", min=1)] = 64,
+    largest: Annotated[int, typer.Option(help="The largest batch size worth having.", min=1)] = LARGEST_BATCH,
 ) -> None:
     """Estimate the best batch size of the job of params.yaml, and plan the whole numbers next to it."""
     with one_sentence():

@@ -11,8 +11,9 @@ from torch import nn
 
 from stowage.flows.api.fit import MakeOptimizer, print_notice
 from stowage.flows.api.lower_tier import lower_tier
-from stowage.flows.planning.batch_sizes import LARGEST, BatchChoice, BatchPlanner, Resize, Say
+from stowage.flows.planning.batch_sizes import BatchChoice, BatchPlanner, Resize, Say
 from stowage.flows.planning.step import QUICK, Effort, home_folder, target_device
+from stowage.stages.ir.defaults import LARGEST_BATCH
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime.files.weights import stand_ins
 from stowage.stages.structure import tensors_of
@@ -30,7 +31,7 @@ def best_batch(
     optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
     *,
     device_budget: str | int,
-    largest: int = LARGEST,
+    largest: int = LARGEST_BATCH,
     resize: Resize | None = None,
     loss: Loss | None = None,
     max_grad_norm: float | None = None,

@@ -31,9 +31,6 @@ Say = Callable[[str], None]
 Resize = Callable[[Any, int], Any]
 """From a batch and a number of samples to a batch with that many."""
 
-LARGEST = 64
-"""Samples of a batch, at most, where nobody says otherwise."""
-
 MORE = 2
 """Batches planned beyond the two neighbours of the estimate, while each is better than the last."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,18 @@ from stowage.flows.planning.effort import Effort, target_device
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
+from stowage.stages.ir.defaults import MAX_BLOCKS, MAX_EXACT_NODES
+from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
-from stowage.stages.partition import MAX_BLOCKS, Limits, make_blocks, make_chains
+from stowage.stages.partition import Limits, make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
-from stowage.stages.rewrite import rewrite_of, variants_of
+from stowage.stages.rewrite import variants_of
 from stowage.stages.solve import Variant, eager_peak_bytes
-from stowage.stages.solve.request import WHOLE
 from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_step, with_updates
 from stowage.stages.workload.calls import Loss, Objective
 
@@ -42,7 +44,8 @@ class Costed:
         variants: the trace and its rewrites, with nodes and blocks.
         eager_peak_bytes: see `Planned`.
         costs: of every distinct call.
-        limits: sizes of the clusters of `WHOLE` methods; the defaults where there are none.
+        limits: sizes of the clusters of methods that take the whole step as one block; the defaults where None.
+        max_exact_nodes: blocks with more nodes are cut into clusters.
     """
 
     target: DeviceDescription
@@ -50,38 +53,47 @@ class Costed:
     eager_peak_bytes: int
     costs: Sequence[Cost]
     limits: Limits | None = None
+    max_exact_nodes: int = MAX_EXACT_NODES
     _whole: list[Variant] = field(default_factory=list, init=False, repr=False, compare=False)
-    _options: dict[tuple[bool, Path, Effort], list[Option]] = field(
+    _options: dict[tuple[bool, str, Path, Effort], list[Option]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def variants_for(self, method: str) -> list[Variant]:
-        """Cut as a method wants it: `WHOLE` methods take one block."""
-        if method not in WHOLE:
+        """Cut as a method wants it: some take the whole step as one block."""
+        if not method_of(method).whole:
             return self.variants
         if not self._whole:
-            traces = {rewrite_of(v.name): v.trace for v in self.variants}
-            self._whole.extend(_cut(traces, self.costs, 1, self.limits))
+            traces = {VariantName.of(v.name).rewrite: v.trace for v in self.variants}
+            self._whole.extend(_cut(traces, self.costs, 1, self.max_exact_nodes, self.limits))
         return self._whole
 
     def options_for(
         self, method: str, home: Path, effort: Effort, part: Part = lambda done, total: None
     ) -> list[Option]:
         """Schedules of every distinct block of `variants_for`, solved or looked up once."""
-        key = method in WHOLE, home, effort
+        wanted = method_of(method)
+        clusters = wanted.clusters or effort.grid.cluster_formulation
+        key = wanted.whole, clusters, home, effort
         if key not in self._options:
+            effort = replace(effort, grid=replace(effort.grid, cluster_formulation=clusters))
             self._options[key] = block_options(self.variants_for(method), home, effort, part)
         return self._options[key]
 
 
 def _cut(
-    traces: Mapping[str, TraceTables], costs: Sequence[Cost], max_blocks: int, limits: Limits | None = None
+    traces: Mapping[str, TraceTables],
+    costs: Sequence[Cost],
+    max_blocks: int,
+    max_exact_nodes: int,
+    limits: Limits | None = None,
 ) -> list[Variant]:
     by_signature = {c.signature: c for c in costs}
+    how = {"max_blocks": max_blocks, "max_exact_nodes": max_exact_nodes}
     return [
-        Variant(name + chain, rewritten, made.nodes, made.blocks, made.clusters)
+        Variant(VariantName(name, chain).text, rewritten, made.nodes, made.blocks, made.clusters)
         for name, rewritten in traces.items()
-        for chain, made in make_chains(rewritten, by_signature, max_blocks=max_blocks, limits=limits).items()
+        for chain, made in make_chains(rewritten, by_signature, **how, limits=limits).items()
     ]
 
 
@@ -170,7 +182,7 @@ def cost_recorded(
         notice=notices.append,
     )
     progress("partition")
-    return cost_traces(traces, known, whole, target)
+    return cost_traces(traces, known, whole, target, effort.grid.max_exact_nodes)
 
 
 def cost_traces(
@@ -178,6 +190,7 @@ def cost_traces(
     known: Sequence[Cost],
     whole: TraceTables,
     target: DeviceDescription,
+    max_exact_nodes: int = MAX_EXACT_NODES,
 ) -> Costed:
     """From tables alone: no model, and no device that could run it.
 
@@ -186,13 +199,14 @@ def cost_traces(
         known: the cost of every distinct call.
         whole: the trace whose plain PyTorch peak a budget in percent is of.
         target: the device that the costs are from.
+        max_exact_nodes: blocks with more nodes are cut into clusters.
     """
-    variants = _cut(traces, known, MAX_BLOCKS)
-    again = whole is traces[rewrite_of(variants[0].name)]
+    variants = _cut(traces, known, MAX_BLOCKS, max_exact_nodes)
+    again = whole is traces[VariantName.of(variants[0].name).rewrite]
     eager = eager_peak_bytes(
         whole, variants[0].nodes if again else make_blocks(whole, {c.signature: c for c in known})[0]
     )
-    return Costed(target, variants, eager, known)
+    return Costed(target, variants, eager, known, max_exact_nodes=max_exact_nodes)
 
 
 def block_options(

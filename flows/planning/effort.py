@@ -11,6 +11,7 @@ import torch
 
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.defaults import MEMORY_SLOTS, MIN_SAMPLES, SECONDS_PER_CALL, SOLVE_SECONDS
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.table import read_record, write_record
 from stowage.stages.options.tasks import GridSize
@@ -28,11 +29,11 @@ class Effort:
         slots: memory slots of RK-Rotor.
     """
 
-    seconds_per_call: float = 0.3
-    min_samples: int = 6
+    seconds_per_call: float = SECONDS_PER_CALL
+    min_samples: int = MIN_SAMPLES
     grid: GridSize = field(default_factory=GridSize)
-    solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=5.0))
-    slots: int = 500
+    solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=SOLVE_SECONDS))
+    slots: int = MEMORY_SLOTS
 
 
 QUICK = Effort(

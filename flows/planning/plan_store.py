@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
-import stowage.stages.solve as anchor
+from stowage.stages.ir.code import code_hash
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
+from stowage.stages.options.store import code_of_options
 from stowage.stages.simulate.stored import check_stored
 from stowage.stages.solve import Solved, Variant
 
-PLANNERS = ("formulations", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
+PLANNERS = tuple(
+    f"stowage.stages.{name}"
+    for name in ("formulations", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
+)
 """Packages whose code decides what a plan is."""
 
 
-@cache
-def _code() -> str:
-    """Hash of the planners' source: a plan of older code is not found."""
-    stages = Path(anchor.__file__ or "").parents[1]
-    digest = hashlib.sha256()
-    for package in PLANNERS:
-        for path in sorted((stages / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+def code_of_plans() -> tuple[str, ...]:
+    """Names the code that makes plans, that of formulations elsewhere included, and the solvers."""
+    return code_hash(*PLANNERS), *code_of_options()
 
 
 class PlanStore:
@@ -38,7 +35,7 @@ class PlanStore:
 
     def key(self, variants: Sequence[Variant], *question: object) -> str:
         """Of programs with their costs and clusters, and of whatever else is asked; values with a faithful `repr`."""
-        digest = hashlib.sha256(_code().encode())
+        digest = hashlib.sha256(repr(code_of_plans()).encode())
         for variant in variants:
             digest.update(variant.trace.meta.configuration_hash.encode())
             digest.update(repr([_cost(n) for n in variant.nodes]).encode())

@@ -16,16 +16,15 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import IllegalPlanError, Infeasible
 from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.options.generate import found_of, options_of
 from stowage.stages.partition import make_blocks
 from stowage.stages.partition.scale import scaled, structure_of
-from stowage.stages.rewrite import rewrite_of, variants_of
+from stowage.stages.rewrite import variants_of
 from stowage.stages.solve import PlanRequest, Solved, Variant, keep_everything_at_once, same_rows, solve_variants
-
-KEEPING = ("auto", "rockmate", "hiremate")
-"""Methods whose plan computes nothing again where everything fits."""
 
 SLOTS = 100
 """Of RK-Rotor, for sizes whose costs are estimates."""
@@ -69,7 +68,7 @@ class AtOnce:
 
 def everything_kept(variant: Variant, request: PlanRequest) -> AtOnce | None:
     """The plan that keeps everything, where that fits the budget and a method would choose it."""
-    if request.method not in KEEPING:
+    if not method_of(request.method).keeps:
         return None
     solved = keep_everything_at_once(variant.trace, variant.nodes, request)
     if solved is None:
@@ -147,7 +146,7 @@ class Sizes:
         if reference is None or only_kept:
             return None
         candidates = [self._same_rows(reference, trace, costs, request)]
-        if request.method in KEEPING and reference.searched:
+        if method_of(request.method).keeps and reference.searched:
             in_memory = replace(request, below=None)
             candidates.append(self._searched(reference, trace, costs, in_memory, home, effort))
         return min((c for c in candidates if c), key=lambda c: c.solved.summary.step_time_s, default=None)
@@ -224,7 +223,7 @@ class _Scales:
         return self._made[name]
 
     def _make(self, name: str) -> Variant | None:
-        before, trace = self._before.get(name), self._traces.get(rewrite_of(name))
+        before, trace = self._before.get(name), self._traces.get(VariantName.of(name).rewrite)
         if before is None or trace is None or any(c.signature not in self._costs for c in trace.calls):
             return None
         found = _scaled(self._costed, before, trace, self._costs)

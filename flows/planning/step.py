@@ -141,8 +141,7 @@ def plan_costed(
     budget = reserve.usable_bytes
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None
-    rates = target.fingerprint
-    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, rates, lasting, sorted(away))
+    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target, lasting, sorted(away))
     room_bytes = below.disk_room_bytes if below else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     options: list[Option] = []

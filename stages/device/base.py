@@ -10,9 +10,6 @@ import torch
 from stowage.stages.device.events import Measured
 from stowage.stages.ir.costs import DeviceDescription
 
-MEASURING = "in the order of the step, below autograd, without what clocks add, of weights as models start with"
-"""How calls are measured: costs measured otherwise are of another device."""
-
 
 class Clock(Protocol):
     """Times several pieces of work that run one after the other, and does not come between them."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from stowage.stages.device.base import MEASURING
 from stowage.stages.device.events import Measured, measure_allocations
 from stowage.stages.device.rates.disk import measure_disk
 from stowage.stages.ir.costs import DeviceDescription
@@ -55,9 +54,9 @@ class CpuDevice:
         return f"{_model_name()}, {torch.get_num_threads()} threads"
 
     def fingerprint(self) -> str:
-        """Hash of the processor's name, the number of threads, the torch release, and how calls are measured."""
+        """Hash of the processor's name, the number of threads, and the torch release."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        return hashlib.sha256(f"cpu|{MEASURING}|{self.name()}|{release}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"cpu|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def clock(self, calls: int) -> CpuClock:
         """See `Device`."""

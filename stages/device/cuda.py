@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from stowage.stages.device.base import MEASURING
 from stowage.stages.device.events import Measured
 from stowage.stages.device.libraries import clear_workspaces, kept_by_libraries, outside_the_allocator
 from stowage.stages.device.peaks import Peaks
@@ -70,9 +69,9 @@ class CudaDevice:
         return str(torch.cuda.get_device_name(self._device))
 
     def fingerprint(self) -> str:
-        """Hash of the card's name, the torch release, what chooses kernels, and how calls are measured."""
+        """Hash of the card's name, the torch release, and what chooses kernels."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-        text = f"cuda|{MEASURING}|{self.name()}|{release}|{kernel_switches()}"
+        text = f"cuda|{self.name()}|{release}|{kernel_switches()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def clock(self, calls: int) -> CudaClock:

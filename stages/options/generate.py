@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from stowage.stages.ir.block import BlockGraph, SolveReport
+from stowage.stages.ir.defaults import SOLVE_SECONDS
 from stowage.stages.ir.encoding import encode, schedule_of
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.clusters.regions import clusters_by_block
 from stowage.stages.options.clusters.work import HierarchyWork
+from stowage.stages.options.sources import Fixed, sources_of
 from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.workers.pool import Answer, Job, work
@@ -21,8 +23,6 @@ from stowage.stages.solver.outcome import SolverSettings
 
 Progress = Callable[[int, int], None]
 """Called with blocks done and blocks in all, distinct ones, as options become available."""
-
-_FIXED = ("keep_all", "recompute_all")
 
 
 def options_for_blocks(
@@ -41,7 +41,7 @@ def options_for_blocks(
         graphs: blocks; equal ones are solved once.
         store: where solved blocks are kept; what it has is never solved again.
         size: budgets and limits of the search.
-        settings: limits of each solve (default 5 deterministic seconds).
+        settings: limits of each solve; by default `SOLVE_SECONDS`.
         workers: processes; the answer does not depend on their number.
         progress: told how many distinct blocks are ready.
         clusters: of blocks that are too large to be solved as they are; without, greedy rules alone are used.
@@ -53,7 +53,7 @@ def options_for_blocks(
     Raises:
         IllegalPlanError: a formulation produced an illegal schedule (a bug).
     """
-    size, settings = size or GridSize(), settings or SolverSettings(time_limit_s=5.0)
+    size, settings = size or GridSize(), settings or SolverSettings(time_limit_s=SOLVE_SECONDS)
     distinct = {graph.content_hash(): graph for graph in graphs}
     inside = clusters_by_block(clusters)
     ready: dict[str, list[Option]] = {}
@@ -201,10 +201,11 @@ def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
 
 def _undominated(options: Sequence[Option]) -> list[Option]:
     """Fixed policies, and what no other option is no worse than in every respect; fastest first."""
-    ordered = sorted(options, key=lambda o: (*_costs(o), o.formulation not in _FIXED, o.gap, o.forward, o.backward))
+    fixed = {policy.name for policy in sources_of(Fixed)}
+    ordered = sorted(options, key=lambda o: (*_costs(o), o.formulation not in fixed, o.gap, o.forward, o.backward))
     kept: list[Option] = []
     for option in ordered:
-        if option.formulation in _FIXED or not any(_no_worse(_costs(other), _costs(option)) for other in kept):
+        if option.formulation in fixed or not any(_no_worse(_costs(other), _costs(option)) for other in kept):
             kept.append(option)
     return kept
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from stowage.stages.options.sources import Cluster, Exact, source_of
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.settings import OptionsSettings
 from stowage.stages.solver.outcome import SolverSettings
 
 
 def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
-    """Budgets and limits of the search, and limits of each solve."""
+    """Budgets and limits of the search, and limits of each solve.
+
+    Raises:
+        ParameterError: there is no such formulation.
+    """
+    source_of(Exact, settings.formulation, "options.formulation")
+    source_of(Cluster, settings.cluster_formulation, "options.cluster_formulation")
     size = GridSize(
         peak_budgets=settings.peak_budgets,
         save_budgets=settings.save_budgets,
         max_exact_nodes=settings.max_exact_nodes,
         formulation=settings.formulation,
+        cluster_formulation=settings.cluster_formulation,
     )
     return size, SolverSettings(time_limit_s=settings.time_limit_s, seed=settings.seed)

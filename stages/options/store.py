@@ -9,37 +9,38 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stowage.stages.formulations.block import checkmate, retention
-from stowage.stages.formulations.block.greedy import selective
-from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
-from stowage.stages.formulations.block.tw_remat import solve as tw_remat
-from stowage.stages.formulations.cluster import budgets as h_budgets
-from stowage.stages.formulations.cluster import policies as h_policies
-from stowage.stages.formulations.cluster import rotor as h_rotor
-from stowage.stages.formulations.cluster.retention import solve as h_retention
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.code import code_hash, versions_of
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
+from stowage.stages.options.sources import SOURCES
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.simulate.last_run import with_costs, with_tail_costs
-from stowage.stages.solver.cp import cp_version
-from stowage.stages.solver.milp import milp_version
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "10"
-FORMULATIONS = (
-    retention,
-    rk_checkmate,
-    checkmate,
-    selective,
-    tw_remat,
-    h_budgets,
-    h_retention,
-    h_policies,
-    h_rotor,
+DECIDING = tuple(
+    f"stowage.stages.{name}"
+    for name in (
+        "formulations.block",
+        "formulations.chain",
+        "formulations.cluster",
+        "ir",
+        "options",
+        "simulate",
+        "solver",
+    )
 )
+"""Packages whose code decides what a block's options are. `formulations.offload` sees options, and makes none."""
+
+LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp")
+"""What they ask for answers: another version may give another."""
+
+
+def code_of_options() -> tuple[str, ...]:
+    """Names the code that makes options, that of formulations elsewhere included, and the solvers."""
+    return code_hash(*DECIDING, *(source.code for source in SOURCES)), *versions_of(*LIBRARIES)
 
 
 def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:
@@ -49,7 +50,7 @@ def option_key(block_hash: str, size: GridSize, settings: SolverSettings, cluste
         "size": asdict(size),
         "settings": asdict(settings),
         "clusters": [c.children for c in clusters],
-        "versions": [VERSION, *(module.VERSION for module in FORMULATIONS), cp_version(), milp_version()],
+        "code": code_of_options(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 

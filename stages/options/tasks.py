@@ -2,10 +2,12 @@
 
 How the work is cut does not depend on how many workers there are, so neither do the options.
 
-- `grid`: fixed policies, the greedy family, TW-Remat's, and the smallest peak there is; from it follow the peak
+- `grid`: fixed policies, the greedy family, frontiers, and the smallest peak there is; from it follow the peak
   budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far fits it;
-- `sweep`: for blocks too large for exact solving, the greedy frontier and TW-Remat's.
+- `sweep`: for blocks too large for exact solving, all frontiers.
+
+Who takes part is in `sources.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stowage.stages.formulations.block.fixed import keep_all, recompute_all
 from stowage.stages.formulations.block.greedy.lazy import Candidate
-from stowage.stages.formulations.block.greedy.selective import best_within, family, report_of, selective_frontier
+from stowage.stages.formulations.block.greedy.selective import best_within, family, report_of
 from stowage.stages.formulations.block.retention import smallest_peak
 from stowage.stages.formulations.block.staged_order import (
     Executions,
@@ -25,9 +26,16 @@ from stowage.stages.formulations.block.staged_order import (
     schedule_of,
     timeline,
 )
-from stowage.stages.formulations.block.tw_remat.solve import tw_remat
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
-from stowage.stages.options.exact import SAME, Exact, raced, solve_exactly
+from stowage.stages.ir.defaults import (
+    CLUSTER_FORMULATION,
+    FORMULATION,
+    MAX_EXACT_NODES,
+    PEAK_BUDGETS,
+    SAVE_BUDGETS,
+)
+from stowage.stages.options.exact import SAME, raced, solve_exactly
+from stowage.stages.options.sources import Fixed, Frontier, sources_of
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -47,7 +55,7 @@ class Grid:
     Attributes:
         peaks: M_peak, bytes, largest first.
         saves: M_save, bytes, largest first.
-        found: what no exact solving is needed for: fixed, greedy and TW-Remat's schedules.
+        found: what no exact solving is needed for: fixed policies, the greedy family and frontiers.
         smallest: node -> its stages in the schedule of the smallest peak, where tight rows start.
     """
 
@@ -64,19 +72,20 @@ class GridSize:
     Attributes:
         peak_budgets, save_budgets: values of each budget (thesis 2.6.0.0.1).
         computations: of one node at most, in exact solving; more than two for budgets alone that two do not meet.
-        max_exact_nodes: blocks with more nodes are left to the greedy rules.
-        raced_nodes: for blocks with no more nodes Checkmate and RK-Checkmate are asked too.
+        max_exact_nodes: blocks with more nodes are left to frontiers and clusters.
+        raced_nodes: for blocks with no more nodes exact formulations that race are asked too.
         greedy_levels: peak budgets of the greedy frontier for those.
         cluster_peaks, cluster_saves: values of each budget for a cluster.
         top_peaks, top_saves: values of each budget for the graph of the largest clusters.
         cluster_options: N_o, options that the clusters of one H-Graph offer together (thesis 3.4.5).
         formulation: of exact solving.
+        cluster_formulation: of clusters that have clusters inside.
     """
 
-    peak_budgets: int = 6
-    save_budgets: int = 6
+    peak_budgets: int = PEAK_BUDGETS
+    save_budgets: int = SAVE_BUDGETS
     computations: int = 3
-    max_exact_nodes: int = 80
+    max_exact_nodes: int = MAX_EXACT_NODES
     raced_nodes: int = 8
     greedy_levels: int = 24
     cluster_peaks: int = 6
@@ -84,7 +93,8 @@ class GridSize:
     top_peaks: int = 8
     top_saves: int = 2
     cluster_options: int = 200
-    formulation: Exact = "retention"
+    formulation: str = FORMULATION
+    cluster_formulation: str = CLUSTER_FORMULATION
 
     def inside(self) -> GridSize:
         """For clusters of nodes alone, which are solved as blocks are."""
@@ -92,14 +102,21 @@ class GridSize:
 
 
 def fixed_policies(graph: BlockGraph) -> list[Found]:
-    """Keep all, recompute all."""
+    """One schedule of each policy, such as keep all and recompute all."""
     bound = sum(node.time_s for node in graph.nodes)
     found = []
-    for name, schedule in (("keep_all", keep_all(graph)), ("recompute_all", recompute_all(graph))):
+    for policy in sources_of(Fixed):
+        schedule = policy.solve(graph)
         cost = replay_block(graph, schedule)
         time_s = cost.forward_time_s + cost.backward_time_s
-        found.append(Found(schedule, SolveReport(name, "heuristic", time_s, min(bound, time_s))))
+        found.append(Found(schedule, SolveReport(policy.name, "heuristic", time_s, min(bound, time_s))))
     return found
+
+
+def frontiers(graph: BlockGraph, levels: int, *, small: bool) -> list[Found]:
+    """Schedules from much memory to little; `small` where the block is solved exactly too."""
+    asked = [source for source in sources_of(Frontier) if source.small or not small]
+    return [Found(schedule, report) for source in asked for schedule, report in source.solve(graph, levels)]
 
 
 def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
@@ -115,7 +132,7 @@ def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
     found = [
         *fixed_policies(graph),
         *(Found(schedule_of(staged, c.line), report_of(staged, c)) for c in greedy),
-        *(Found(schedule, report) for schedule, report in tw_remat(graph, size.peak_budgets)),
+        *frontiers(graph, size.peak_budgets, small=True),
         _found(staged, executions, "smallest_peak"),
     ]
     peaks = _spaced(min(least, plain.peak_bytes), plain.peak_bytes, size.peak_budgets)
@@ -156,7 +173,7 @@ def row(
         answer = solve_exactly(
             size.formulation, graph, budgets, settings, computations=size.computations, within=within, near=near
         )
-        if size.formulation == "retention" and len(graph.nodes) <= size.raced_nodes:
+        if size.formulation == FORMULATION and len(graph.nodes) <= size.raced_nodes:
             answer = raced(answer, graph, budgets, settings)
         schedule, report_, executions = answer
         if report_ is not None and report_.status != "optimal":
@@ -180,9 +197,8 @@ def row(
 
 
 def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
-    """The greedy frontier, TW-Remat's, and the fixed policies."""
-    frontiers = [*selective_frontier(graph, size.greedy_levels), *tw_remat(graph, size.greedy_levels)]
-    return [*fixed_policies(graph), *(Found(schedule, report) for schedule, report in frontiers)]
+    """All frontiers, and the fixed policies."""
+    return [*fixed_policies(graph), *frontiers(graph, size.greedy_levels, small=False)]
 
 
 def _found(staged: StagedGraph, executions: Executions, formulation: str) -> Found:

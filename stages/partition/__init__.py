@@ -1,6 +1,6 @@
 """Compute nodes, the chain of blocks, and which blocks are identical."""
 
-from stowage.stages.partition.chains import MAX_BLOCKS, Partitioned, make_blocks, make_chains
+from stowage.stages.partition.chains import Partitioned, make_blocks, make_chains
 from stowage.stages.partition.clusters.partition import Limits
 
-__all__ = ["MAX_BLOCKS", "Limits", "Partitioned", "make_blocks", "make_chains"]
+__all__ = ["Limits", "Partitioned", "make_blocks", "make_chains"]

@@ -10,6 +10,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.partition import make_chains
 from stowage.stages.partition.clusters.partition import Limits
 from stowage.stages.rewrite import variants_of
@@ -18,7 +19,9 @@ from stowage.stages.settings import load_settings
 
 def main() -> None:
     """Fold, cut, and name identical blocks."""
-    settings = load_settings().partition
+    everything = load_settings()
+    settings = everything.partition
+    how = {"max_blocks": settings.max_blocks, "max_exact_nodes": everything.options.max_exact_nodes}
     trace = TraceTables.load(ARTIFACTS / "trace")
     costs = {c.signature: c for c in read_rows(ARTIFACTS / "profile" / "costs.parquet", Cost)}
     nodes: list[ComputeNode] = []
@@ -26,8 +29,8 @@ def main() -> None:
     clusters: list[BlockCluster] = []
     limits = Limits(settings.top_size, settings.cluster_size, settings.alpha)
     for rewrite, variant in variants_of(trace).items():
-        for chain, made in make_chains(variant, costs, max_blocks=settings.max_blocks, limits=limits).items():
-            name = rewrite + chain
+        for chain, made in make_chains(variant, costs, **how, limits=limits).items():
+            name = VariantName(rewrite, chain).text
             nodes += [replace(n, variant=name) for n in made.nodes]
             blocks += [replace(b, variant=name) for b in made.blocks]
             clusters += [replace(c, variant=name) for c in made.clusters]

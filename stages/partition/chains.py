@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.defaults import MAX_BLOCKS, MAX_EXACT_NODES
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import HELD, UNHELD, ChainName
 from stowage.stages.partition.blocks import partition
 from stowage.stages.partition.clusters.block import block_clusters
 from stowage.stages.partition.clusters.partition import Limits
@@ -16,9 +18,6 @@ from stowage.stages.partition.fold import fold
 
 SMALLEST_BLOCK = 4
 """Forward nodes of a block, at least: smaller neighbours are merged."""
-
-MAX_BLOCKS = 300
-"""Blocks of a chain, at most, if nobody says otherwise."""
 
 
 def make_blocks(
@@ -43,14 +42,8 @@ def _cut(
         smallest *= 2
 
 
-HELD = "+held"
-"""Ends the name of a variant whose chain holds long-lived values (see `find_chain`)."""
-
 HOLD_FROM = (128, 64, 32, 16)
 """Nodes between the making of a value and its last use from which it is held."""
-
-LARGE = 80
-"""Compute nodes of a block for which exact solving gets slow."""
 
 HUGE = 1000
 """Compute nodes of a block for which even greedy rules get slow: no plan is made with it where there is another way."""
@@ -66,12 +59,17 @@ class Partitioned:
 
 
 def make_chains(
-    trace: TraceTables, costs: Mapping[str, Cost], *, max_blocks: int = MAX_BLOCKS, limits: Limits | None = None
-) -> dict[str, Partitioned]:
-    """The chain of blocks, under ""; and where that has a large block and holding long-lived values makes it smaller,
-    the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again; but
-    where holding makes a huge block small, it is the only chain. Blocks that holding does not make smaller are
-    partitioned into clusters.
+    trace: TraceTables,
+    costs: Mapping[str, Cost],
+    *,
+    max_blocks: int = MAX_BLOCKS,
+    max_exact_nodes: int = MAX_EXACT_NODES,
+    limits: Limits | None = None,
+) -> dict[ChainName, Partitioned]:
+    """The chain of blocks, under `UNHELD`; and where that has a large block, and holding long-lived values makes it
+    smaller, the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again;
+    but where holding makes a huge block small, it is the only chain. Blocks that holding does not make smaller are
+    partitioned into clusters. A block is large that has more than `max_exact_nodes`.
 
     Raises:
         TableError: a call of the trace has no cost.
@@ -79,25 +77,25 @@ def make_chains(
     folded = fold(trace, costs).nodes
     plain = _cut(trace, folded, max_blocks, None)
     largest = before = _largest(plain[1])
-    if largest <= LARGE:
-        return {"": Partitioned(*plain, [])}
+    if largest <= max_exact_nodes:
+        return {UNHELD: Partitioned(*plain, [])}
     held: tuple[list[ComputeNode], list[Block]] | None = None
     for hold_from in HOLD_FROM:
         nodes, blocks = _cut(trace, folded, max_blocks, hold_from)
         if _largest(blocks) < largest:
             largest, held = _largest(blocks), (nodes, blocks)
-        if largest <= LARGE:
+        if largest <= max_exact_nodes:
             break
     if held is None:
-        return {"": Partitioned(*plain, _clusters(trace, *plain, limits))}
-    around = {HELD: Partitioned(*held, _clusters(trace, *held, limits))}
-    return around if before > HUGE and largest <= LARGE else {"": Partitioned(*plain, []), **around}
+        return {UNHELD: Partitioned(*plain, _clusters(trace, *plain, max_exact_nodes, limits))}
+    around: dict[ChainName, Partitioned] = {HELD: Partitioned(*held, _clusters(trace, *held, max_exact_nodes, limits))}
+    return around if before > HUGE and largest <= max_exact_nodes else {UNHELD: Partitioned(*plain, []), **around}
 
 
 def _clusters(
-    trace: TraceTables, nodes: list[ComputeNode], blocks: list[Block], limits: Limits | None
+    trace: TraceTables, nodes: list[ComputeNode], blocks: list[Block], max_exact_nodes: int, limits: Limits | None
 ) -> list[BlockCluster]:
-    large = [b for b in blocks if len(b.nodes) > LARGE]
+    large = [b for b in blocks if len(b.nodes) > max_exact_nodes]
     return block_clusters(trace, nodes, large, limits or Limits()) if large else []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from stowage.stages.ir.code import code_hash
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.files import locked
@@ -12,9 +13,42 @@ from stowage.stages.ir.source import file_name
 from stowage.stages.ir.table import FORMAT_VERSION, UnreadableError, read_rows, write_rows
 from stowage.stages.kernels import ReturnedStore
 
+_PROFILE, _DEVICE = "stowage.stages.profile", "stowage.stages.device"
+
+MEASURING = (
+    f"{_DEVICE}.cpu",
+    f"{_DEVICE}.cuda",
+    f"{_DEVICE}.events",
+    f"{_DEVICE}.peaks",
+    f"{_PROFILE}.arguments",
+    f"{_PROFILE}.clip",
+    f"{_PROFILE}.indices",
+    f"{_PROFILE}.line",
+    f"{_PROFILE}.measure",
+    f"{_PROFILE}.roofline",
+    f"{_PROFILE}.samples",
+    f"{_PROFILE}.sequence",
+    f"{_PROFILE}.timing",
+    f"{_PROFILE}.updates",
+    f"{_PROFILE}.windows",
+    f"{_PROFILE}.written",
+    "stowage.stages.kernels.made_up",
+    "stowage.stages.kernels.substitutes",
+    "stowage.stages.optimizers.bench",
+)
+"""Code that decides what number is measured or estimated for a call: what runs, in which surroundings and how often, by
+which clock, and what is made of the samples. Left out is what only chooses which calls are measured, looks them up,
+compares what they return, or scales them to other sizes: its changes leave a stored number as true as it was.
+Measuring takes minutes on the device itself, which may not be at hand, so words do not count here, unlike for plans."""
+
+
+def code_of_costs() -> str:
+    """Names the code that measures."""
+    return code_hash(*MEASURING, words=False)
+
 
 class CostStore:
-    """Costs by signature, for each device fingerprint, in `folder`. Safe for several processes at once; a file that has
+    """Costs by signature, for each device fingerprint and the code that measured them, in `folder`. Safe for several processes at once; a file that has
     not changed is read once.
 
     Attributes:
@@ -27,7 +61,7 @@ class CostStore:
         self.returned = ReturnedStore(folder)
 
     def _path(self, device: str) -> Path:
-        return self._folder / f"{file_name(device, 'a device')}.{FORMAT_VERSION}.parquet"
+        return self._folder / f"{file_name(device, 'a device')}.{code_of_costs()}.{FORMAT_VERSION}.parquet"
 
     def read(self, device: str) -> dict[str, Cost]:
         """Everything known about a device; empty when nothing is. What is damaged is as good as not there: it can be

@@ -7,7 +7,24 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from stowage.stages.ir.defaults import (
+    ALPHA,
+    CLUSTER_FORMULATION,
+    CLUSTER_SIZE,
+    FORMULATION,
+    MAX_BLOCKS,
+    MAX_EXACT_NODES,
+    MEMORY_SLOTS,
+    METHOD,
+    MIN_SAMPLES,
+    PEAK_BUDGETS,
+    SAVE_BUDGETS,
+    SECONDS_PER_CALL,
+    SOLVE_SECONDS,
+    TOP_SIZE,
+)
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.methods import MethodName, method_of
 from stowage.stages.settings.sizes import parse_bytes, resolve_budget
 
 Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
@@ -218,8 +235,8 @@ class ProfileSettings(_Section):
     """
 
     costs: Literal["measured", "roofline"] = "measured"
-    seconds_per_call: Seconds = 0.3
-    min_samples: Samples = 6
+    seconds_per_call: Seconds = SECONDS_PER_CALL
+    min_samples: Samples = MIN_SAMPLES
 
 
 class PartitionSettings(_Section):
@@ -232,10 +249,10 @@ class PartitionSettings(_Section):
         alpha: exponent of the number of nodes in the score of a cluster (equation 3.1).
     """
 
-    max_blocks: Many = 300
-    cluster_size: Annotated[int, Field(ge=2, le=100_000)] = 20
-    top_size: Many = 30
-    alpha: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.5
+    max_blocks: Many = MAX_BLOCKS
+    cluster_size: Annotated[int, Field(ge=2, le=100_000)] = CLUSTER_SIZE
+    top_size: Many = TOP_SIZE
+    alpha: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = ALPHA
 
 
 class OptionsSettings(_Section):
@@ -246,22 +263,25 @@ class OptionsSettings(_Section):
         time_limit_s: of one solve.
         seed: of the solver.
         workers: solves at the same time; None for the number of cores. Does not change the result.
-        max_exact_nodes: larger blocks are solved by clusters and heuristics.
+        max_exact_nodes: larger blocks are cut into clusters, and solved by those and by heuristics.
         formulation: which solves smaller ones: `retention` (intervals, by CP-SAT), or to compare with `rk_checkmate` or
             `checkmate` (by HiGHS).
+        cluster_formulation: which solves clusters that have clusters inside: `h_retention` (intervals, by CP-SAT), or
+            to compare with `h_ilp` (thesis 3.4, by HiGHS). The table of both is in `options/sources.py`.
         task_runner: where flows solve blocks: in `threads` or `processes` of this machine, which start solver processes
             of their own, or on a `dask` cluster, where `workers` counts solver processes of one block. Does not change
             the result.
         dask_scheduler: address of the cluster's scheduler, `tcp://10.0.0.1:8786`.
     """
 
-    peak_budgets: Few = 6
-    save_budgets: Few = 6
-    time_limit_s: Seconds = 5.0
+    peak_budgets: Few = PEAK_BUDGETS
+    save_budgets: Few = SAVE_BUDGETS
+    time_limit_s: Seconds = SOLVE_SECONDS
     seed: SolverSeed = 0
     workers: Few | None = None
-    max_exact_nodes: Annotated[int, Field(ge=0, le=100_000)] = 80
-    formulation: Literal["retention", "rk_checkmate", "checkmate"] = "retention"
+    max_exact_nodes: Annotated[int, Field(ge=0, le=100_000)] = MAX_EXACT_NODES
+    formulation: ClassName = FORMULATION
+    cluster_formulation: ClassName = CLUSTER_FORMULATION
     task_runner: Literal["threads", "processes", "dask"] = "threads"
     dask_scheduler: Address | None = None
 
@@ -278,7 +298,8 @@ class SolveSettings(_Section):
     Attributes:
         device_budget: device bytes that the iteration may use, everything included; a percentage is of the predicted
             total peak of plain PyTorch.
-        method: `rockmate`, `offmate`, or `auto` for the best of everything that applies.
+        method: `rockmate`, `offmate`, or `auto` for the best of everything that applies; the others of `ir/methods.py`,
+            `h_ilp` and `h_retention` among them, are there to compare with, or take the whole step as one block.
         memory_slots: resolution of memory in the dynamic program of the chain.
         offload_dir: a folder on a fast disk: parameters, optimizer states and activations that do not fit the device
             budget live there between their uses, on a machine with a GPU those that do not fit the host budget either;
@@ -288,8 +309,8 @@ class SolveSettings(_Section):
     """
 
     device_budget: Budget = "50%"
-    method: Literal["auto", "rockmate", "offmate"] = "auto"
-    memory_slots: Many = 500
+    method: MethodName = METHOD
+    memory_slots: Many = MEMORY_SLOTS
     offload_dir: PathText | None = None
     disk_budget: Size | None = None
     host_budget: Size | None = None
@@ -298,8 +319,10 @@ class SolveSettings(_Section):
     def _a_tier_for_it(self) -> SolveSettings:
         if self.disk_budget is not None and self.offload_dir is None:
             raise ValueError("disk_budget needs offload_dir: name the folder in which offloaded tensors live")
-        if self.method == "offmate" and self.offload_dir is None and self.host_budget is None:
-            raise ValueError("method offmate needs a tier below the device: give offload_dir, or host_budget on a GPU")
+        if method_of(self.method).offloads and self.offload_dir is None and self.host_budget is None:
+            raise ValueError(
+                f"method {self.method} needs a tier below the device: give offload_dir, or host_budget on a GPU"
+            )
         return self
 
 
@@ -334,6 +357,18 @@ class Settings(_Section):
     options: OptionsSettings = Field(default_factory=OptionsSettings)
     solve: SolveSettings = Field(default_factory=SolveSettings)
     train: TrainSettings = Field(default_factory=TrainSettings)
+
+    @model_validator(mode="after")
+    def _cut_as_the_method_wants_it(self) -> Settings:
+        method = method_of(self.solve.method)
+        wanted = {"partition.max_blocks": (self.partition.max_blocks, 1)} if method.whole else {}
+        have: dict[str, tuple[object, object]] = {**wanted}
+        if method.clusters is not None:
+            have["options.cluster_formulation"] = self.options.cluster_formulation, method.clusters
+        if wrong := {key: right for key, (given, right) in have.items() if given != right}:
+            needed = " and ".join(f"{key} to {right}" for key, right in wrong.items())
+            raise ValueError(f"solve.method {method.name} needs another graph or other schedules: set {needed}")
+        return self
 
     @model_validator(mode="after")
     def _a_tier_of_the_device(self) -> Settings:

@@ -9,7 +9,8 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.rewrite import rewrite_of, variants_of
+from stowage.stages.ir.variant import VariantName
+from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import PlanRequest, Reserve, Variant, eager_peak_bytes, solve_variants, tier_below
@@ -25,7 +26,7 @@ def main() -> None:
     variants = [
         Variant(
             name,
-            traces[rewrite_of(name)],
+            traces[VariantName.of(name).rewrite],
             [n for n in nodes if n.variant == name],
             [b for b in blocks if b.variant == name],
         )

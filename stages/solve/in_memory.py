@@ -8,7 +8,7 @@ from functools import cache
 from itertools import islice
 
 from stowage.stages.formulations.chain.policies import fixed_policies
-from stowage.stages.formulations.chain.rk_rotor import ChainStep, RkRotor
+from stowage.stages.formulations.chain.rk_rotor import HEADROOM, ChainStep, RkRotor
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.solve.program.chain import Chain, Execution
@@ -17,10 +17,6 @@ from stowage.stages.solve.request import COMPARED, FIXED
 
 CANDIDATES = 12
 """How many of RK-Rotor's plans that fit are polished and compared."""
-
-HEADROOM = 1.5
-"""RK-Rotor's table reaches this much beyond the budget: it rounds every size up and frees late, so plans for a larger
-nominal memory may truly fit."""
 
 STRIDE = 8
 """Most plans beyond the budget do not fit: so many at a time are passed over until one does."""

@@ -13,10 +13,10 @@ from stowage.stages.device.tiers import DiskTier
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.machine import Link
+from stowage.stages.ir.variant import HELD
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition import Limits, make_chains
-from stowage.stages.partition.chains import HELD
 from stowage.stages.partition.clusters.block import block_clusters
 from stowage.stages.solve import Below, Solved
 from stowage.stages.solve.offload import plans as tiered

@@ -18,9 +18,10 @@ from stowage.stages.formulations.block.retention import smallest_peak
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
-from stowage.stages.options import exact, generate, tasks
-from stowage.stages.options.exact import Answer, Exact, raced, solve_exactly
+from stowage.stages.options import generate, intervals, tasks
+from stowage.stages.options.exact import raced, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
+from stowage.stages.options.intervals import Answer
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.options.workers import pool
@@ -174,13 +175,13 @@ def test_encoding_is_reversible() -> None:
 
 
 @pytest.mark.parametrize("formulation", ["rk_checkmate", "checkmate"])
-def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: Exact) -> None:
+def test_other_exact_formulations_take_the_place_of_the_usual_one(formulation: str) -> None:
     graph, patient = deep_chain(1), SolverSettings(time_limit_s=600.0)
     size = GridSize(3, 3, computations=4)
     budgets = tasks.grid(graph, size, patient)
     peak = budgets.peaks[1]
 
-    def times_s(chosen: Exact) -> list[float]:
+    def times_s(chosen: str) -> list[float]:
         """The fastest within each save budget."""
         found = tasks.row(
             graph, peak, budgets.saves, dataclasses.replace(size, formulation=chosen), patient, budgets.smallest
@@ -261,7 +262,7 @@ def test_backward_nodes_once_is_the_answer_where_time_for_more_is_short(
 
 
 def _with_share(monkeypatch: pytest.MonkeyPatch, graph: BlockGraph, peak: int, share: float) -> Answer:
-    monkeypatch.setattr(exact, "_SHORT", share)
+    monkeypatch.setattr(intervals, "_SHORT", share)
     return solve_exactly("retention", graph, (peak, peak), LIMITS, computations=3, within=None, near=None)
 
 

@@ -13,10 +13,11 @@ from torch import nn
 from stowage.flows import fit
 from stowage.stages import partition as cut
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.defaults import MAX_EXACT_NODES
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import HELD
 from stowage.stages.partition import make_chains
-from stowage.stages.partition.chains import HELD, LARGE
 from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for
 from tests.zoo import REMAT, ZOO
@@ -68,7 +69,7 @@ def test_one_large_block_becomes_many(name: str) -> None:
     trace = traced(name)
     chains = make_chains(trace, costs_for(trace))
     plain, held = chains[""], chains[HELD]
-    assert max(len(b.nodes) for b in plain.blocks) > LARGE >= max(len(b.nodes) for b in held.blocks)
+    assert max(len(b.nodes) for b in plain.blocks) > MAX_EXACT_NODES >= max(len(b.nodes) for b in held.blocks)
     assert Counter(c for n in held.nodes for c in n.calls) == Counter(c for n in plain.nodes for c in n.calls)
     inside = {s for b in held.blocks for s in b.storages}
     beside = {s for n in held.nodes if n.block >= 0 for s in n.creates} - inside
@@ -103,7 +104,7 @@ def adam(parameters: object) -> torch.optim.Optimizer:
 
 @pytest.mark.long
 def test_a_huge_block_that_holding_makes_small_is_in_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "HUGE", LARGE)
+    monkeypatch.setattr(cut, "HUGE", MAX_EXACT_NODES)
     trace = traced("decoder")
     assert list(make_chains(trace, costs_for(trace))) == [HELD]
     step = fit(network(), BATCH, adam, device_budget="60%", loss=loss, quick=True, cache_dir=tmp_path)

@@ -126,7 +126,7 @@ def test_every_parameter_is_tracked_by_its_stage() -> None:
 
 
 def test_a_stage_tracks_its_own_section() -> None:
-    others = {"solve": {"options"}, "train": {"trace"}}
+    others = {"partition": {"options"}, "solve": {"options"}, "train": {"trace"}}
     for name, stage in pipeline().items():
         sections = {key.partition(".")[0] for key in parameters(stage)}
         assert sections <= {name} | others.get(name, set())

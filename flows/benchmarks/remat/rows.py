@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from stowage.flows.benchmarks.remat.figure import Panel, Point, remat_figure
 from stowage.flows.benchmarks.remat.names import AUTO, EAGER
 from stowage.stages.ir.errors import MIB
+from stowage.stages.ir.methods import NAMES
 from stowage.stages.report.figures import render
-from stowage.stages.solve.request import METHODS
 
 NAN = float("nan")
 
@@ -224,12 +224,12 @@ def picture(rows: Sequence[RematRow]) -> bytes:
 
 def panel_of(rows: Sequence[RematRow]) -> Panel:
     """The measured points of one model; methods and peers keep the order of the rows."""
-    methods: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant in METHODS}
-    peers: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant not in METHODS}
+    methods: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant in NAMES}
+    peers: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant not in NAMES}
     measured = sorted((r for r in rows if not r.note), key=lambda r: r.peak_bytes)
     for r in measured:
         point = Point(r.peak_bytes, r.overhead, r.predicted_peak_bytes, r.predicted_overhead)
-        (methods if r.contestant in METHODS else peers)[r.contestant].append(point)
+        (methods if r.contestant in NAMES else peers)[r.contestant].append(point)
     if not measured or measured[0].activation_share == measured[-1].activation_share:
         return Panel(methods, peers)
     least, most = measured[0], measured[-1]

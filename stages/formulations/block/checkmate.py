@@ -49,7 +49,6 @@ from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
 Constraints = Iterator[tuple[str, Any]]
 _LARGEST_MEMORY = 1_000_000
 

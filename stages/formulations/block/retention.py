@@ -35,7 +35,6 @@ from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.solver.cp import CpAnswer, cp_model, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
 _TIME_STEPS = 10_000_000
 _LARGEST_MEMORY = 1 << 40
 

@@ -44,6 +44,11 @@ SAVING = 4
 """Times fewer sub-problems, at least, for which differences are rounded."""
 
 
+HEADROOM = 1.5
+"""A table reaches this much beyond the budget it is for: it rounds every size up and frees late, so plans for a larger
+nominal memory may truly fit."""
+
+
 @dataclass(frozen=True)
 class ChainOption:
     """One way to run a block forward and backward; bytes leave out the block's input."""

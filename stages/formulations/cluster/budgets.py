@@ -20,8 +20,6 @@ from typing import TypeVar
 
 from stowage.stages.formulations.cluster.answer import Budgets
 
-VERSION = "2"
-
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 

@@ -20,7 +20,6 @@ from stowage.stages.formulations.cluster.rotor import HRotor
 from stowage.stages.formulations.cluster.staged_order import HRuns, cost_of, schedule_of, timeline
 from stowage.stages.ir.h_graph import HGraph, HSchedule
 
-VERSION = "2"
 # More clusters than this, and taking back is tried for the dearest alone.
 _TRIES = 60
 # Times are sums of floats in different orders.

@@ -14,12 +14,10 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from functools import cached_property
 
-from stowage.stages.formulations.chain.rk_rotor import ChainBlock, ChainStep, RkRotor
+from stowage.stages.formulations.chain.rk_rotor import HEADROOM, ChainBlock, ChainStep, RkRotor
 from stowage.stages.formulations.cluster.as_chain import HChain
 from stowage.stages.formulations.cluster.lazy import HCandidate, HChoice, candidate_of
 from stowage.stages.formulations.cluster.problem import HProblem
-
-VERSION = "1"
 
 CROSSING = 0.45
 """RK-Rotor is applied where the values that are read in forward beyond the next node are at most this share of the
@@ -27,9 +25,6 @@ bytes that forward makes: they are held without being planned for. Where it was 
 faster than the greedy's up to a share of 0.41, and none from 0.47 on."""
 
 SLOTS = 300
-HEADROOM = 1.5
-"""A table reaches this much beyond the budgets it is for."""
-
 AROUND = 3
 """Levels looked at on each side of where bisection ends: true peaks do not fall strictly."""
 

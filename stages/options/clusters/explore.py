@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stowage.stages.formulations.cluster.answer import Budgets, HAnswer
 from stowage.stages.formulations.cluster.budgets import Met, explore
 from stowage.stages.ir.block import SolveReport
+from stowage.stages.ir.defaults import CLUSTER_FORMULATION
 from stowage.stages.ir.h_graph import HGraph, HSchedule
 from stowage.stages.options.clusters.tasks import HSolved
 from stowage.stages.options.workers.pool import Answer, Job
@@ -33,6 +34,7 @@ class HExploration:
         saves: int,
         settings: SolverSettings,
         finish: Callable[[list[HFound]], Iterable[Job]],
+        formulation: str = CLUSTER_FORMULATION,
     ) -> None:
         """
         Args:
@@ -40,7 +42,9 @@ class HExploration:
             peaks, saves: values of M_peak, and for each of M_save.
             settings: limits of each solve.
             finish: called with all that was found.
+            formulation: the name of a `Cluster` source.
         """
+        self._formulation = formulation
         self._graph, self._settings, self._counts, self._finish = graph, settings, (peaks, saves), finish
         self._policies: tuple[HAnswer, ...] = ()
         self._solved: list[HSolved] = []
@@ -48,7 +52,7 @@ class HExploration:
 
     def first(self) -> Job:
         """Where the budgets lie."""
-        return Job(h_ends_request(self._graph, self._settings), self._started)
+        return Job(h_ends_request(self._graph, self._settings, self._formulation), self._started)
 
     def _started(self, answer: Answer) -> Iterable[Job]:
         ends = unpack_ends(answer)
@@ -77,7 +81,7 @@ class HExploration:
             return arrive
 
         return [
-            Job(h_solve_request(self._graph, self._settings, budgets, known), follow(i))
+            Job(h_solve_request(self._graph, self._settings, self._formulation, budgets, known), follow(i))
             for i, budgets in enumerate(asked)
         ]
 

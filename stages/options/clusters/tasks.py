@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from stowage.stages.formulations.cluster.answer import Budgets, HAnswer, answer_of
 from stowage.stages.formulations.cluster.budgets import Met
 from stowage.stages.formulations.cluster.policies import keep_all
-from stowage.stages.formulations.cluster.retention.solve import HRetention, smallest_peak
 from stowage.stages.formulations.cluster.staged_order import cost_of, timeline
+from stowage.stages.ir.defaults import CLUSTER_FORMULATION
 from stowage.stages.ir.h_graph import HGraph
+from stowage.stages.options.sources import Cluster, source_of
 from stowage.stages.simulate.h_graph import replay_h_graph
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -46,14 +47,20 @@ class HTasks:
         IllegalPlanError: a formulation's bug.
     """
 
-    def __init__(self, graph: HGraph, settings: SolverSettings) -> None:
-        self._graph, self._settings = graph, settings
-        self._retention = HRetention(graph, settings)
+    def __init__(self, graph: HGraph, settings: SolverSettings, formulation: str = CLUSTER_FORMULATION) -> None:
+        """
+        Args:
+            graph: the cluster.
+            settings: limits of each solve.
+            formulation: the name of a `Cluster` source.
+        """
+        self._graph = graph
+        self._solver = source_of(Cluster, formulation, "options.cluster_formulation").prepare(graph, settings)
 
     def ends(self) -> Ends:
         """Find the smallest peak."""
-        data, incumbents = self._retention.data, self._retention.incumbents
-        runs, least = smallest_peak(incumbents, self._settings)
+        data, incumbents = self._solver.data, self._solver.incumbents
+        runs, least = self._solver.smallest_peak()
         no_limit = sum(data.nbytes) + least, sum(data.nbytes) + least
         answers = [answer_of(data, no_limit, runs, "heuristic", data.floor_s, "smallest_peak")]
         policies = incumbents.policies
@@ -65,11 +72,11 @@ class HTasks:
 
     def solve(self, budgets: Budgets, known: Sequence[HAnswer]) -> HSolved:
         """The fastest schedule found within one pair of budgets, given answers for others."""
-        answer = self._retention.solve(budgets, known)
+        answer = self._solver.solve(budgets, known)
         self._check(answer)
         if answer.runs is None:
             return HSolved(answer, None)
-        cost = cost_of(self._retention.data, timeline(self._retention.data, answer.runs))
+        cost = cost_of(self._solver.data, timeline(self._solver.data, answer.runs))
         return HSolved(answer, Met(cost.time_s, cost.peak_bytes, cost.save_bytes))
 
     def _check(self, answer: HAnswer) -> None:

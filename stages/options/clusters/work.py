@@ -95,7 +95,7 @@ class HierarchyWork:
             return self._known(region, "level", [level.line(f.schedule) for f in found])
 
         limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * SHARE)
-        return [HExploration(level.graph, peaks, saves, limits, follow).first()]
+        return [HExploration(level.graph, peaks, saves, limits, follow, self.size.cluster_formulation).first()]
 
     def _known(self, region: Region, way: _Way, lines: Iterable[Line]) -> Iterable[Job]:
         """Keep the options of a region when both ways are through, and start what waited for them."""

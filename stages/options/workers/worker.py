@@ -49,16 +49,23 @@ def sweep_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -
     return {**grid_request(graph, size, settings), "task": "sweep"}
 
 
-def h_ends_request(graph: HGraph, settings: SolverSettings) -> Request:
+def h_ends_request(graph: HGraph, settings: SolverSettings, formulation: str) -> Request:
     """Ask for `HTasks.ends`."""
-    return {"task": "h_ends", "graph": H_GRAPH.dump_json(graph).decode(), "settings": json.dumps(asdict(settings))}
+    return {
+        "task": "h_ends",
+        "graph": H_GRAPH.dump_json(graph).decode(),
+        "settings": json.dumps(asdict(settings)),
+        "formulation": formulation,
+    }
 
 
-def h_solve_request(graph: HGraph, settings: SolverSettings, budgets: Budgets, known: Sequence[HAnswer]) -> Request:
+def h_solve_request(
+    graph: HGraph, settings: SolverSettings, formulation: str, budgets: Budgets, known: Sequence[HAnswer]
+) -> Request:
     """Ask for `HTasks.solve`."""
     bare = [replace(answer, schedule=None) for answer in known]
     return {
-        **h_ends_request(graph, settings),
+        **h_ends_request(graph, settings, formulation),
         "task": "h_solve",
         "budgets": BUDGETS.dump_python(budgets, mode="json"),
         "known": ANSWERS.dump_python(bare, mode="json"),
@@ -66,15 +73,15 @@ def h_solve_request(graph: HGraph, settings: SolverSettings, budgets: Budgets, k
 
 
 @lru_cache(maxsize=2)
-def _h_tasks(graph: str, settings: str) -> HTasks:
+def _h_tasks(graph: str, settings: str, formulation: str) -> HTasks:
     """Prepared once for all budgets that this process is asked for."""
-    return HTasks(H_GRAPH.validate_json(graph), SolverSettings(**json.loads(settings)))
+    return HTasks(H_GRAPH.validate_json(graph), SolverSettings(**json.loads(settings)), formulation)
 
 
 def perform(request: Request) -> dict[str, Any]:
     """Do one task; the answer is plain JSON, so that it is the same wherever it was done."""
     if request["task"] in {"h_ends", "h_solve"}:
-        tasks = _h_tasks(request["graph"], request["settings"])
+        tasks = _h_tasks(request["graph"], request["settings"], request["formulation"])
         if request["task"] == "h_ends":
             return {"ends": ENDS.dump_python(tasks.ends(), mode="json")}
         known = ANSWERS.validate_python(request["known"])

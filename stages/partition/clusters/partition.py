@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stowage.stages.ir.defaults import ALPHA, CLUSTER_SIZE, TOP_SIZE
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.hierarchy import FlowGraph, Hierarchy
 from stowage.stages.partition.clusters.apart import Start, as_it_is, with_first_readers
@@ -50,9 +51,9 @@ class Limits:
         smallest: a graph with fewer nodes is not partitioned.
     """
 
-    top_size: int = 30
-    size: int = 20
-    alpha: float = 0.5
+    top_size: int = TOP_SIZE
+    size: int = CLUSTER_SIZE
+    alpha: float = ALPHA
     smallest: int = 4
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from stowage.stages.ir.graph import SHARED
+from stowage.stages.ir.methods import method_of
 from stowage.stages.solve.offload.offloader import Offloader, OffloadPlan
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solve.offload.sweep.late_updates import LateUpdate, late_updates, sets_of_updates
@@ -54,7 +55,7 @@ def tiered_plans(
                 found += _late(lean, order, budget_bytes, away)
         return found, list(_shifted(offloader, found, budget_bytes, fastest_s))
     settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=request.seed)
-    preprint = request.method == "offmate_preprint"
+    preprint = method_of(request.method).whole_blocks
     found = list(search.plans(offloader, budget_bytes, settings, preprint=preprint))
     fitting = list(_shifted(offloader, found, budget_bytes, fastest_s))
     if not preprint and not any(p.outcome.time_s <= p.fractional_s * POOR for p in fitting):

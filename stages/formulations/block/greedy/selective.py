@@ -20,7 +20,6 @@ from stowage.stages.formulations.block.greedy.relief import polish, relieve
 from stowage.stages.formulations.block.staged_order import StagedGraph, schedule_of
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 
-VERSION = "1"
 # Above this many nodes fewer ways are tried.
 _SMALL = 200
 _FORESIGHTS = (0.0, 0.5, 1.0)

@@ -43,7 +43,6 @@ from stowage.stages.formulations.block.staged_order import StagedGraph, memory_u
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.solver.milp import pulp
 
-VERSION = "1"
 Constraints = Iterator[tuple[str, Any]]
 _LARGEST_MEMORY = 1_000_000
 

@@ -42,7 +42,6 @@ from stowage.stages.formulations.block.tw_remat.order import NodeGraph, TooLongE
 from stowage.stages.formulations.block.tw_remat.relief import relieved
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 
-VERSION = "1"
 # W falls from plain PyTorch's peak by this factor from schedule to schedule.
 _STEP = 0.75
 _KEPT_SHARES = (0.0, 0.1, 0.25, 0.5)

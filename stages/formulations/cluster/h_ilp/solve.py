@@ -15,8 +15,6 @@ from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.milp import MilpSolver, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "2"
-
 
 def h_ilp(
     graph: HGraph,

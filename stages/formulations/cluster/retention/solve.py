@@ -17,8 +17,6 @@ from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.cp import CpAnswer, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "2"
-
 
 def h_retention(
     graph: HGraph,

@@ -13,8 +13,6 @@ from stowage.stages.formulations.offload.problem import OffloadOption, OffloadPr
 from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status
 
-VERSION = "1"
-
 Method = Literal["exact", "relax_and_round"]
 
 _SNAP = 1e-6

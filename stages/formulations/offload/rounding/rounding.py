@@ -33,8 +33,6 @@ from stowage.stages.formulations.offload.rounding.tensors import Item, Loads
 from stowage.stages.solver.milp import MilpSolver
 from stowage.stages.solver.outcome import SolverSettings
 
-VERSION = "1"
-
 
 @dataclass(frozen=True)
 class StepMoves:

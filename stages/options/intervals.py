@@ -1,0 +1,96 @@
+"""Answers for one pair of budgets, and how retention intervals are asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from stowage.stages.formulations.block.retention import solve_executions
+from stowage.stages.formulations.block.staged_order import Executions, StagedGraph, schedule_of, timeline
+from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.solver.outcome import SolverSettings
+
+_FEW = 2
+"""Computations of a node that are tried first. Where two suffice a third makes tight schedules of some blocks up to 9%
+faster, but not the plans of GPT-2 and a Transformer at any budget tried, and it takes five times as long to prove.
+Without it some small budgets cannot be met."""
+
+_SHORT = 1 / 16
+"""Of the limit, for a third computation where backward nodes may run again too: proving took eight times as long as
+finding what is at most 2% slower on a Transformer's blocks."""
+
+
+class Answer(NamedTuple):
+    """A schedule, how it was found, and where the next solve may start; see `retention`."""
+
+    schedule: BlockSchedule | None
+    report: SolveReport | None
+    executions: Executions | None
+
+
+@dataclass(frozen=True)
+class Starts:
+    """What a solve may use.
+
+    Attributes:
+        computations: of one node at most, for budgets that two of each node do not meet; formulations without such a
+            limit need not know it.
+        within: executions within both budgets.
+        near: executions within similar ones.
+    """
+
+    computations: int
+    within: Executions | None = None
+    near: Executions | None = None
+
+
+ExactSolve = Callable[[BlockGraph, tuple[int, int], SolverSettings, Starts], Answer]
+"""Of a block, (M_peak, M_save) in bytes, the solver's limits, and starts: the fastest schedule."""
+
+Solve = Callable[..., tuple[BlockSchedule | None, SolveReport | None]]
+"""Of (block, M_peak, M_save, limits, hint=executions or None): schedule and report, or None and None."""
+
+
+def answering(solve: Solve) -> ExactSolve:
+    """A formulation that is asked for one schedule, and says no more."""
+
+    def answer(block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts) -> Answer:
+        return Answer(*solve(block, *budgets, settings, hint=starts.within), None)
+
+    return answer
+
+
+def retention_intervals(
+    block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts
+) -> Answer:
+    """Retention intervals: few computations of each node first, more where those do not meet the budgets."""
+    within, hint = starts.within, starts.within or starts.near
+    few = min(_FEW, starts.computations)
+    executions, report = solve_executions(block, *budgets, settings, computations=few, hint=hint)
+    came_first = report is not None and within is None  # the limit, and it would again
+    if executions is None and starts.computations > few and not came_first:
+        executions, report = _more_computations(block, budgets, settings, starts.computations, hint)
+    if executions is None:
+        return Answer(None, report, None)
+    staged = StagedGraph.of(block)
+    return Answer(schedule_of(staged, timeline(staged, executions)), report, executions)
+
+
+def _more_computations(
+    block: BlockGraph,
+    budgets: tuple[int, int],
+    settings: SolverSettings,
+    computations: int,
+    hint: Executions | None,
+) -> tuple[Executions | None, SolveReport | None]:
+    """Backward nodes once, which is quickly proven; then whatever is faster, for a part of the time."""
+    once, report = solve_executions(
+        block, *budgets, settings, computations=computations, recompute_backward=False, hint=hint
+    )
+    short = replace(settings, time_limit_s=settings.time_limit_s * _SHORT)
+    found, improved = solve_executions(block, *budgets, short, computations=computations, hint=once or hint)
+    if found is not None or once is None or report is None or improved is None:
+        return found, improved
+    # The bound holds for schedules that compute backward nodes again too.
+    return once, replace(report, status="feasible", bound_s=min(report.objective_s, improved.bound_s))
