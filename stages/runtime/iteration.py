@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.errors import PlanMismatchError
-from stowage.stages.ir.run import SpanStream
 from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.dispatch import Outside, below_autograd
@@ -108,7 +108,7 @@ class Iteration:
         if self._offloading is not None:
             self._offloading.keep_to_limit()
 
-    def _span(self, stream: SpanStream, name: str) -> AbstractContextManager[None]:
+    def _span(self, stream: PlanAction, name: str) -> AbstractContextManager[None]:
         return self._recorder.span(stream, name) if self._recorder is not None else _UNRECORDED
 
     @contextmanager
