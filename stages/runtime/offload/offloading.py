@@ -263,6 +263,10 @@ class Offloading:
             self.fetch(name)
         return wanted
 
+    def serves(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Whether it is this optimizer whose states it moves."""
+        return optimizer is self._optimizer
+
     def serve(self, optimizer: torch.optim.Optimizer | None) -> None:
         """From now on for another optimizer of the same parameters."""
         self._verbs += 1
