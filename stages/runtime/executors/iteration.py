@@ -15,7 +15,8 @@ from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.dispatch import Outside, below_autograd
 from stowage.stages.runtime.executors.verbs import Form
 from stowage.stages.runtime.observe.tracing import Recorder
-from stowage.stages.runtime.offload.offloading import Offloading, noted_release
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.offload.transfers import noted_release
 from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.runtime.updates import run_gradient_hooks
 
