@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stowage.flows.api.best_batch import best_batch
     from stowage.flows.api.fit import fit
+    from stowage.flows.api.offload import Offload
     from stowage.flows.api.trainer.trainer import stow
     from stowage.flows.api.training_step import TrainingStep
     from stowage.flows.planning.batch_sizes import BatchChoice
     from stowage.stages.runtime.masters import MasterWeights
 
-__all__ = ["BatchChoice", "MasterWeights", "TrainingStep", "best_batch", "fit", "stow"]
+__all__ = ["BatchChoice", "MasterWeights", "Offload", "TrainingStep", "best_batch", "fit", "stow"]
 
 _HOME = {
     "BatchChoice": "stowage.flows.planning.batch_sizes",
     "MasterWeights": "stowage.stages.runtime.masters",
+    "Offload": "stowage.flows.api.offload",
     "TrainingStep": "stowage.flows.api.training_step",
     "best_batch": "stowage.flows.api.best_batch",
     "fit": "stowage.flows.api.fit",

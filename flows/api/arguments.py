@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,8 +69,12 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def check_arguments(**given: Any) -> None:
+def check_arguments(names: Mapping[str, str] | None = None, /, **given: Any) -> None:
     """Look at arguments by their names.
+
+    Args:
+        names: what some are called where they were given.
+        given: the arguments.
 
     Raises:
         ParameterError: one is of another kind than it must be.
@@ -82,7 +86,7 @@ def check_arguments(**given: Any) -> None:
         except Exception:  # of a comparison that the value does not know
             right = False
         if not right:
-            raise ParameterError(f"{name} is {_shown(value)}: give {what}.")
+            raise ParameterError(f"{(names or {}).get(name, name)} is {_shown(value)}: give {what}.")
 
 
 def _shown(value: Any) -> str:

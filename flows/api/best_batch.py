@@ -11,6 +11,7 @@ from torch import nn
 
 from stowage.flows.api.fit import MakeOptimizer, print_notice
 from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.batch_sizes import BatchChoice, BatchPlanner, Resize, Say
 from stowage.flows.planning.step import QUICK, Effort, home_folder, target_device
 from stowage.stages.ir.defaults import LARGEST_BATCH
@@ -36,6 +37,7 @@ def best_batch(
     loss: Loss | None = None,
     max_grad_norm: float | None = None,
     method: str = "auto",
+    offload: Offload | None = None,
     host_budget: str | int | None = None,
     disk_budget: str | int | None = None,
     offload_dir: str | Path | None = None,
@@ -51,8 +53,8 @@ def best_batch(
     of them up to two more, while they are better still. Where neither fits, smaller ones are searched.
 
     Args:
-        model, optimizer, loss, max_grad_norm, method, host_budget, disk_budget, offload_dir, cache_dir, quick, say: see
-            `fit`. The model may be on the meta device; weights are not needed.
+        model, optimizer, loss, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir, cache_dir, quick,
+            say: see `fit`. The model may be on the meta device; weights are not needed.
         batch: a sample, with samples along the first dimension: tensors as long as the first of its tensors are
             resized, by slicing and repeating rows.
         device_budget: see `fit`; a percentage is of plain PyTorch's peak on `batch`.
@@ -72,7 +74,7 @@ def best_batch(
         optimizer = optimizer(list(model.parameters()))
     home = home_folder(cache_dir)
     target = target_device(next((p.device.type for p in model.parameters()), "cpu"), home)
-    lower = lower_tier(target, host_budget=host_budget, disk_budget=disk_budget, offload_dir=offload_dir, method=method)
+    lower = lower_tier(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
     if resize is not None:
         batch = resize(batch, min(SAMPLE, largest))
     planner = BatchPlanner(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from stowage.flows.api.binding import Binding
 from stowage.flows.api.check.shadow import Net
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.reasons import form_of, planned_text, why
@@ -24,8 +25,6 @@ from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.bind import bind
-from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
 from stowage.stages.solve import Below
 from stowage.stages.solve.evaluation import solve_forward
@@ -168,22 +167,17 @@ class Evaluations:
         self,
         model: nn.Module,
         planner: Planning,
-        layouts: Callable[[], Mapping[str, torch.Tensor]],
-        offloading: Callable[[Planned], Offloading | None],
-        tracing: Callable[[], AbstractContextManager[None]],
+        binding: Binding,
         net: Net,
         *,
         most: int,
         say: Callable[[str], None],
         touches: tuple[Any, ...] = (),
     ) -> None:
-        """`layouts` tells how parameters lie that are not in memory, `offloading` has the tier for a plan, `tracing`
-        lets modules be called whose weights are below; `most` programs are kept; `touches`: see `record_forward`."""
+        """`binding` makes the programs, of which `most` are kept; `touches`: see `record_forward`."""
         self._model = model
         self._planner = planner
-        self._layouts = layouts
-        self._offloading = offloading
-        self._tracing = tracing
+        self._binding = binding
         self._net = net
         self._most = most
         self._say = say
@@ -246,8 +240,8 @@ class Evaluations:
 
         def plan() -> tuple[RecordedForward, Planned]:
             watch("trace")
-            with self._tracing():
-                recorded = record_forward(self._model, batch, forward, self._layouts(), self._touches)
+            with self._binding.tracing():
+                recorded = record_forward(self._model, batch, forward, self._binding.layouts(), self._touches)
             for notice in recorded.notices:
                 self._say(notice)
             with without_autocast():
@@ -258,17 +252,7 @@ class Evaluations:
                 recorded, planned = with_true_kernels(plan)
             except Infeasible as error:
                 raise error.about("evaluation", form_of(form)) from None
-        program = bind(
-            planned.source,
-            planned.manifest.source_hash,
-            str(planned.folder / "step.py"),
-            planned.trace,
-            self._model,
-            None,
-            planned.slots,
-            self._offloading(planned),
-            recorded.outside,
-        )
+        program = self._binding.bind(planned, recorded.outside, trains=False)
         self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
         return _Known(key, resting, planned, program, recorded)
 

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from stowage.flows.api.arguments import check_arguments
+from stowage.flows.api.binding import Execution
 from stowage.flows.api.budget import RunBudget
 from stowage.flows.api.check.shadow import check_of
 from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.training_step import TrainingStep
@@ -23,6 +25,8 @@ from stowage.flows.api.update_rate import with_own_updates
 from stowage.flows.planning.effort import QUICK, Effort, home_folder, target_device
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.runtime.executors.base import MakeExecutor
+from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.trace.checks import check_module, check_parameters
 from stowage.stages.workload.calls import Loss, Objective
 from stowage.stages.workload.guard import user_code
@@ -46,9 +50,8 @@ def make_step(
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     method: str = "auto",
-    host_budget: str | int | None = None,
-    disk_budget: str | int | None = None,
-    offload_dir: str | Path | None = None,
+    offload: Offload | None = None,
+    executor: MakeExecutor = SingleDevice,
     late: LateWeights | None = None,
     cache_dir: str | Path | None = None,
     quick: bool = False,
@@ -60,6 +63,7 @@ def make_step(
     """A training step that has not planned anything yet; see `fit`.
 
     Args:
+        offload: see `Offload`.
         objective: `objective(model, batch)`, instead of `loss`.
         touches: objects that it may change besides those that hang on the model and the objective.
 
@@ -73,9 +77,6 @@ def make_step(
         objective=objective,
         accumulate=accumulate,
         method=method,
-        host_budget=host_budget,
-        disk_budget=disk_budget,
-        offload_dir=offload_dir,
         cache_dir=cache_dir,
         quick=quick,
         new_shapes=new_shapes,
@@ -90,14 +91,13 @@ def make_step(
         max_grad_norm = float(max_grad_norm)
     check_module(model)
     check_parameters(model)
+    offload = offload if offload is not None else Offload()
     home = home_folder(cache_dir)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lower = lower_tier(
-        with_own_updates(target_device(device, home), optimizer if host_budget is not None else None, device, home),
+        with_own_updates(target_device(device, home), optimizer if offload.host is not None else None, device, home),
+        offload,
         device=device,
-        host_budget=host_budget,
-        disk_budget=disk_budget,
-        offload_dir=offload_dir,
         method=method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
@@ -126,8 +126,7 @@ def make_step(
         optimizer,
         planner,
         steps,
-        late=late,
-        lower=lower,
+        execution=Execution(executor, lower.open if lower else None, late),
         check=check_of(check),
         say=say,
     )
@@ -148,6 +147,7 @@ def fit(
     accumulate: int = 1,
     max_grad_norm: float | None = None,
     method: str = "auto",
+    offload: Offload | None = None,
     host_budget: str | int | None = None,
     disk_budget: str | int | None = None,
     offload_dir: str | Path | None = None,
@@ -155,6 +155,7 @@ def fit(
     cache_dir: str | Path | None = None,
     quick: bool = False,
     check: str = "powers",
+    executor: MakeExecutor = SingleDevice,
     say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -185,10 +186,9 @@ def fit(
             the norm. `inf` computes it and clips nothing.
         method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `hiremate` solves the whole step by clusters;
             `offmate` forces offloading.
-        host_budget: pinned host memory that a model on a GPU may use for parameters, optimizer states and activations.
-        disk_budget: bytes that they may take in `offload_dir`; by default what is free there.
-        offload_dir: a folder on a fast disk: what does not fit `device_budget` lives there; on a machine with a GPU
-            what does not fit `host_budget` either.
+        offload: where what does not fit `device_budget` may live: `Offload("/fast/disk", disk="100GiB")`; on a machine
+            with a GPU `Offload("/fast/disk", host="8GiB")`, see `Offload`.
+        offload_dir, host_budget, disk_budget: the same three things as arguments of their own, instead of `offload`.
         weights: a safetensors file, or a folder of them, for a model on the meta device: each tensor is read straight
             into the tier where it lives, so that the model may be larger than RAM.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.
@@ -196,6 +196,7 @@ def fit(
         check: when model and loss also run in plain PyTorch, forward only and within the budget, so that a plan which
             has become stale raises `StaleStep`: `powers` on calls 1, 2, 4, 8, … of each program, `always`, `never`;
             `gradients` like `powers`, and on the first call everything is compared that the step computes.
+        executor: how plans are executed: a class like `SingleDevice`, which takes one device; see `Executor`.
         say: receives notices, one sentence each.
 
     Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
@@ -208,6 +209,7 @@ def fit(
     check_arguments(
         model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights, say=say
     )
+    offload = offload_of(offload, offload_dir, host_budget, disk_budget)
     if loss is not None and forward is not None:
         raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
     if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
@@ -230,9 +232,8 @@ def fit(
         accumulate=accumulate,
         max_grad_norm=max_grad_norm,
         method=method,
-        host_budget=host_budget,
-        disk_budget=disk_budget,
-        offload_dir=offload_dir,
+        offload=offload,
+        executor=executor,
         late=late,
         cache_dir=cache_dir,
         quick=quick,

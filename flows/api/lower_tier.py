@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
+from stowage.flows.api.offload import Offload
 from stowage.stages.device.tiers import Tier, open_tier
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.solve import Below, tier_below
@@ -24,17 +24,22 @@ class LowerTier:
 
 def lower_tier(
     target: DeviceDescription,
+    offload: Offload,
     *,
     device: torch.device | None = None,
-    host_budget: str | int | None,
-    disk_budget: str | int | None,
-    offload_dir: str | Path | None,
     method: str = "auto",
 ) -> LowerTier | None:
-    """The tier that the arguments of `fit` allow below `device`, by default the current one of its type, or None.
+    """The tier that `offload` allows below `device`, by default the current one of its type, or None.
 
     Raises:
         ParameterError: a budget does not fit the device, or is wrong.
     """
-    below = tier_below(target, host_budget=host_budget, disk_budget=disk_budget, offload_dir=offload_dir, method=method)
-    return LowerTier(below, partial(open_tier, device or target.type, offload_dir)) if below is not None else None
+    below = tier_below(
+        target,
+        host_budget=offload.host,
+        disk_budget=offload.disk,
+        offload_dir=offload.dir,
+        method=method,
+        names=offload.names,
+    )
+    return LowerTier(below, partial(open_tier, device or target.type, offload.dir)) if below is not None else None

@@ -10,12 +10,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from stowage.flows.api.binding import Binding
+from stowage.flows.api.binding import Binding, Execution
 from stowage.flows.api.interrupt import ends_in_one_line
-from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
-from stowage.flows.api.lower_tier import LowerTier
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.reasons import form_of, planned_text, why
 from stowage.flows.api.steps import SPARE, Known, Say, Steps
@@ -50,8 +48,7 @@ class Programs:
         planner: Planner,
         steps: Steps,
         *,
-        late: LateWeights | None = None,
-        lower: LowerTier | None = None,
+        execution: Execution | None = None,
         say: Say = lambda text: None,
     ) -> None:
         self._model = model
@@ -67,7 +64,7 @@ class Programs:
         self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
         self._traced_s = self._untold_s = 0.0
-        self.binding = Binding(model, optimizer, late, lower, self.live.watch.tree)
+        self.binding = Binding(model, optimizer, execution or Execution(), self.live.watch.tree)
 
     @property
     def offloading(self) -> Offloading | None:

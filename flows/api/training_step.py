@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from stowage.flows.api import saving
+from stowage.flows.api.binding import Execution
 from stowage.flows.api.check.shadow import Check, Net
 from stowage.flows.api.evaluation import Evaluations, Resting
-from stowage.flows.api.late_weights import LateWeights
-from stowage.flows.api.lower_tier import LowerTier
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.programs import Programs
 from stowage.flows.api.reasons import step_text
@@ -62,24 +61,21 @@ class TrainingStep:
         planner: Planner,
         steps: Steps,
         *,
-        late: LateWeights | None = None,
-        lower: LowerTier | None = None,
+        execution: Execution | None = None,
         check: Check = "powers",
         say: Say = lambda text: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._say = say
-        self.programs = programs = Programs(model, optimizer, planner, steps, late=late, lower=lower, say=say)
+        self.programs = programs = Programs(model, optimizer, planner, steps, execution=execution, say=say)
         self._budget = planner.budget
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say)
         self._evaluations = Evaluations(
             model,
             planner,
-            programs.binding.layouts,
-            programs.binding.offloading_for,
-            programs.binding.tracing,
+            programs.binding,
             self._net,
             most=steps.most,
             say=say,
@@ -203,9 +199,7 @@ class TrainingStep:
 
     def take_over(self, other: TrainingStep) -> None:
         """Go on with what another step of the same model has below the device, before anything is planned."""
-        self.programs.binding.offloading = other.programs.offloading
-        if self.programs.offloading is not None and self.optimizer is not other.optimizer:
-            self.programs.offloading.serve(self.optimizer)
+        self.programs.binding.take_over(other.programs.binding)
 
     def contents(self) -> Contents:
         """Tensors wherever they are, one at a time; what the plan has below is there."""

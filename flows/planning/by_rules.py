@@ -10,6 +10,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind, pinned, taken_gradients
 from stowage.stages.partition.fold import fold
 from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program
 from stowage.stages.simulate.plan import Outcome, Step, replay_plan
@@ -160,9 +162,15 @@ class Rules:
         self, plan: RulePlan, model: nn.Module, optimizer: torch.optim.Optimizer | None, offloading: Offloading | None
     ) -> Program:
         """Generated code, bound to a model."""
+        found = self.executable(plan)
+        known, path = found.manifest.source_hash, str(found.path)
+        return bind(found.source, known, path, self.trace, model, optimizer, plan.slots, offloading)
+
+    def executable(self, plan: RulePlan) -> ExecutablePlan:
+        """Generated code, for an executor to bind."""
         source = self.source_of(plan)
-        known = manifest_of(source, "by rules", "").source_hash
-        return bind(source, known, f"by_rules_{known[:8]}.py", self.trace, model, optimizer, plan.slots, offloading)
+        manifest = manifest_of(source, "by rules", "")
+        return ExecutablePlan(source, manifest, Path(f"by_rules_{manifest.source_hash[:8]}.py"), self.trace, plan.slots)
 
     def with_frees(self, executions: Sequence[int]) -> list[Step]:
         """Nodes in this order; each copy of a temporary storage is freed after its last use."""

@@ -12,6 +12,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.solve import Solved
 
 
@@ -36,6 +37,11 @@ class Planned:
     manifest: Manifest
     folder: Path
     eager_peak_bytes: int
+
+    def executable(self) -> ExecutablePlan:
+        """What an executor needs of it."""
+        path, budget = self.folder / "step.py", self.summary.device_budget_bytes
+        return ExecutablePlan(self.source, self.manifest, path, self.trace, self.slots, budget)
 
     def __repr__(self) -> str:
         return (

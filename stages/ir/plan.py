@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from stowage.stages.ir.actions import PlanAction as PlanAction
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.machine import Home, TierState
 from stowage.stages.ir.trace import StorageRole
@@ -44,12 +45,6 @@ class Option:
     tail_save_bytes: int = 0
     tail_forward_peak_bytes: int = 0
     tail_backward_peak_bytes: int = 0
-
-
-PlanAction = Literal["compute", "free", "offload", "reload", "wait", "update"]
-"""`offload` starts a copy from the device to the tier below, `reload` one back into device memory that is taken at its
-start, `wait` ends with what is under way for its storage, `free` drops the device's copy. `update` starts the update of
-a parameter by the CPU, on what is below: weight, states and gradient."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+
+from stowage.stages.ir.actions import PlanAction
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,6 @@ class MemorySample:
     resident_bytes: int
 
 
-SpanStream = Literal["compute", "wait", "offload", "reload", "update"]
-
-
 @dataclass(frozen=True)
 class TraceSpan:
     """One stretch of one stream in one iteration.
@@ -66,7 +64,7 @@ class TraceSpan:
     """
 
     series: str
-    stream: SpanStream
+    stream: PlanAction
     name: str
     nbytes: int
     start_s: float

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from stowage.stages.ir.actions import ACTIONS, PlanAction, shown_lanes
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, Slot
-from stowage.stages.ir.run import SpanStream, TraceSpan
-
-THREADS: tuple[SpanStream, ...] = ("compute", "offload", "reload", "update")
-"""A line each in pictures; waits are on that of `compute`."""
+from stowage.stages.ir.run import TraceSpan
 
 SERIES = ("predicted", "measured")
 
@@ -23,7 +21,7 @@ def predicted_spans(
     by_node = {n.node: n for n in nodes}
     found: list[TraceSpan] = []
 
-    def add(stream: SpanStream, name: str, nbytes: int, start_s: float, end_s: float) -> None:
+    def add(stream: PlanAction, name: str, nbytes: int, start_s: float, end_s: float) -> None:
         found.append(TraceSpan("predicted", stream, name, nbytes, start_s, end_s))
 
     label, began, clock = "", 0.0, 0.0
@@ -32,19 +30,21 @@ def predicted_spans(
             if label:
                 add("compute", label, 0, began, clock)
             label, began = row.step, clock
-        if row.action in ("compute", "free", "wait"):
+        kind = ACTIONS[row.action]
+        if not kind.beside:
             clock = row.end_s
         if row.action == "compute":
             node = by_node[row.node]
             if node.phase == "update":
                 add("update", node.name, 0, row.start_s, row.end_s)
-        elif row.action != "free":
-            name, nbytes = (held[row.storage].name, held[row.storage].nbytes) if row.storage in held else ("", 0)
-            if row.action == "wait":
-                if row.end_s > row.start_s:
-                    add("wait", f"wait for {name}", 0, row.start_s, row.end_s)
-            else:
-                add(row.action, name, nbytes, row.start_s, row.end_s)
+            continue
+        name, nbytes = by_node[row.node].name if kind.on_node else "", 0
+        if row.storage in held:
+            name, nbytes = held[row.storage].name, held[row.storage].nbytes
+        if kind.ends and row.end_s > row.start_s:
+            add(row.action, f"{row.action} for {name}", 0, row.start_s, row.end_s)
+        elif kind.beside:
+            add(row.action, name, nbytes, row.start_s, row.end_s)
     if label:
         add("compute", label, 0, began, clock)
     return found
@@ -56,7 +56,7 @@ def steps_of(spans: Iterable[TraceSpan], series: str) -> list[TraceSpan]:
 
 
 def chrome_trace(spans: Sequence[TraceSpan], labels: Mapping[str, str] | None = None) -> str:
-    """The Trace Event Format: a process for each series, a thread for each stream, microseconds.
+    """The Trace Event Format: a process for each series, a thread for each lane, microseconds.
 
     Args:
         spans: of any series.
@@ -64,10 +64,11 @@ def chrome_trace(spans: Sequence[TraceSpan], labels: Mapping[str, str] | None = 
     """
     start_s = min((s.start_s for s in spans), default=0.0)
     events: list[dict[str, object]] = []
+    threads = shown_lanes()
     for pid, series in enumerate(SERIES, 1):
         events.append(_meta("process_name", pid, 0, name=series))
         events.append(_meta("process_sort_index", pid, 0, sort_index=pid))
-        for tid, thread in enumerate(THREADS, 1):
+        for tid, thread in enumerate(threads, 1):
             events.append(_meta("thread_name", pid, tid, name=thread))
             events.append(_meta("thread_sort_index", pid, tid, sort_index=tid))
         mine = [s for s in spans if s.series == series]
@@ -84,7 +85,7 @@ def chrome_trace(spans: Sequence[TraceSpan], labels: Mapping[str, str] | None = 
                     "cat": span.stream,
                     "ph": "X",
                     "pid": pid,
-                    "tid": 1 + THREADS.index("compute" if span.stream == "wait" else span.stream),
+                    "tid": 1 + threads.index(ACTIONS[span.stream].lane),
                     "ts": round((span.start_s - start_s) * 1e6, 3),
                     "dur": round(seconds * 1e6, 3),
                     "args": arguments,

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.report.activations import FATES, BlockFates, Fate
@@ -23,7 +24,7 @@ KIND_COLOURS: dict[Kind, str] = {
     "forward": "#4477aa",
     "recompute": "#ee9933",
     "backward": "#44996b",
-    "update": "#aa5599",
+    "update": ACTIONS["update"].colour,
 }
 FATE_COLOURS: dict[Fate, str] = {"kept": "#4477aa", "recomputed": "#ee9933", "dropped": "#cfd4da"}
 _PLAN, _MEASURED, _EAGER, _BUDGET, _GRID = "#4477aa", "#222222", "#9aa3ad", "#cc3344", "#e6e8eb"

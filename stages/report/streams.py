@@ -9,19 +9,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from stowage.stages.ir.run import SpanStream, TraceSpan
-from stowage.stages.ir.spans import SERIES, THREADS, steps_of
+from stowage.stages.ir.actions import ACTIONS, shown_lanes
+from stowage.stages.ir.run import TraceSpan
+from stowage.stages.ir.spans import SERIES, steps_of
 from stowage.stages.report.units import NOTHING, ratio, seconds, size, times
 
-_COLOURS: dict[str, str] = {
-    "forward": "#4477aa",
-    "backward": "#44996b",
-    "shared": "#9aa3ad",
-    "wait": "#cc3344",
-    "offload": "#ee9933",
-    "reload": "#66bbcc",
-    "update": "#aa5599",
-}
+_PARTS = {"forward": "#4477aa", "backward": "#44996b", "shared": "#9aa3ad"}
+"""Colours of steps of the cycle; those of what goes on beside them are in the table of actions."""
 _STEPS_SHOWN = 24
 _NUMBER = ' class="n"'
 _MANY_SPANS = 2000
@@ -33,10 +27,14 @@ def _kind(span: TraceSpan) -> str:
     return {"F": "forward", "B": "backward"}.get(span.name[:1], "shared")
 
 
+def _colours() -> dict[str, str]:
+    return _PARTS | {action: kind.colour for action, kind in ACTIONS.items() if kind.colour}
+
+
 def streams_figure(spans: Sequence[TraceSpan]) -> Figure:
-    """A panel for the prediction and one for the measurement, on one scale; a lane for each stream."""
+    """A panel for the prediction and one for the measurement, on one scale; a line for each lane."""
     present = [series for series in SERIES if any(s.series == series for s in spans)] or ["predicted"]
-    lanes = [t for t in THREADS if t == "compute" or any(s.stream == t for s in spans)]
+    lanes = [t for t in shown_lanes() if t == "compute" or any(ACTIONS[s.stream].lane == t for s in spans)]
     figure = Figure(figsize=(10, 0.8 + len(present) * (0.45 + 0.42 * len(lanes))), layout="constrained")
     start = min((s.start_s for s in spans), default=0.0)
     end = max((s.end_s for s in spans), default=1.0) or 1.0
@@ -44,9 +42,10 @@ def streams_figure(spans: Sequence[TraceSpan]) -> Figure:
     panels: Any = figure.subplots(len(present), 1, sharex=True, squeeze=False)
     for series, (axes,) in zip(present, panels):
         mine = [s for s in spans if s.series == series]
-        for lane, stream in enumerate(lanes):
-            _draw(axes, [s for s in mine if s.stream == stream], lane, 0.8, factor)
-        _draw(axes, [s for s in mine if s.stream == "wait"], lanes.index("compute"), 0.34, factor)
+        for position, lane in enumerate(lanes):
+            on_it = [s for s in mine if ACTIONS[s.stream].lane == lane]
+            _draw(axes, [s for s in on_it if not ACTIONS[s.stream].ends], position, 0.8, factor)
+            _draw(axes, [s for s in on_it if ACTIONS[s.stream].ends], position, 0.34, factor)
         axes.set(xlim=(start * factor, end * factor))
         axes.set_title(series, loc="left", fontsize=10)
         axes.set_ylim(len(lanes) - 0.5, -0.5)
@@ -55,18 +54,19 @@ def streams_figure(spans: Sequence[TraceSpan]) -> Figure:
         axes.spines["left"].set_visible(False)
     panels[-1][0].set_xlabel(f"time from the start of the iteration ({unit})")
     kinds = {_kind(s) for s in spans}
-    handles = [Patch(color=colour, label=kind) for kind, colour in _COLOURS.items() if kind in kinds]
+    handles = [Patch(color=colour, label=kind) for kind, colour in _colours().items() if kind in kinds]
     if handles:
         figure.legend(handles=handles, loc="outside upper left", ncols=7, fontsize=9)
     return figure
 
 
 def _draw(axes: Any, spans: Sequence[TraceSpan], lane: int, height: float, factor: float) -> None:
+    colours = _colours()
     for kind in dict.fromkeys(_kind(s) for s in spans):
         bars = [(s.start_s * factor, (s.end_s - s.start_s) * factor) for s in spans if _kind(s) == kind]
         edge = 0.3 if len(bars) < 120 and kind != "wait" else 0.0
         drawn = axes.broken_barh(
-            bars, (lane - height / 2, height), facecolors=_COLOURS[kind], edgecolor="white", lw=edge
+            bars, (lane - height / 2, height), facecolors=colours[kind], edgecolor="white", lw=edge
         )
         drawn.set_rasterized(len(spans) > _MANY_SPANS)
 
@@ -86,15 +86,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _totals(spans: Sequence[TraceSpan]) -> str:
-    named: tuple[tuple[SpanStream, str], ...] = (
-        ("compute", "all steps"),
-        ("wait", "of it waiting"),
-        ("offload", "copies down"),
-        ("reload", "copies up"),
-        ("update", "updates"),
-    )
     rows = []
-    for stream, name in named:
+    for stream, name in ((action, kind.total) for action, kind in ACTIONS.items() if kind.total):
         mine = [[s for s in spans if s.stream == stream and s.series == series] for series in SERIES]
         if not any(mine):
             continue

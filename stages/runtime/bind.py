@@ -12,8 +12,9 @@ from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables, Value
+from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.runtime.program import Program, constant_tensors, load_step
+from stowage.stages.runtime.program import MakeIteration, Program, constant_tensors, load_step
 from stowage.stages.structure.tree import ModuleTree
 
 
@@ -28,12 +29,14 @@ def bind(
     offloading: Offloading | None = None,
     outside: Mapping[str, torch.Tensor] | None = None,
     tree: ModuleTree | None = None,
+    surroundings: MakeIteration = SingleIteration,
 ) -> Program:
     """Load generated code and bind it to `model`.
 
     Args:
         outside: tensors that belong neither to the model nor to the batch, by the names of the trace.
         tree: of the model, where others look at it too.
+        surroundings: makes what each run of the step sees.
 
     Raises:
         PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
@@ -76,6 +79,7 @@ def bind(
         outside,
         rooms,
         tree,
+        surroundings,
     )
 
 

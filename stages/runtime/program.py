@@ -17,7 +17,8 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
 from stowage.stages.runtime.dispatch import below_autograd
-from stowage.stages.runtime.iteration import Iteration
+from stowage.stages.runtime.executors.iteration import SingleIteration
+from stowage.stages.runtime.executors.verbs import Iteration
 from stowage.stages.runtime.observe.tracing import Recorder
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.randomness import RandomStates
@@ -79,6 +80,10 @@ def constant_tensors(
     return found
 
 
+MakeIteration = Callable[..., Iteration]
+"""Makes the surroundings of a run, of the keywords that `SingleIteration` takes."""
+
+
 class Program:
     """Runs a generated step on a model.
 
@@ -108,8 +113,11 @@ class Program:
         outside: Mapping[str, torch.Tensor] | None = None,
         rooms: Mapping[str, torch.Tensor] | None = None,
         tree: ModuleTree | None = None,
+        surroundings: MakeIteration = SingleIteration,
     ) -> None:
+        """`surroundings` makes what each run of the step sees."""
         self._step = step
+        self._surroundings = surroundings
         self._rooms = rooms or {}
         self._tree = tree or ModuleTree(model)
         self.fresh = False
@@ -223,7 +231,7 @@ class Program:
             for name, like in self._rooms.items()
         }
         self.updated.clear()
-        run = Iteration(
+        run = self._surroundings(
             parameter=self.parameters(),
             buffer=self._tree.buffers,
             input=dict(zip(self._input_names, tensors, strict=True)),

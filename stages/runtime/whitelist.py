@@ -17,6 +17,7 @@ import torch
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS
 from stowage.stages.ir.source import ROLES, WORDS
+from stowage.stages.runtime.executors.verbs import AROUND, VERBS
 
 _HEAD = """\
 import torch
@@ -28,14 +29,7 @@ def step(run: Iteration) -> {returns}:
     pass
 """
 _RETURNS = ("Tensor", "list[Tensor]")
-_RUN = frozenset({"begin", "changed", "clip", "free", "keep", "keep_below", "leave", "offload", "reload"}) | {
-    "update",
-    "update_all",
-    "update_below",
-    "update_together",
-    "wait",
-}
-_AROUND = frozenset({"run.as_in_forward", "run.random.record", "run.random.replay"})
+_AROUND = frozenset({*(f"run.{verb}" for verb in AROUND), "run.random.record", "run.random.replay"})
 _TENSOR = frozenset((*METHODS.values(), *ALIKE.values(), "clone"))
 _FUNCTIONS = frozenset(f"torch.{name}" for name in FUNCTIONS.values())
 _WORDS = frozenset().union(*WORDS.values())
@@ -164,7 +158,7 @@ class _Checker:
         function = node.func
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             owner, method = function.value.id, function.attr
-            if (owner in self._names and method in _TENSOR) or (owner == "run" and method in _RUN):
+            if (owner in self._names and method in _TENSOR) or (owner == "run" and method in VERBS):
                 return
         path = _path(function)
         if path in ("float", "complex") and all(map(_is_literal, node.args)) and not node.keywords:

@@ -1,9 +1,10 @@
-"""What goes on beside computing, in time: copies over the links, and updates by the CPU.
+"""What goes on beside computing, in time: copies over links, updates by the CPU, whatever has a lane of its own.
 
-A fluid model. Each lane works on its first part at a rate; lanes that are too much for a link share it. A copy from or
-to the disk behind the host passes through it: its bytes take the disk's lane and the link to the device at once, at the
-rate of the slower one; where the host's own copies want that link too, each gets half of it, or what the other leaves.
-An update of what is on the disk reads it, computes, and writes it back; there is one worker for updates.
+A fluid model of the lanes in `ir/actions.py`. Each lane works on its first part at a rate; lanes that are too much for
+a link share it. A copy from or to the disk behind the host passes through it: its bytes take the disk's lane and the
+link to the device at once, at the rate of the slower one; where the host's own copies want that link too, each gets
+half of it, or what the other leaves. An update of what is on the disk reads it, computes, and writes it back; there is
+one worker for updates.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from stowage.stages.ir.actions import LANES, LaneName
 from stowage.stages.ir.machine import Link
 
 _NANOSECONDS = 1e9
@@ -65,7 +67,10 @@ class Beside:
 
 
 class Copies:
-    """The lanes: down and up over the link, write and read at the disk, and the worker for updates."""
+    """The lanes of `LANES` but the device's own, with what is queued on them.
+
+    Four belong to links and share their rates; the others work for as long as their work takes, apart from the rest.
+    """
 
     def __init__(self, link: Link, disk: Link | None = None) -> None:
         """`disk`: between the host and the disk behind it."""
@@ -75,24 +80,48 @@ class Copies:
         self._up: _Lane = deque()
         self._write: _Lane = deque()
         self._read: _Lane = deque()
-        self._worker: _Lane = deque()
-        self._lanes = (self._down, self._up, self._write, self._read, self._worker)
+        linked = {
+            ("link", "down"): self._down,
+            ("link", "up"): self._up,
+            ("disk", "down"): self._write,
+            ("disk", "up"): self._read,
+        }
+        self._apart: dict[LaneName, _Lane] = {n: deque() for n, lane in LANES.items() if lane.carrier == "apart"}
+        self._of_link = {n: linked[lane.carrier, lane.direction] for n, lane in LANES.items() if lane.direction}
+        self._lanes = (*linked.values(), *self._apart.values())
+        self._apart_rates = (_NANOSECONDS,) * len(self._apart)
         self._latest_update: _Part | None = None
         self._clock = 0.0
 
-    def start(self, nbytes: int, now_s: float, *, down: bool, on_disk: bool = False) -> Beside:
-        """Queue a copy at time `now_s`, which never goes back."""
+    def copy(self, lane: LaneName, nbytes: int, now_s: float, *, on_disk: bool = False) -> Beside:
+        """Queue a copy at time `now_s`, which never goes back.
+
+        Args:
+            lane: of the link between the device and the tier below.
+            nbytes: to move.
+            now_s: when the copy may begin.
+            on_disk: its other end is on the disk behind the host.
+        """
         self.advance(now_s)
         through = on_disk and self._disk is not None
-        lane = (self._write if down else self._read) if through else (self._down if down else self._up)
-        part = _Part(float(nbytes), lane, through)
-        lane.append(part)
+        queue = self._of_link[lane]
+        if through:
+            queue = self._write if queue is self._down else self._read
+        part = _Part(float(nbytes), queue, through)
+        queue.append(part)
         return Beside(part, part)
 
-    def update(self, seconds: float, now_s: float, *, disk_bytes: int = 0) -> Beside:
+    def work(self, lane: LaneName, seconds: float, now_s: float) -> Beside:
+        """Queue work that takes so long on a lane that stands apart from the others."""
+        self.advance(now_s)
+        part = _Part(seconds * _NANOSECONDS, self._apart[lane])
+        part.lane.append(part)
+        return Beside(part, part)
+
+    def update(self, lane: LaneName, seconds: float, now_s: float, *, disk_bytes: int = 0) -> Beside:
         """Queue an update by the CPU; `disk_bytes` of what it changes are read before it, and written after it."""
         self.advance(now_s)
-        computing = first = last = _Part(seconds * _NANOSECONDS, self._worker)
+        computing = first = last = _Part(seconds * _NANOSECONDS, self._apart[lane])
         if disk_bytes and self._disk is not None:
             first = _Part(float(disk_bytes), self._read, then=computing)
             last = computing.then = _Part(float(disk_bytes), self._write)
@@ -119,15 +148,14 @@ class Copies:
         while any(self._lanes):
             self._one_event(float("inf"))
 
-    def _rates(self) -> tuple[float, float, float, float, float]:
-        """Of each lane, while all go on."""
+    def _link_rates(self) -> tuple[float, float, float, float]:
+        """The rates of the links' lanes in bytes per second, while all lanes go on."""
         link = self._link
         down = link.offload_bytes_per_s if self._down else 0.0
         up = link.reload_bytes_per_s if self._up else 0.0
-        worker = _NANOSECONDS if self._worker else 0.0
         if not self._write and not self._read:
             share = _share(down + up if down and up else 0.0, link)
-            return down * share, up * share, 0.0, 0.0, worker
+            return down * share, up * share, 0.0, 0.0
         assert self._disk is not None
         write = self._disk.offload_bytes_per_s if self._write else 0.0
         read = self._disk.reload_bytes_per_s if self._read else 0.0
@@ -143,11 +171,12 @@ class Copies:
             up = up and up - read
         moving_down, moving_up = down + (write if out else 0.0), up + (read if back else 0.0)
         share = _share(moving_down + moving_up if moving_down and moving_up else 0.0, link)
-        return down * share, up * share, write * (share if out else 1.0), read * (share if back else 1.0), worker
+        return down * share, up * share, write * (share if out else 1.0), read * (share if back else 1.0)
 
     def _one_event(self, until_s: float) -> None:
         """To the end of the next part, or to `until_s` if that is earlier."""
-        going = [(lane, rate) for lane, rate in zip(self._lanes, self._rates()) if lane]
+        rates = (*self._link_rates(), *self._apart_rates)
+        going = [(lane, rate) for lane, rate in zip(self._lanes, rates) if lane]
         step = until_s - self._clock
         for lane, rate in going:
             first = lane[0]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.machine import Home, TierState
 from stowage.stages.ir.plan import Slot, Start
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables, base_values
 from stowage.stages.ir.updates import gradient_slot, left_behind
-from stowage.stages.simulate.plan import Step
 
 
 def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
     """A slot for every storage that the plan moves, in the order of their first move."""
     base = base_values(trace)
-    moved = dict.fromkeys([s.storage for s in steps if s.kind in ("offload", "reload")] + sorted(state.below))
+    moved = dict.fromkeys([s.storage for s in steps if ACTIONS[s.kind].moves] + sorted(state.below))
     behind = left_behind(trace)
     stays = {trace.values[g.gradient_value].storage: g.parameter for g in trace.gradients if g.gradient_value in behind}
     last = {s.storage: s.kind for s in steps if s.storage in stays}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot, plan_hash, tier_state
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind, taken_gradients
-from stowage.stages.simulate.plan import Outcome, Step, baseline_bytes, replay_plan
+from stowage.stages.simulate.plan import Outcome, baseline_bytes, replay_plan
 from stowage.stages.simulate.slots import slots_of
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from stowage.stages.ir.actions import ACTIONS, LaneName
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
-from stowage.stages.ir.plan import PlanAction
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.copies import Beside, Copies
-
-if TYPE_CHECKING:
-    from stowage.stages.simulate.plan import Step
-
-MOVES: tuple[PlanAction, PlanAction] = ("offload", "reload")
 
 
 class Timing:
@@ -34,9 +29,9 @@ class Timing:
         self._under_way: dict[int, Beside] = {}
         self._cpu_update_s = cpu_update_s
         for storage in sorted(start.reloading | start.offloading):
-            self._copy(storage, storages[storage].nbytes, 0.0, down=storage in start.offloading)
+            self._copy("offload" if storage in start.offloading else "reload", storage, storages[storage].nbytes, 0.0)
         self._clock = 0.0
-        rounds = 2 if any(s.kind == "wait" for s in steps) else 1
+        rounds = 2 if any(ACTIONS[s.kind].ends for s in steps) else 1
         for _ in range(rounds):
             began = self._clock
             self.wait_s = 0.0
@@ -50,25 +45,31 @@ class Timing:
             for span in spans
         ]
 
-    def _copy(self, storage: int, nbytes: int, now_s: float, *, down: bool) -> Beside:
-        work = self._copies.start(nbytes, now_s, down=down, on_disk=storage in self._on_disk)
+    def _copy(self, lane: LaneName, storage: int, nbytes: int, now_s: float) -> Beside:
+        work = self._copies.copy(lane, nbytes, now_s, on_disk=storage in self._on_disk)
         self._under_way[storage] = work
         return work
 
     def _row(
         self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
     ) -> tuple[float, float] | Beside:
-        start = self._clock
-        if step.kind == "compute":
+        start, kind = self._clock, ACTIONS[step.kind]
+        if kind.moves:
+            return self._copy(kind.lane, step.storage, storages[step.storage].nbytes, start)
+        if kind.beside:
+            work = self._under_way[step.storage] = self._work(step, storages, nodes)
+            return work
+        if kind.on_node:
             self._clock += nodes[step.node].time_s
-        elif step.kind in MOVES:
-            return self._copy(step.storage, storages[step.storage].nbytes, start, down=step.kind == "offload")
-        elif step.kind == "update":
-            there = self._on_disk.intersection(nodes[step.node].mutates)
-            seconds, moved = self._cpu_update_s[step.node], sum(storages[s].nbytes for s in there)
-            self._under_way[step.storage] = self._copies.update(seconds, start, disk_bytes=moved)
-            return self._under_way[step.storage]
-        elif step.kind == "wait" and step.storage in self._under_way:  # else an update before the first iteration
+        elif kind.ends and step.storage in self._under_way:  # else an update before the first iteration
             self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
             self.wait_s += self._clock - start
         return start, self._clock
+
+    def _work(self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]) -> Beside:
+        """A node that runs beside computing."""
+        lane, node = ACTIONS[step.kind].lane, nodes[step.node]
+        if step.kind != "update":
+            return self._copies.work(lane, node.time_s, self._clock)
+        moved = sum(storages[s].nbytes for s in self._on_disk.intersection(node.mutates))
+        return self._copies.update(lane, self._cpu_update_s[step.node], self._clock, disk_bytes=moved)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import UPDATE
-from stowage.stages.simulate.plan import Outcome, Step
+from stowage.stages.simulate.plan import Outcome
 
 SLOWER = 1.001
 """Times that a plan may take of the one before: put off, an update may keep a copy down waiting."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,10 @@ from stowage.stages.ir.table import read_record, read_rows, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
 from stowage.stages.rewrite import load_variant
-from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.executors.base import ExecutablePlan
+from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.files.tensor_file import write_tensors
-from stowage.stages.runtime.observe.resident import resident_limit
 from stowage.stages.runtime.offload.contents import Contents
-from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.settings import load_settings
 from stowage.stages.train.checkpoint import model_tensors, saved_iteration
 from stowage.stages.train.comparison import compare, metrics_of, require_equal
@@ -55,8 +55,8 @@ def check_device(summary: PlanSummary, kind: str) -> None:
         )
 
 
-def read_source(summary: PlanSummary) -> tuple[str, str]:
-    """step.py and the hash its manifest states."""
+def read_source(summary: PlanSummary) -> tuple[str, Manifest]:
+    """The text of step.py, and its manifest."""
     path = CODEGEN / "step.py"
     manifest = read_record(CODEGEN / "manifest.json", Manifest)
     if not path.is_file():
@@ -64,7 +64,7 @@ def read_source(summary: PlanSummary) -> tuple[str, str]:
     if (manifest.plan_hash, manifest.configuration_hash) != (summary.plan_hash, summary.configuration_hash):
         raise PlanMismatchError(f"{path} belongs to another plan: run the codegen stage (`dvc repro`).")
     try:
-        return path.read_text(encoding="utf-8"), manifest.source_hash
+        return path.read_text(encoding="utf-8"), manifest
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path} cannot be read ({error}): run the codegen stage (`dvc repro`).") from error
 
@@ -78,7 +78,7 @@ def main() -> None:
     require_origin(ARTIFACTS / "trace" / "origin.json", root, settings, summary.configuration_hash)
     check_device(summary, settings.trace.device)
     trace = load_variant(ARTIFACTS / "trace", summary.variant)
-    source, source_hash = read_source(summary)
+    source, manifest = read_source(summary)
     slots = read_rows(SOLVE / "slots.parquet", Slot)
     on_cpu = settings.trace.device == "cpu"
     if on_cpu:
@@ -109,14 +109,10 @@ def main() -> None:
             trim()
             setup = Setup.of(settings)
         task = bar.add_task("under the plan", total=steps)
-        offloading = None
-        if slots:
-            tier = open_tier(settings.trace.device, settings.solve.offload_dir)
-            limit = resident_limit(setup.model, setup.optimizer, summary.device_budget_bytes)
-            offloading = Offloading(tier, setup.model, setup.optimizer, limit)
-        program = bind(
-            source, source_hash, str(CODEGEN / "step.py"), trace, setup.model, setup.optimizer, slots, offloading
-        )
+        tier = partial(open_tier, settings.trace.device, settings.solve.offload_dir)
+        executor = SingleDevice(setup.model, setup.optimizer, tier)
+        path, budget = CODEGEN / "step.py", summary.device_budget_bytes
+        program = executor.bind(ExecutablePlan(source, manifest, path, trace, slots, budget))
         torch.manual_seed(settings.train.seed)
         planned = train_planned(
             program,
@@ -133,7 +129,7 @@ def main() -> None:
         )
     records = compare(planned.records, eager.records)
     samples = planned.samples + eager.samples
-    contents = Contents(setup.model, setup.optimizer, offloading)
+    contents = Contents(setup.model, setup.optimizer, executor.offloading)
     metrics = metrics_of(summary, planned.records, eager.records)
     write(summary, trace, slots, records, samples, planned.spans, metrics, contents)
     checkpoint.unlink(missing_ok=True)

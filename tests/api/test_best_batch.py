@@ -16,6 +16,7 @@ from torch import nn
 
 from stowage.flows import best_batch
 from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.offload import Offload
 from stowage.flows.planning.batch_sizes import BatchPlan, plan_around
 from stowage.flows.planning.step import QUICK, plan_step, target_device
 from stowage.stages.ir.errors import Infeasible, ParameterError, TraceError
@@ -48,7 +49,7 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
     """The plan for one size, made as `fit` makes it; the smallest feasible budget where there is none."""
     model, batch, make = workload()
     target = target_device("cpu", home)
-    lower = lower_tier(target, host_budget=None, disk_budget=None, offload_dir=offload_dir, method=method)
+    lower = lower_tier(target, Offload(offload_dir), method=method)
     try:
         return plan_step(
             model,

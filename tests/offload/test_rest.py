@@ -44,13 +44,13 @@ class Both:
         self.offloading = Offloading(NullTier(), self.model, self.optimizer)
         self.program = self.other(way)
         self.looked: list[str] = []
-        place = self.offloading._place
+        place = self.offloading.place
 
         def counted(slot: Any) -> None:
             self.looked.append(slot.name)
             place(slot)
 
-        self.offloading._place = counted  # type: ignore[method-assign]
+        self.offloading.place = counted  # type: ignore[method-assign]
 
     def other(self, way: str) -> Program:
         """A program of the same model and tier."""

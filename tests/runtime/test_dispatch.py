@@ -11,8 +11,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage.stages.runtime import Iteration
 from stowage.stages.runtime.dispatch import Outside, below_autograd
+from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import eager_step, prepare, program_of, same
 from tests.zoo import Entry
@@ -139,10 +139,10 @@ def test_kernels_run_below_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each call looks for gradients for nothing."""
     seen: list[bool] = []
 
-    def begin(run: Iteration, label: str) -> None:
+    def begin(run: SingleIteration, label: str) -> None:
         seen.append("AutogradOther" in str(torch._C._dispatch_tls_local_exclude_set()))
 
-    monkeypatch.setattr(Iteration, "begin", begin)
+    monkeypatch.setattr(SingleIteration, "begin", begin)
     program, _, batch = planned(None)
     program(batch)
     assert seen

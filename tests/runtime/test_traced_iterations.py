@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from stowage.stages.device.tiers import DiskTier
+from stowage.stages.ir.actions import shown_lanes
 from stowage.stages.ir.run import TraceSpan
-from stowage.stages.ir.spans import THREADS, chrome_trace, predicted_spans, steps_of
+from stowage.stages.ir.spans import chrome_trace, predicted_spans, steps_of
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from tests.offload.away import program_below, smallest_below, solve_below
 from tests.runtime.beside_eager import adamw, prepare, program_of
@@ -35,7 +36,7 @@ def check_chrome_trace(text: str) -> None:
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {1: "predicted", 2: "measured"}
-    assert sorted(names.values()) == sorted(2 * THREADS)
+    assert sorted(names.values()) == sorted(2 * shown_lanes())
     complete = [e for e in events if e["ph"] == "X"]
     assert {e["ph"] for e in events} == {"M", "X"}
     assert {names[e["pid"], e["tid"]] for e in complete} >= {"compute", "offload", "reload", "update"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stowage.stages.ir.actions import LaneName
 from stowage.stages.ir.machine import Link
 from stowage.stages.simulate.copies import Copies
 
@@ -11,14 +12,15 @@ LINK = Link(10.0, 20.0, 25.0)
 DISK = Link(4.0, 8.0, 10.0)
 
 
-def ends(copies: Copies, *wanted: tuple[float, bool, bool]) -> list[float]:
-    """Ends of copies (bytes, down, on disk) that all begin at 0."""
-    started = [copies.start(int(n), 0.0, down=down, on_disk=on_disk) for n, down, on_disk in wanted]
+def ends(copies: Copies, *wanted: tuple[float, LaneName, bool]) -> list[float]:
+    """Ends of copies (bytes, lane, on disk) that all begin at 0."""
+    started = [copies.copy(lane, int(n), 0.0, on_disk=on_disk) for n, lane, on_disk in wanted]
     copies.finish_all()
     return [copy.end_s for copy in started]
 
 
-DOWN, UP = True, False
+DOWN: LaneName = "offload"
+UP: LaneName = "reload"
 
 
 def test_one_direction_after_the_other_and_both_at_once() -> None:
@@ -57,19 +59,19 @@ def test_both_directions_of_the_link_share_it_with_the_disk() -> None:
 
 def test_updates_take_turns() -> None:
     copies = Copies(LINK)
-    one, two = copies.update(3.0, 1.0), copies.update(2.0, 2.0)
+    one, two = copies.update("update", 3.0, 1.0), copies.update("update", 2.0, 2.0)
     copies.finish_all()
     assert (one.start_s, one.end_s, two.start_s, two.end_s) == pytest.approx((1.0, 4.0, 4.0, 6.0))
-    three = copies.update(1.0, 10.0)
+    three = copies.update("update", 1.0, 10.0)
     assert copies.finish(three) == pytest.approx(11.0)
 
 
 def test_an_update_of_what_is_on_the_disk_reads_it_and_writes_it_back() -> None:
     copies = Copies(LINK, DISK)
-    one = copies.update(3.0, 0.0, disk_bytes=16)
-    two = copies.update(1.0, 0.0, disk_bytes=8)
-    read = copies.start(8, 0.0, down=False, on_disk=True)
-    down = copies.start(100, 0.0, down=True)
+    one = copies.update("update", 3.0, 0.0, disk_bytes=16)
+    two = copies.update("update", 1.0, 0.0, disk_bytes=8)
+    read = copies.copy(UP, 8, 0.0, on_disk=True)
+    down = copies.copy(DOWN, 100, 0.0)
     copies.finish_all()
     assert read.end_s == pytest.approx(3.0), "after the update's read, which takes 2"
     assert down.end_s == pytest.approx(10.0), "an update does not take the link"
@@ -79,4 +81,4 @@ def test_an_update_of_what_is_on_the_disk_reads_it_and_writes_it_back() -> None:
 
 def test_updates_without_a_disk_behind_it_read_nothing() -> None:
     copies = Copies(LINK)
-    assert copies.finish(copies.update(3.0, 0.0, disk_bytes=16)) == pytest.approx(3.0)
+    assert copies.finish(copies.update("update", 3.0, 0.0, disk_bytes=16)) == pytest.approx(3.0)

@@ -191,16 +191,16 @@ class Run:
 
     def _watch_settling(self) -> None:
         offloading = self.offloading
-        settle = offloading._settle
+        settle = offloading.settle
 
         def watched(name: str) -> None:
             parameter = name.partition("::")[0]
-            under_way = [n for n in (parameter, name) if n in offloading._updating or n in offloading._under_way]
+            under_way = [n for n in (parameter, name) if offloading.where(n) not in ("device", "below")]
             if self._settles:
                 self.settled.update(under_way)
             settle(name)
 
-        offloading._settle = watched  # type: ignore[method-assign]
+        offloading.settle = watched  # type: ignore[method-assign]
 
     def _program(self, piece: Piece, number: int) -> Program:
         known = manifest_of(piece.source, "by hand", "").source_hash
@@ -242,10 +242,10 @@ class Run:
     def _unwaited(self, piece: Piece) -> list[str]:
         """Transfers that are held by nobody but the tier, or under way where the plan has nothing under way."""
         host = self.tier.host if isinstance(self.tier, StagedTier) else self.tier
-        known = {id(u.transfer) for u in self.offloading._under_way.values()}
+        known = {id(transfer) for transfer in self.offloading.transfers().values()}
         lost = [f"the copy of '{t.name}' is never waited for" for t in host._unwaited if id(t) not in known]
         planned = {s.name for s in piece.slots if s.start in ("offloading", "reloading")}
-        late = [n for n in self.offloading._under_way if n not in planned]
+        late = [n for n in self.offloading.transfers() if n not in planned]
         return sorted(lost) + [f"the copy of '{n}' is never waited for" for n in late]
 
     def _compare(self, losses: list[torch.Tensor], norms: list[torch.Tensor | None], state: torch.Tensor) -> list[str]:

@@ -16,7 +16,7 @@ from stowage.stages.device.tiers import OFFLOAD, PinnedTier
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.updates import is_gradient_slot
-from stowage.stages.runtime.iteration import Iteration
+from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.offload.offloading import Offloading
 from tests.streams.checking import Job, Piece
 from tests.streams.disk_turns import UPDATES
@@ -175,9 +175,9 @@ def holding_nothing() -> Iterator[None]:
 @contextmanager
 def hurried(machine: Machine, number: int, piece: int = 0) -> Iterator[None]:
     """The wait in one line does everything but wait."""
-    wait = Iteration.wait
+    wait = SingleIteration.wait
 
-    def hurry(self: Iteration, name: str) -> torch.Tensor | None:
+    def hurry(self: SingleIteration, name: str) -> torch.Tensor | None:
         caller = sys._getframe(1)
         here = caller.f_lineno == number and caller.f_code.co_filename.startswith(f"streams_{piece}_")
         before = set(machine.ignored)
@@ -189,5 +189,5 @@ def hurried(machine: Machine, number: int, piece: int = 0) -> Iterator[None]:
             machine.ignored = before
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Iteration, "wait", hurry)
+        patch.setattr(SingleIteration, "wait", hurry)
         yield

@@ -14,6 +14,7 @@ from torch import nn
 
 from stowage.flows.api.check.shadow import check_of
 from stowage.flows.api.fit import make_step, print_notice
+from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.steps import MOST, NewShapes, Say
 from stowage.flows.api.trainer.batches import first_evaluations
 from stowage.flows.api.trainer.files import TrainerFiles, replaced
@@ -30,6 +31,7 @@ def stow(
     *,
     device_budget: str | int,
     method: str = "auto",
+    offload: Offload | None = None,
     host_budget: str | int | None = None,
     disk_budget: str | int | None = None,
     offload_dir: str | Path | None = None,
@@ -54,8 +56,8 @@ def stow(
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
-        device_budget, method, host_budget, disk_budget, offload_dir, cache_dir, quick, check, new_shapes, programs,
-            say: see `fit`.
+        device_budget, method, offload, host_budget, disk_budget, offload_dir, cache_dir, quick, check, new_shapes,
+            programs, say: see `fit`.
 
     Returns:
         the same trainer; `trainer.stowage` has its `plan`, and its `step`.
@@ -65,13 +67,12 @@ def stow(
     """
     if not callable(getattr(trainer, "training_step", None)) or not hasattr(trainer, "accelerator"):
         raise ParameterError(f"stow takes a transformers.Trainer, but this is a {type(trainer).__name__}.")
-    _refuse(trainer, offloads=offload_dir is not None or host_budget is not None)
+    offload = offload_of(offload, offload_dir, host_budget, disk_budget)
+    _refuse(trainer, offloads=offload.anywhere)
     options = {
         "device_budget": device_budget,
         "method": method,
-        "host_budget": host_budget,
-        "disk_budget": disk_budget,
-        "offload_dir": offload_dir,
+        "offload": offload,
         "cache_dir": cache_dir,
         "quick": quick,
         "check": check_of(check),
@@ -207,7 +208,7 @@ class _Stowed:
         accumulate = trainer.args.gradient_accumulation_steps
         belongs_to = (model, optimizer, norm, accumulate)
         if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
-            _refuse(trainer, offloads=any(self._options[name] is not None for name in ("offload_dir", "host_budget")))
+            _refuse(trainer, offloads=self._options["offload"].anywhere)
             step = make_step(
                 model,
                 optimizer,

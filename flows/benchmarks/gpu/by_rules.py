@@ -11,7 +11,7 @@ from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weigh
 from stowage.flows.benchmarks.gpu.measure import trace_job
 from stowage.flows.planning.by_rules import MOVABLE_BYTES, RulePlan, Rules
 from stowage.stages.device.tiers import Tier
-from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.executors.single import SingleDevice
 
 
 class Traced(Rules):
@@ -44,12 +44,14 @@ class ByRules:
         job = traced.job
         self.model, layouts = build_shell(job)
         self.optimizer = job.make_optimizer(self.model.parameters())
-        self.offloading = Offloading(tier, self.model, self.optimizer) if tier is not None else None
+        executor = SingleDevice(self.model, self.optimizer, (lambda: tier) if tier is not None else None)
+        executable = traced.executable(plan)
+        self.offloading = executor.open(executable)
         if self.offloading is not None:
             self.offloading.populate(first_weights(job, layouts), plan.slots)
         else:
             fill(job, self.model, layouts, job.device)
-        self.program = traced.program(plan, self.model, self.optimizer, self.offloading)
+        self.program = executor.bind(executable)
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """One iteration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,17 @@ import torch
 
 from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
 from stowage.flows.benchmarks.gpu.pinned import CountedLanes, Pinned
-from stowage.stages.codegen import Manifest
 from stowage.stages.device.tiers import PinnedTier, Tier, open_tier
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
+from stowage.stages.ir.plan import Manifest, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.executors.base import ExecutablePlan
+from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.observe.measure import measure_program
 from stowage.stages.runtime.observe.tracing import trace_iteration
-from stowage.stages.runtime.offload.offloading import Offloading
 
 
 class Planned:
@@ -40,23 +40,15 @@ class Planned:
         self._slots = read_rows(folder / "slots.parquet", Slot)
         self.model, layouts = build_shell(job)
         self.optimizer = job.make_optimizer(self.model.parameters())
-        self._offloading: Offloading | None = None
-        if self._slots:
-            self._offloading = Offloading(self._tier(job, offload_dir), self.model, self.optimizer)
+        path, manifest = folder / "step.py", read_record(folder / "manifest.json", Manifest)
+        plan = ExecutablePlan(path.read_text(), manifest, path, TraceTables.load(folder / "trace"), self._slots)
+        executor = SingleDevice(self.model, self.optimizer, partial(self._tier, job, offload_dir))
+        self._offloading = executor.open(plan)
+        if self._offloading is not None:
             self._offloading.populate(first_weights(job, layouts), self._slots)
         else:
             fill(job, self.model, layouts, job.device)
-        manifest = read_record(folder / "manifest.json", Manifest)
-        self._program = bind(
-            (folder / "step.py").read_text(),
-            manifest.source_hash,
-            str(folder / "step.py"),
-            TraceTables.load(folder / "trace"),
-            self.model,
-            self.optimizer,
-            self._slots,
-            self._offloading,
-        )
+        self._program = executor.bind(plan)
 
     def _tier(self, job: Job, offload_dir: Path) -> Tier:
         """Pinned host memory below a GPU: these plans put nothing on a disk there."""

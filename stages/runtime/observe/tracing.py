@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from stowage.stages.ir.run import SpanStream, TraceSpan
+from stowage.stages.ir.actions import PlanAction
+from stowage.stages.ir.run import TraceSpan
 
 Result = TypeVar("Result")
 
@@ -63,7 +64,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._clock: _Clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
         self._steps: list[tuple[str, Any]] = []
-        self._marks: list[tuple[SpanStream, str, Any, Any]] = []
+        self._marks: list[tuple[PlanAction, str, Any, Any]] = []
         self._end: Any = None
 
     def begin(self, label: str) -> None:
@@ -71,7 +72,7 @@ class Recorder:
         self._steps.append((label, self._clock.now()))
 
     @contextmanager
-    def span(self, stream: SpanStream, name: str) -> Iterator[None]:
+    def span(self, stream: PlanAction, name: str) -> Iterator[None]:
         """Something inside a step."""
         start = self._clock.now()
         yield

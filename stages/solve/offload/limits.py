@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stowage.stages.ir.costs import DeviceDescription
@@ -22,6 +22,7 @@ def tier_below(
     offload_dir: str | Path | None,
     method: str = "auto",
     section: str = "",
+    names: Mapping[str, str] | None = None,
     here: bool = True,
 ) -> Below | None:
     """What a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None without any.
@@ -30,12 +31,16 @@ def tier_below(
         target: the device.
         host_budget, disk_budget, offload_dir, method: as `fit` and `params.yaml` have them.
         section: what stands before their names in messages, `solve.`.
+        names: what messages call them instead, by their names.
         here: `offload_dir` is a folder of this machine, which is looked at; else `disk_budget` alone says what fits.
 
     Raises:
         ParameterError: they do not fit each other or the device, or the folder cannot be used.
     """
-    key = section.__add__
+
+    def key(name: str) -> str:
+        return section + (names or {}).get(name, name)
+
     if method == "offmate" and host_budget is None and offload_dir is None:
         needed = key("offload_dir") if target.type == "cpu" else key("host_budget")
         raise ParameterError(f"{key('method')} offmate needs a tier below the device: give {needed}.")

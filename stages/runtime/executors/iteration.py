@@ -1,4 +1,4 @@
-"""What generated code sees: tensors by name, updates, gradients, random states."""
+"""The verbs of a generated step on one device: tensors by name, updates, gradients, copies, random states."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
+from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.errors import PlanMismatchError
-from stowage.stages.ir.run import SpanStream
 from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
 from stowage.stages.runtime.dispatch import Outside, below_autograd
+from stowage.stages.runtime.executors.verbs import Form
 from stowage.stages.runtime.observe.tracing import Recorder
-from stowage.stages.runtime.offload.offloading import Form, Offloading, noted_release
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.offload.transfers import noted_release
 from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.runtime.updates import run_gradient_hooks
 
@@ -46,19 +48,11 @@ class _Waiting(Mapping[str, torch.Tensor]):
         return sum(1 for _ in self)
 
 
-class Iteration:
-    """The surroundings of one generated step. Code of others that it calls finds PyTorch as it is where this is made.
+class SingleIteration:
+    """The surroundings of one generated step on one device; see `Iteration`.
 
-    Attributes:
-        parameter, buffer, input, constant: persistent tensors by name.
-        outside: tensors that belong neither to the model nor to the batch, as they are now.
-        gradient: what waits in `.grad`, by its parameter's name.
-        grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
-        left: what the step leaves in the user's objects.
-        random: see `RandomStates`.
-        number: numbers that may be others at each call, by name.
-
-    `updated` receives the names of parameters whose update has run, or has begun on the CPU.
+    Code of others that it calls finds PyTorch as it is where this is made. `updated` receives the names of parameters
+    whose update has run, or has begun on the CPU.
     """
 
     def __init__(
@@ -108,7 +102,7 @@ class Iteration:
         if self._offloading is not None:
             self._offloading.keep_to_limit()
 
-    def _span(self, stream: SpanStream, name: str) -> AbstractContextManager[None]:
+    def _span(self, stream: PlanAction, name: str) -> AbstractContextManager[None]:
         return self._recorder.span(stream, name) if self._recorder is not None else _UNRECORDED
 
     @contextmanager

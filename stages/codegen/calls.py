@@ -1,0 +1,63 @@
+"""Lines of the calls that a node makes: operators, and what the optimizer and clipping do."""
+
+from __future__ import annotations
+
+import textwrap
+
+from stowage.stages.codegen.names import NOTHING, Names
+from stowage.stages.ir.arguments import render_arguments
+from stowage.stages.ir.operators import OPAQUE
+from stowage.stages.ir.source import quoted
+from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL, jointly_updated, updated_parameter
+
+
+class Calls:
+    """Writes calls; each in the lines of `names`."""
+
+    def __init__(self, trace: TraceTables, names: Names) -> None:
+        self._trace = trace
+        self._names = names
+
+    def call(self, call: Call, again: bool, note: str) -> None:
+        """One call, with the views that it reads."""
+        for read in call.reads:
+            self._names.ensure(read)
+        if call.target == UPDATE:
+            parameter, _ = updated_parameter(call.arguments)
+            tensors = [
+                self._names.name(v) for v in (call.reads[0], *call.reads[2:])
+            ]  # the parameter itself goes by name
+            self._names.lines.append(f"run.update({quoted(parameter)}, {', '.join(tensors)}){note}")
+            return
+        if call.target == UPDATE_ALL:
+            self._update_all(call, note)
+            return
+        if call.target == CLIP:
+            self._clip(call, note)
+            return
+        arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
+        line = self._names.assignment(call, arguments) + note
+        alone = bool(self._trace.meta.outputs)  # without gradients, as the kernel is called
+        opaque = call.target in OPAQUE and not alone
+        self._names.lines += ["with run.as_in_forward():", f"    {line}"] if opaque else [line]
+        if -1 in call.returns and max(call.returns) >= 0:  # the kernel may make what a step does without
+            self._names.lines.append(f"del {NOTHING}")
+        for value in call.returns:
+            if value >= 0 and value not in self._names.defined:
+                self._names.define(value)
+
+    def _clip(self, call: Call, note: str) -> None:
+        """One norm for each gradient: too many for a line."""
+        names = textwrap.wrap(", ".join(self._names.name(v) for v in call.reads), 100, break_long_words=False)
+        _, limit = render_arguments(call.arguments, self._names.name).rsplit(", ", 1)
+        self._names.lines += ["norms = [", *(f"    {line}" for line in names), "]"]
+        self._names.lines += [f"{self._names.name(call.returns[0])} = run.clip(norms, {limit}){note}", "del norms"]
+        self._names.define(call.returns[0])
+
+    def _update_all(self, call: Call, note: str) -> None:
+        """One step of the optimizer, a gradient a line."""
+        gradients = jointly_updated(call.arguments)
+        names = [f"    {quoted(name)}: {self._names.name(value)}," for name, value in gradients.items()]
+        scale = "".join(f", {self._names.name(v)}" for v in call.reads[2 * len(gradients) :])
+        self._names.lines += ["gradients = {", *names, "}", f"run.update_all(gradients{scale}){note}", "del gradients"]

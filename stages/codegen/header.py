@@ -1,0 +1,44 @@
+"""What stands above the lines of a step: what it is, imports, and its signature."""
+
+from __future__ import annotations
+
+from stowage.stages.ir.errors import MIB
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.source import remark
+from stowage.stages.ir.trace import TraceMeta
+
+_HEADER = '''"""One {what} of {model} on {device}.
+
+Plan {plan}: {method}, device budget {budget:,.1f} MiB, predicted peak {peak:,.1f} MiB, predicted time {time:.3f} s.
+Each line is one operation; the comment gives its block, the bytes it makes and its predicted time. `again` marks a
+recomputation. `del` frees; `offload`, `reload` and `wait` move tensors to the tier below the device and back. Written
+by codegen; change the plan, not this file.
+"""
+
+import torch
+from torch import Tensor
+
+from stowage.stages.runtime import Iteration
+
+aten = torch.ops.aten
+
+
+@torch.no_grad()
+def step(run: Iteration) -> {returns}:
+'''
+
+
+def header(meta: TraceMeta, summary: PlanSummary) -> str:
+    """The text above the lines of a training iteration, or of a forward alone."""
+    what, returns = ("forward", "list[Tensor]") if meta.outputs else ("training iteration", "Tensor")
+    return _HEADER.format(
+        what=what,
+        returns=returns,
+        model=remark(meta.model),
+        device=remark(summary.device),
+        plan=remark(summary.plan_hash),
+        method=remark(summary.method),
+        budget=summary.device_budget_bytes / MIB,
+        peak=summary.device_peak_bytes / MIB,
+        time=summary.step_time_s,
+    )

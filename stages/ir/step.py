@@ -1,0 +1,30 @@
+"""A row of a plan before it is timed: what planners make, and the referee replays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from stowage.stages.ir.actions import ACTIONS, PlanAction
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action before it is timed.
+
+    Attributes:
+        node: to compute, or -1; of an `update` the update's node.
+        storage: what `action` is done with, or -1; of an `update` the parameter.
+        label: of the step, for people.
+        action: what is done with `storage`.
+    """
+
+    node: int
+    storage: int
+    label: str
+    action: PlanAction = "free"
+
+    @cached_property
+    def kind(self) -> PlanAction:
+        """The action; with a node that no other action runs it is `compute`."""
+        return "compute" if self.node >= 0 and not ACTIONS[self.action].on_node else self.action

@@ -1,0 +1,75 @@
+"""Plans on one device: the tier below is opened once, and every plan of the model is bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from stowage.stages.device.tiers import Tier
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.executors.base import ExecutablePlan, Executor
+from stowage.stages.runtime.observe.resident import resident_limit
+from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.program import Program
+from stowage.stages.structure.tree import ModuleTree
+
+
+class SingleDevice:
+    """The executor of one model on the device that it is on; see `Executor`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        open_tier: Callable[[], Tier] | None = None,
+        tree: ModuleTree | None = None,
+    ) -> None:
+        """Open nothing yet; see `MakeExecutor`."""
+        self._model = model
+        self._optimizer = optimizer
+        self._open_tier = open_tier
+        self._tree = tree
+        self._room_bytes = 0
+        self._offloading: Offloading | None = None
+
+    @property
+    def offloading(self) -> Offloading | None:
+        """The tier below the device, once a plan has used it."""
+        return self._offloading
+
+    def open(self, plan: ExecutablePlan) -> Offloading | None:
+        """Open the tier if this plan is the first that needs it; a plan with a larger budget widens its limit."""
+        if self._offloading is None and plan.slots and self._open_tier is not None:
+            tier = self._open_tier()
+            limit = resident_limit(self._model, self._optimizer, plan.budget_bytes) if plan.budget_bytes else None
+            self._offloading = Offloading(tier, self._model, self._optimizer, limit)
+            self._room_bytes = plan.budget_bytes
+        elif self._offloading is not None and plan.budget_bytes > self._room_bytes > 0:
+            self._offloading.allow(plan.budget_bytes - self._room_bytes)
+            self._room_bytes = plan.budget_bytes
+        return self._offloading
+
+    def bind(
+        self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None = None, *, trains: bool = True
+    ) -> Program:
+        """Make a program of a plan; see `Executor`."""
+        return bind(
+            plan.source,
+            plan.manifest.source_hash,
+            str(plan.path),
+            plan.trace,
+            self._model,
+            self._optimizer if trains else None,
+            plan.slots,
+            self.open(plan),
+            outside,
+            self._tree if trains else None,
+        )
+
+    def take_over(self, other: Executor) -> None:
+        """Go on with the tier that another executor of the same model has; from now on it serves this optimizer."""
+        self._offloading = other.offloading
+        if self._offloading is not None and not self._offloading.serves(self._optimizer):
+            self._offloading.serve(self._optimizer)

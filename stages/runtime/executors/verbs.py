@@ -1,0 +1,102 @@
+"""What a generated step sees: the tensors that it reads by name, and the verbs that it calls.
+
+Generated code names this type alone, so the same step runs under any executor. What it may call is looked up here too
+(`runtime/whitelist.py`), so a new verb is added in this file and in the executors that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from stowage.stages.runtime.random.randomness import RandomStates
+
+Form = tuple[Sequence[int], Sequence[int], int]
+"""Shape, strides and offset of a view, in elements."""
+
+
+class Iteration(Protocol):
+    """The surroundings of one run of a generated step.
+
+    Attributes:
+        parameter, buffer, input, constant: persistent tensors by name.
+        outside: tensors that belong neither to the model nor to the batch, as they are now.
+        gradient: what waits in `.grad`, by its parameter's name.
+        number: numbers that may be others at each call, by name.
+        random: see `RandomStates`.
+        grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
+        left: what the step leaves in the user's objects.
+    """
+
+    parameter: Mapping[str, torch.Tensor]
+    buffer: Mapping[str, torch.Tensor]
+    input: Mapping[str, torch.Tensor]
+    constant: Mapping[str, torch.Tensor]
+    outside: Mapping[str, torch.Tensor]
+    gradient: Mapping[str, torch.Tensor]
+    number: Mapping[str, Any]
+    random: RandomStates
+    grad_norm: torch.Tensor | None
+    left: Sequence[torch.Tensor]
+
+    def begin(self, label: str) -> None:
+        """Begin a step of the cycle."""
+
+    def as_in_forward(self) -> AbstractContextManager[None]:
+        """Run kernels that look at the gradient mode themselves: enabled, as eager's forward has it, yet unrecorded."""
+
+    def leave(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand out what forward and loss leave in the user's objects."""
+
+    def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """Return the factor that clips gradients by their global norm; remember the norm."""
+
+    def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+        """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
+
+    def update_together(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
+        """Update some parameters by one step of the optimizer that knows no others. A scale clips the gradients."""
+
+    def update_all(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
+        """Run one step of the optimizer for all parameters; every gradient is complete. A scale clips them first."""
+
+    def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
+        """Start copying a parameter, a state or an activation to the tier below."""
+
+    def reload(self, name: str) -> None:
+        """Start copying back, into memory that is taken now."""
+
+    def wait(self, name: str) -> torch.Tensor | None:
+        """End with what is under way for `name`; an activation that was reloaded is returned."""
+
+    def free(self, name: str) -> None:
+        """Drop the device's copy of a parameter or state."""
+
+    def update_below(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
+        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below.
+
+        Args:
+            name: of the parameter.
+            gradient: the name of its place below.
+            scale: the name of the place of what clips the gradient first.
+            form: of a gradient that is a view of what went below.
+        """
+
+    def changed(self, name: str) -> None:
+        """Count the copy below of `name` as out of date, because what is on the device has changed."""
+
+    def keep_below(self, name: str) -> None:
+        """Leave in `.grad` what stands for a gradient that has just gone below."""
+
+    def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+        """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does. A scale clips it first."""
+
+
+AROUND = frozenset({"as_in_forward"})
+"""Verbs that surround other lines, with `with`."""
+
+VERBS = frozenset(name for name in vars(Iteration) if not name.startswith("_")) - AROUND
+"""Verbs that are lines of their own."""

@@ -1,0 +1,127 @@
+"""The ledger of one model and its optimizer: which tensor is where, and where its place in the tier below is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.device.tiers import Tier
+from stowage.stages.ir.plan import Slot
+from stowage.stages.ir.updates import is_gradient_slot
+from stowage.stages.runtime.files.weights import absent
+from stowage.stages.runtime.offload.absence import Absent
+from stowage.stages.runtime.offload.away import arrive, leave
+from stowage.stages.runtime.offload.layout import Layout
+
+
+class Ledger:
+    """Knows parameters, optimizer states, and gradients that wait, by the names that slots have for them.
+
+    Optimizer states that do not exist yet (before the first update) need no memory: moving them does nothing.
+    """
+
+    def __init__(self, tier: Tier, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self.tier = tier
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = optimizer
+        self._slots: dict[str, Slot] = {}
+        self._room: dict[str, int] = {}
+        self._at: dict[str, str] = {}
+        self._family: dict[str, list[str]] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._below: set[str] = set()
+        self._copied: set[str] = set()
+        self._absent = Absent()
+        self._stands_for: dict[str, torch.Tensor] = {}
+        self._touched = 0
+        """How often something was moved, or found out of date: what may end a rest."""
+
+    def adopt(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Parameters outside of the model that a step reads may leave too."""
+        self._parameters.update(parameters)  # type: ignore[arg-type]
+
+    def _tensor(self, name: str) -> torch.Tensor | None:
+        """A parameter; a state, or a gradient that waits, if it exists."""
+        held = self._parameters.get(name)
+        if held is not None:
+            return held
+        parameter, _, state = name.partition("::")
+        if is_gradient_slot(name):
+            return self._parameters[parameter].grad
+        assert self._optimizer is not None
+        found: Any = self._optimizer.state.get(self._parameters[parameter], {}).get(state)
+        return found if isinstance(found, torch.Tensor) else None
+
+    def has_slot(self, name: str) -> bool:
+        """Whether a parameter or state can be sent down."""
+        return name in self._slots
+
+    def like(self, name: str) -> torch.Tensor:
+        """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
+        if name in self._below:
+            return self._layouts[name].meta()
+        held = self._tensor(name)
+        assert held is not None
+        return Layout.of(held).meta()
+
+    def layouts(self) -> dict[str, torch.Tensor]:
+        """Of parameters below, as tensors on the meta device: what a trace needs of them."""
+        return {n: self._layouts[n].meta() for n in self._below if n in self._parameters}
+
+    def _reserve(self, slots: Sequence[Slot]) -> None:
+        """Room for each. Activations of another batch's program have the same names, and other sizes: the largest has
+        room for the others, which nothing holds between iterations."""
+        spent: list[str] = []
+        for slot in slots:
+            place = self._at.setdefault(slot.name, slot.name)
+            if self._room.get(place, slot.nbytes) < slot.nbytes:
+                self._at[slot.name] = f"{slot.name} of {slot.nbytes} bytes"
+                if slot.role == "temporary":
+                    spent.append(place)
+            if slot.name not in self._slots:
+                self._family.setdefault(slot.name.partition("::")[0], []).append(slot.name)
+        if spent:
+            self.tier.release(spent)
+            for place in spent:
+                del self._room[place]
+        fresh = {self._at[s.name]: s.nbytes for s in slots if self._at[s.name] not in self._room}
+        if fresh:
+            on_disk = [self._at[s.name] for s in slots if s.home == "disk" and self._at[s.name] in fresh]
+            self.tier.reserve(fresh, on_disk)
+            self._room.update(fresh)
+        self._slots.update({s.name: s for s in slots})
+
+    def changed(self, parameter: str) -> None:
+        """The copies below of a parameter and its states are out of date."""
+        self._touched += 1
+        self._copied.difference_update(self._family.get(parameter, ()))
+
+    def forget_copies(self, names: Iterable[str]) -> None:
+        """Someone may have changed these on the device: their copies below do not count any more."""
+        self._touched += 1
+        self._copied.difference_update(names)
+
+    def _nothing(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor is while it is below: made once, and of its own, so that readers are told which one it is."""
+        found = self._stands_for.get(name)
+        if found is None or (found.shape, found.dtype, found.device) != (tensor.shape, tensor.dtype, tensor.device):
+            found = self._stands_for[name] = absent(tensor, tensor.device)
+        return found
+
+    def _found(self, name: str) -> None:
+        """Its content is on the device, or about to be."""
+        if name in self._below:
+            self._below.discard(name)
+            tensor = self._tensor(name)
+            if tensor is not None:
+                arrive(tensor)
+        if name in self._parameters:
+            self._absent.discard(self._parameters[name])
+
+    def _stand_in(self, name: str, device: torch.device) -> torch.Tensor:
+        nothing = absent(self._layouts[name].meta(), device)
+        leave(nothing, name)
+        return nothing

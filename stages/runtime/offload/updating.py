@@ -1,0 +1,136 @@
+"""Updates by the CPU of parameters that are below the device, with their states and gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from stowage.stages.device.heap import ResidentLimit
+from stowage.stages.device.tiers import HostMemory, Tier
+from stowage.stages.ir.updates import is_gradient_slot
+from stowage.stages.runtime.clipping import apply_scale
+from stowage.stages.runtime.executors.verbs import Form
+from stowage.stages.runtime.offload.cpu_updates import Tensors, UpdatesBelow, bring_counters
+from stowage.stages.runtime.offload.layout import Layout
+from stowage.stages.runtime.offload.transfers import Transfers
+
+
+class Updating(Transfers):
+    """Starts updates on what is below, and takes over what they made."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        resident: ResidentLimit | None = None,
+    ) -> None:
+        super().__init__(tier, model, optimizer, resident)
+        self._updating: dict[str, Future[dict[str, Any]]] = {}
+        self._updates: UpdatesBelow | None = None
+        self._counted_below: set[str] = set()
+        self._update_times: list[tuple[str, float, float]] = []
+
+    def update(self, parameter: str, gradient: str, scale: str | None = None, form: Form | None = None) -> None:
+        """Start the update of a parameter by the CPU; see `UpdatesBelow`. A scale clips the gradient where it is.
+
+        Args:
+            parameter, gradient, scale: names of their places.
+            form: of the gradient, if it is a view of what is in its place.
+        """
+        if self._updates is None:
+            assert self._optimizer is not None
+            self._updates = UpdatesBelow(self._optimizer)
+        self._touched += 1
+        held = self._parameters[parameter]
+        if is_gradient_slot(gradient):  # it waited in `.grad`
+            held.grad = None
+            self._below.discard(gradient)
+            self._copied.discard(gradient)
+        known: dict[str, Any] = self._optimizer.state.get(held, {}) if self._optimizer is not None else {}
+        below = {k for k in known if f"{parameter}::{k}" in self._below}
+
+        def tensors() -> Tensors:
+            state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
+            found = self._content(gradient)
+            if form is not None:
+                shape, stride, offset = form
+                found = found.as_strided(shape, stride, found.storage_offset() + offset)
+            content = self._content(parameter), found, state
+            clipped_by = self._content(scale) if scale is not None else None
+            began.append(time.perf_counter())
+            if clipped_by is not None:
+                apply_scale([content[1]], clipped_by)
+            return content
+
+        def keep(weight: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+            memory = cast(HostMemory, self.tier)
+            memory.keep(parameter, weight)
+            left = dict(state)
+            for key in [k for k in state if f"{parameter}::{k}" in self._slots]:
+                memory.keep(f"{parameter}::{key}", left[key])
+                left[key] = Layout.of(left[key])
+            return left
+
+        def ended(update: Future[dict[str, Any]]) -> None:
+            if began:
+                self._update_times.append((parameter, began[0], time.perf_counter()))
+
+        began: list[float] = []
+        self._updating[parameter] = self._updates.start(held, tensors, keep)
+        if self.tier.record:
+            self._updating[parameter].add_done_callback(ended)
+
+    def _content(self, name: str) -> torch.Tensor:
+        """The tensor that lives in a slot."""
+        memory = cast(HostMemory, self.tier)
+        return memory.content(self._at[name], self._layouts[name].meta())
+
+    def _updated(self, parameter: str) -> None:
+        """Take over what the update made: new states find their place below."""
+        assert self._optimizer is not None
+        held = self._parameters[parameter]
+        for key, value in self._updating.pop(parameter).result().items():
+            name = f"{parameter}::{key}"
+            if not isinstance(value, Layout):
+                self._optimizer.state[held][key] = value
+                continue
+            if name not in self._below:
+                self._layouts[name] = replace(value, device=held.device)
+                self._optimizer.state[held][key] = self._stand_in(name, held.device)
+                self._below.add(name)
+            self._copied.add(name)
+        self._copied.add(parameter)
+        self._counted_below.add(parameter)
+
+    def before_update(self, parameter: str) -> None:
+        """An update on the device is next."""
+        if parameter in self._counted_below:
+            assert self._optimizer is not None
+            bring_counters(self._optimizer, self._parameters[parameter])
+            self._counted_below.discard(parameter)
+
+    def wait(self, name: str) -> torch.Tensor | None:
+        """End with what is under way for `name`: an update, or a copy, of which what was reloaded is returned.
+
+        Parameters and states are in their place then.
+        """
+        if name in self._updating:
+            self._touched += 1
+            self._updated(name)
+            return None
+        return super().wait(name)
+
+    def where(self, name: str) -> str:
+        """As `Slot.start` says it."""
+        if name in self._under_way:
+            return self._under_way[name].direction
+        if name in self._updating:
+            return "updating"
+        return "below" if name in self._below else "device"
