@@ -69,7 +69,7 @@ def best_batch(
     """
     if isinstance(largest, bool) or not isinstance(largest, int) or largest < 1:
         raise ParameterError(f"largest is {largest!r}: give the largest batch size worth having, 1 or more.")
-    model, layouts = _without_meta(model, batch, optimizer)
+    model, layouts = without_meta(model, batch, optimizer)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model.parameters()))
     home = home_folder(cache_dir)
@@ -97,7 +97,7 @@ def best_batch(
     return planner.choose(device_budget, largest)
 
 
-def _without_meta(
+def without_meta(
     model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | MakeOptimizer | None
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """The model, or a copy with stand-ins for what is on the meta device; how those parameters would lie."""

@@ -1,30 +1,107 @@
-"""The device budget of a run: bytes, or a share of the largest step that was given or seen."""
+"""The device budget of a run: bytes, a share of the largest step, what is free, or what planning finds."""
 
 from __future__ import annotations
 
-from stowage.stages.settings.sizes import parse_percentage, resolve_budget
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.settings.budgets import check_budget
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.solve import AutoBudget, Sought, auto_budget, free_ram
+from stowage.stages.solve.free import Free
+
+Search = Callable[[str], Sought]
+"""Finds the budget that `smallest` or `+5%` stands for, of the step at hand."""
 
 
 class RunBudget:
-    """A percentage is of the predicted peak of plain PyTorch on the largest batch so far: it may grow, never shrink.
+    """A percentage is of the predicted peak of plain PyTorch on the largest batch so far; what is searched for is of
+    the step that takes most so far. Both may grow and never shrink.
 
     Attributes:
-        nbytes: of the budget so far; 0 before a percentage has met a step.
+        nbytes: of the budget so far; 0 before a step is known, where it depends on one.
         grows: it is a percentage.
+        sought: planning finds it.
+        said: how it was found, for people, if it was not given in bytes.
     """
 
-    def __init__(self, asked: str | int) -> None:
-        """
+    def __init__(self, asked: str | int, auto: Callable[[], AutoBudget] | None = None) -> None:
+        """Take a budget as people write it.
+
+        Args:
+            asked: see `fit`.
+            auto: what `auto` stands for; without it there is no such budget here.
+
         Raises:
-            ParameterError: it is neither a size nor a percentage.
+            ParameterError: it is no budget, or nothing is free.
         """
         self._asked = asked
-        self.grows = isinstance(asked, str) and asked.strip().endswith("%")
-        if self.grows:
-            parse_percentage(str(asked), "device_budget")
-        self.nbytes = 0 if self.grows else resolve_budget(asked, 0, "device_budget")
+        kind = check_budget(asked, "device_budget")
+        self.grows = kind == "share"
+        self.sought = kind in ("smallest", "slowdown")
+        self.nbytes, self.said, self._largest_bytes = 0, "", 0
+        if kind == "size":
+            self.nbytes = resolve_budget(asked, 0, "device_budget")
+        elif kind == "auto":
+            if auto is None:
+                raise ParameterError("device_budget 'auto' is not known here: give a budget in bytes.")
+            found = auto()
+            self.nbytes, self.said = found.nbytes, found.said
 
-    def see(self, eager_peak_bytes: int) -> int:
-        """The budget, now that a step is known whose peak in plain PyTorch is so many bytes."""
-        self.nbytes = max(self.nbytes, resolve_budget(self._asked, eager_peak_bytes, "device_budget"))
+    def see(self, eager_peak_bytes: int, search: Search | None = None) -> int:
+        """The budget, now that a step is known.
+
+        Args:
+            eager_peak_bytes: of the step in plain PyTorch.
+            search: plans the step within any budget, where it was measured in full.
+        """
+        if self.grows:
+            self.nbytes = max(self.nbytes, resolve_budget(self._asked, eager_peak_bytes, "device_budget"))
+        if self.sought and search is not None:
+            found = search(str(self._asked))
+            if found.nbytes > self.nbytes:
+                self.nbytes, self.said = found.nbytes, found.said
+            self._largest_bytes = max(self._largest_bytes, eager_peak_bytes)
         return self.nbytes
+
+    def must_search(self, eager_peak_bytes: int) -> bool:
+        """Whether a step of this peak in plain PyTorch may need more than was found so far."""
+        return self.sought and eager_peak_bytes > self._largest_bytes
+
+
+def free_for(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> AutoBudget:
+    """What is free on a device for the training of a model, which may lie there already, less a reserve.
+
+    Raises:
+        ParameterError: nothing is free, or it cannot be told.
+    """
+    held = _held_bytes(model, optimizer, device)
+    if device.type != "cuda":
+        return auto_budget(free_ram(), held)
+    free, _ = torch.cuda.mem_get_info(device)
+    # PyTorch's allocator holds memory that it has not given to anybody.
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return auto_budget(Free(free + cached, torch.cuda.get_device_name(device)), held)
+
+
+def _held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
+    """Bytes of the model, its gradients and the optimizer's states on a device, each storage once."""
+    storages = {}
+    for tensor in _tensors(model, optimizer):
+        if tensor.device.type == device.type and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr(), storage.nbytes()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+    for state in optimizer.state.values() if optimizer is not None else ():
+        yield from (t for t in state.values() if isinstance(t, torch.Tensor))

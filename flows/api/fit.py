@@ -13,7 +13,7 @@ from torch import nn
 
 from stowage.flows.api.arguments import check_arguments
 from stowage.flows.api.binding import Execution
-from stowage.flows.api.budget import RunBudget
+from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.shadow import check_of
 from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.lower_tier import lower_tier
@@ -104,7 +104,7 @@ def make_step(
     planner = Planner(
         model,
         known,
-        RunBudget(device_budget),
+        RunBudget(device_budget, lambda: free_for(model, optimizer, device)),
         method=method,
         home=home,
         effort=QUICK if quick else Effort(),
@@ -168,7 +168,10 @@ def fit(
             them; None leaves gradients in `.grad`.
         device_budget: device bytes of the whole iteration (parameters, gradients, optimizer states, activations,
             buffers, inputs, workspace): `900MiB`, `1.5GiB`, bytes, or `50%` of the predicted peak of plain PyTorch on
-            the largest batch that was given or seen: it grows when a larger one comes.
+            the largest batch that was given or seen: it grows when a larger one comes. `auto` is what is free on the
+            device, or in RAM within the limits of control groups, less a reserve that the plan states. `smallest` is
+            the least memory for which there is a plan, `+5%` the least with which a step takes at most 5% longer than
+            with everything kept; both are searched for on the first batch, and grow too.
         loss: `loss(outputs, batch)`; by default `outputs.loss`. With accumulation divide it yourself, as in plain
             PyTorch.
         forward: `forward(model, batch)` calls the model itself and returns the loss, instead of `loss`: for batches of

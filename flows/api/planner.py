@@ -11,6 +11,7 @@ from torch import nn
 from stowage.flows.api.budget import RunBudget
 from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
+from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.effort import Effort, target_device
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
@@ -22,7 +23,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
-from stowage.stages.solve import Below, PlanRequest, Reserve, check_method, eager_peak_bytes
+from stowage.stages.solve import Below, Known, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
 
 
@@ -125,8 +126,21 @@ class Planner:
             progress=self.watch,
             profiled=self.watch.part,
         )
-        budget_bytes = self.budget.see(costed.eager_peak_bytes)
-        kept = self._kept(costed, Reserve(costed.target, budget_bytes, costed.variants[0].trace), away)
+        known = Known()
+        plans = CurvePlanner(
+            costed,
+            method=self.method,
+            home=self.home,
+            effort=effort,
+            below=self.below,
+            away=away,
+            progress=self.watch,
+            part=self.watch.part,
+            known=known,
+        )
+        budget_bytes = self.budget.see(costed.eager_peak_bytes, plans.sought)
+        reserve = Reserve(costed.target, budget_bytes, costed.variants[0].trace, self.budget.said)
+        kept = self._kept(costed, reserve, away)
         self._learn(costed, searched=kept is None)
         if kept is not None:
             return kept
@@ -140,6 +154,8 @@ class Planner:
             away=away,
             progress=self.watch,
             part=self.watch.part,
+            said=self.budget.said,
+            known=known,
         )
         self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
@@ -200,7 +216,9 @@ class Planner:
         self.watch("partition")
         nodes, blocks = self._sizes.nodes(trace, costs)
         eager = eager_peak_bytes(whole, nodes if whole is trace else self._sizes.nodes(whole, costs)[0])
-        reserve = Reserve(target, self.budget.see(eager), trace)
+        if self.budget.must_search(eager):
+            return None
+        reserve = Reserve(target, self.budget.see(eager), trace, self.budget.said)
         request = self._request(reserve.usable_bytes, target, away)
         self.watch("solve")
         found = self._sizes.plan(trace, nodes, blocks, costs, request, self.home, self.effort, only_kept=in_full)

@@ -17,7 +17,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import Option
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, PlanRequest, Reserve, check_method, solve_variants
+from stowage.stages.solve import Below, Known, PlanRequest, Reserve, Solved, check_method, solve_variants
 from stowage.stages.trace import MicroBatch, Recorded
 from stowage.stages.workload.calls import Loss, Objective
 
@@ -34,6 +34,7 @@ __all__ = [
     "plan_costed",
     "plan_step",
     "processor_s",
+    "solve_costed",
     "target_device",
     "write_plan",
 ]
@@ -125,6 +126,8 @@ def plan_costed(
     away: frozenset[str] = frozenset(),
     progress: Progress = lambda stage: None,
     part: Part = lambda done, total: None,
+    said: str = "",
+    known: Known | None = None,
 ) -> Planned:
     """Plan from tables alone: no model, and no device that could run it.
 
@@ -132,38 +135,85 @@ def plan_costed(
         costed: the step; `cost_traces` makes it from tables.
         device_budget, method, home, effort, below, away, progress: see `plan_step`.
         part: called with the blocks that have schedules, and how many there are.
+        said: how the budget was found, if it was not given in bytes.
+        known: see `solve_costed`.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
-    target, variants, eager = costed.target, costed.variants_for(method), costed.eager_peak_bytes
-    reserve = Reserve(target, resolve_budget(device_budget, eager, "device_budget"), variants[0].trace)
+    budget_bytes = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
+    solved, options = solve_costed(
+        costed,
+        budget_bytes,
+        method=method,
+        home=home,
+        effort=effort,
+        below=below,
+        away=away,
+        progress=progress,
+        part=part,
+        said=said,
+        known=known,
+    )
+    progress("codegen")
+    chosen = next(v for v in costed.variants_for(method) if v.name == solved.summary.variant)
+    trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
+    return finish(trace, nodes, blocks, options, solved, home, costed.eager_peak_bytes)
+
+
+def solve_costed(
+    costed: Costed,
+    budget_bytes: int,
+    *,
+    method: str,
+    home: Path,
+    effort: Effort,
+    below: Below | None = None,
+    away: frozenset[str] = frozenset(),
+    progress: Progress = lambda stage: None,
+    part: Part = lambda done, total: None,
+    said: str = "",
+    known: Known | None = None,
+) -> tuple[Solved, list[Option]]:
+    """The plan within a budget, from the store or solved now, without its program.
+
+    Args:
+        costed: the step.
+        budget_bytes: of the device.
+        method, home, effort, below, away, progress, part, said: see `plan_costed`.
+        known: of the same step, method and effort, from plans within other budgets.
+
+    Returns:
+        The plan, and the options that it was chosen from; none where it was in the store.
+
+    Raises:
+        StowageError: see the stages; `Infeasible` when the budget cannot be met.
+    """
+    target, variants = costed.target, costed.variants_for(method)
+    reserve = Reserve(target, budget_bytes, variants[0].trace, said)
     budget = reserve.usable_bytes
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None
     key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target, lasting, sorted(away))
     room_bytes = below.disk_room_bytes if below else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
-    options: list[Option] = []
-    if solved is None:
-        progress("options")
-        options = costed.options_for(method, home, effort, part)
-        progress("solve")
-        request = PlanRequest(
-            device_budget_bytes=budget,
-            method=method,
-            slots=effort.slots,
-            device=target.name,
-            device_fingerprint=target.fingerprint,
-            time_limit_s=effort.solver.time_limit_s,
-            seed=effort.solver.seed,
-            below=below,
-            away=away,
-        )
-        with reserve.counted():
-            solved = reserve.stated(solve_variants(variants, options, request))
-        store.add(key, solved)
-    progress("codegen")
-    chosen = next(v for v in variants if v.name == solved.summary.variant)
-    trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
-    return finish(trace, nodes, blocks, options, solved, home, eager)
+    if solved is not None:
+        return reserve.stated(solved), []
+    progress("options")
+    options = costed.options_for(method, home, effort, part)
+    progress("solve")
+    request = PlanRequest(
+        device_budget_bytes=budget,
+        method=method,
+        slots=effort.slots,
+        device=target.name,
+        device_fingerprint=target.fingerprint,
+        time_limit_s=effort.solver.time_limit_s,
+        seed=effort.solver.seed,
+        below=below,
+        away=away,
+    )
+    with reserve.counted():
+        solved = reserve.stated(solve_variants(variants, options, request, known))
+    store.add(key, solved)
+    return solved, options

@@ -152,6 +152,8 @@ class PlanSummary:
             rounding is `step_time_s` over this.
         rates_bound_s: what computing and the rates of the tiers allow within the budget, whatever the plan; likewise.
         reserve_bytes: of the budget, what is left to the device's allocator.
+        budget_found: how the budget was found where it was not given in bytes: what was free and which reserve was left
+            to others, or what was searched for.
         solver: name and version; status, gap, time limit and seed of the worst solve.
     """
 
@@ -185,6 +187,7 @@ class PlanSummary:
     rates_bound_s: float = 0.0
     disk_bytes: int = 0
     reserve_bytes: int = 0
+    budget_found: str = ""
 
     def __repr__(self) -> str:
         moved = ""
@@ -194,6 +197,7 @@ class PlanSummary:
                 f"down and {size_text(self.reload_bytes)} up"
             )
         reserve = f" beside a reserve of {size_text(self.reserve_bytes)}" if self.reserve_bytes else ""
+        reserve += f" (the budget is {self.budget_found})" if self.budget_found else ""
         estimated = f", {self.estimated_nodes} of its costs estimated" if self.estimated_nodes else ""
         return (
             f"<plan {self.plan_hash}: {self.method} ({self.variant}) on {self.device or 'an unknown device'}\n"

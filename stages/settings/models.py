@@ -25,7 +25,8 @@ from stowage.stages.ir.defaults import (
 )
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.methods import MethodName, method_of
-from stowage.stages.settings.sizes import parse_bytes, resolve_budget
+from stowage.stages.settings.budgets import check_budget
+from stowage.stages.settings.sizes import parse_bytes
 
 Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 SolverSeed = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
@@ -76,12 +77,13 @@ def _class_name(text: str) -> str:
 def _budget(value: object) -> object:
     try:
         if isinstance(value, str | int) and not isinstance(value, bool):
-            resolve_budget(value, 1 << 40, "it")
+            check_budget(value, "it")
             return value
     except ParameterError:
         pass
     raise ValueError(
-        f"{value!r} is not a budget: write '50%' (of plain PyTorch's peak), '900MiB', '1.5GiB', '12GB' or bytes"
+        f"{value!r} is not a budget: write '50%' (of plain PyTorch's peak), '900MiB', '1.5GiB', '12GB' or bytes; "
+        "'auto' (what is free), 'smallest', or '+5%' (the least memory at that slowdown)"
     )
 
 
@@ -297,7 +299,9 @@ class SolveSettings(_Section):
 
     Attributes:
         device_budget: device bytes that the iteration may use, everything included; a percentage is of the predicted
-            total peak of plain PyTorch.
+            total peak of plain PyTorch; `auto` is what is free on this machine, less a reserve; `smallest` the least
+            memory for which there is a plan; `+5%` the least with which a step takes at most 5% longer than with
+            everything kept.
         method: `rockmate`, `offmate`, or `auto` for the best of everything that applies; the others of `ir/methods.py`,
             `h_ilp` and `h_retention` among them, are there to compare with, or take the whole step as one block.
         memory_slots: resolution of memory in the dynamic program of the chain.

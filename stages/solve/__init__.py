@@ -2,6 +2,9 @@
 
 from stowage.stages.solve.at_once import keep_everything_at_once, same_rows
 from stowage.stages.solve.batch_size import FractionalBatch, fractional_batch, growth_of
+from stowage.stages.solve.free import AutoBudget, auto_budget, free_on_gpu, free_ram
+from stowage.stages.solve.goals import Sought, sought_budget
+from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.limits import tier_below
 from stowage.stages.solve.offload.offloader import Below
 from stowage.stages.solve.request import PlanRequest, check_method
@@ -10,19 +13,26 @@ from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
 from stowage.stages.solve.variants import Variant, solve_variants
 
 __all__ = [
+    "AutoBudget",
     "Below",
     "FractionalBatch",
+    "Known",
     "PlanRequest",
     "Reserve",
     "Solved",
+    "Sought",
     "Variant",
+    "auto_budget",
     "check_method",
     "eager_peak_bytes",
     "fractional_batch",
+    "free_on_gpu",
+    "free_ram",
     "growth_of",
     "keep_everything_at_once",
     "same_rows",
     "solve_plan",
     "solve_variants",
+    "sought_budget",
     "tier_below",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import size_text
+from stowage.stages.ir.errors import MIB, size_text
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
@@ -12,8 +14,43 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings import load_settings
+from stowage.stages.settings.budgets import check_budget
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import PlanRequest, Reserve, Variant, eager_peak_bytes, solve_variants, tier_below
+from stowage.stages.solve import (
+    AutoBudget,
+    Known,
+    PlanRequest,
+    Reserve,
+    Solved,
+    Sought,
+    Variant,
+    auto_budget,
+    eager_peak_bytes,
+    free_on_gpu,
+    free_ram,
+    solve_variants,
+    sought_budget,
+    tier_below,
+)
+from stowage.stages.solve.goals import Solve, kept_of
+
+PROCESS_BYTES = 512 * MIB
+"""RAM of the training process besides its tensors: the interpreter and its libraries."""
+
+
+def budget_of(
+    asked: str | int, target: DeviceDescription, eager_peak_bytes: int, solve: Solve, recorded: Variant
+) -> Sought | AutoBudget:
+    """Bytes of `solve.device_budget`, and how they were found."""
+    kind = check_budget(asked, "solve.device_budget")
+    if kind == "auto":
+        if target.type == "cuda":
+            return auto_budget(free_on_gpu(target.name))
+        return auto_budget(free_ram(), extra_bytes=PROCESS_BYTES)
+    if kind in ("smallest", "slowdown"):
+        storages = len(recorded.trace.storages)
+        return sought_budget(asked, solve, kept_of(recorded, lambda nbytes: target.reserve_bytes(nbytes, storages)))
+    return Sought(resolve_budget(asked, eager_peak_bytes), "")
 
 
 def main() -> None:
@@ -44,9 +81,8 @@ def main() -> None:
         here=False,
     )
     eager = eager_peak_bytes(trace, variants[0].nodes)
-    reserve = Reserve(target, resolve_budget(wanted.device_budget, eager), trace)
     request = PlanRequest(
-        device_budget_bytes=reserve.usable_bytes,
+        device_budget_bytes=1,
         method=wanted.method,
         slots=wanted.memory_slots,
         device=target.name,
@@ -56,12 +92,22 @@ def main() -> None:
         below=below,
     )
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
-    with reserve.counted():
-        solved = reserve.stated(solve_variants(variants, options, request))
+    known = Known()
+
+    def solve(budget_bytes: int, said: str = "") -> Solved:
+        reserve = Reserve(target, budget_bytes, trace, said)
+        with reserve.counted():
+            asked = replace(request, device_budget_bytes=reserve.usable_bytes)
+            return reserve.stated(solve_variants(variants, options, asked, known))
+
+    budget = budget_of(wanted.device_budget, target, eager, solve, variants[0])
+    solved = solve(budget.nbytes, budget.said)
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
+    if s.budget_found:
+        print(f"solve: the device budget of {size_text(budget.nbytes)} is {s.budget_found}")
     print(
         f"solve: {s.method} on the {s.variant} trace, predicted peak {size_text(s.device_peak_bytes)} of "
         f"{size_text(s.device_budget_bytes)} "

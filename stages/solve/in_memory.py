@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
@@ -11,6 +11,7 @@ from stowage.stages.formulations.chain.policies import fixed_policies
 from stowage.stages.formulations.chain.rk_rotor import HEADROOM, ChainStep, RkRotor
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.graph import SHARED
+from stowage.stages.solve.known import Known
 from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.request import COMPARED, FIXED
@@ -44,18 +45,43 @@ class Candidate:
 class Race:
     """Makes candidates and keeps what the budget admits."""
 
-    def __init__(self, program: Program, chain: Chain, budget_bytes: int, *, polishes: bool = True) -> None:
+    def __init__(
+        self,
+        program: Program,
+        chain: Chain,
+        budget_bytes: int,
+        *,
+        polishes: bool = True,
+        known: Known | None = None,
+    ) -> None:
+        """Take part in a race.
+
+        Args:
+            program, chain: of the step.
+            budget_bytes: of the device.
+            polishes: keep what still fits instead of making it again.
+            known: what races of the same program and chain within other budgets have found.
+        """
         self.program = program
         self.chain = chain
         self.budget_bytes = budget_bytes
         self.polishes = polishes
+        self.known = known if known is not None else Known()
 
-    def candidate(self, method: str, executions: list[Execution], *, polish: bool) -> Candidate:
-        plan = self.program.without_dead(executions)
-        if polish and self.polishes and self.program.peak_bytes(plan) <= self.budget_bytes:
-            plan = self.program.retain_where_possible(plan, self.budget_bytes)
-        time_s = sum(self.program.nodes[e.node].time_s for e in plan)
-        return Candidate(method, plan, time_s, self.program.peak_bytes(plan))
+    def candidate(self, method: str, executions: list[Execution]) -> Candidate:
+        """A plan that runs no more than it must."""
+        return self._judged(method, self.program.without_dead(executions))
+
+    def polished(self, plan: Candidate) -> Candidate:
+        """The plan, with what still fits kept instead of made again."""
+        if not self.polishes or plan.peak_bytes > self.budget_bytes:
+            return plan
+        kept = self.program.retain_where_possible(plan.executions, self.budget_bytes)
+        return plan if kept is plan.executions else self._judged(plan.method, kept)
+
+    def _judged(self, method: str, executions: list[Execution]) -> Candidate:
+        time_s = sum(self.program.nodes[e.node].time_s for e in executions)
+        return Candidate(method, executions, time_s, self.program.peak_bytes(executions))
 
     def table(self, nominal_bytes: int, slots: int) -> RkRotor:
         return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
@@ -70,7 +96,7 @@ class Race:
 
         @cache
         def plan(level: int) -> Candidate:
-            return self.candidate("rockmate", self.chain.executions(table.sequence(levels[level])), polish=False)
+            return self.candidate("rockmate", self.chain.executions(table.sequence(levels[level])))
 
         def fits(level: int) -> bool:
             return plan(level).peak_bytes <= self.budget_bytes
@@ -78,10 +104,13 @@ class Race:
         coarse = next((k for k in range(0, len(levels), STRIDE) if fits(k)), 0)
         fitting = (k for k in range(max(0, coarse - STRIDE + 1), len(levels)) if fits(k))
         for level in islice(fitting, CANDIDATES):
-            yield self.candidate("rockmate", plan(level).executions, polish=polish) if polish else plan(level)
+            yield self.polished(plan(level)) if polish else plan(level)
 
     def smallest(self, nominal_bytes: int, slots: int) -> Candidate | None:
         """The plan with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
+        return self.known.once(("smallest", nominal_bytes, slots), lambda: self._smallest(nominal_bytes, slots))
+
+    def _smallest(self, nominal_bytes: int, slots: int) -> Candidate | None:
         best: Candidate | None = None
         for _ in range(3):
             table = self.table(nominal_bytes, slots)
@@ -89,7 +118,7 @@ class Race:
             if least is None:
                 break
             for m in range(least, min(least + 4, slots) + 1):
-                plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)), polish=False)
+                plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)))
                 if best is None or (plan.peak_bytes, plan.time_s) < (best.peak_bytes, best.time_s):
                     best = plan
             nominal_bytes = (least + 1) * table.slot_bytes
@@ -102,6 +131,12 @@ class Race:
             smallest: where to start.
             overhead_bytes: in memory besides what RK-Rotor counts.
         """
+        found: Candidate = self.known.of(
+            smallest, f"below {overhead_bytes} {slots}", lambda plan: self._below(plan, overhead_bytes, slots)
+        )
+        return found
+
+    def _below(self, smallest: Candidate, overhead_bytes: int, slots: int) -> Candidate:
         while True:
             race = Race(self.program, self.chain, smallest.peak_bytes - 1, polishes=self.polishes)
             found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
@@ -112,8 +147,12 @@ class Race:
 
 def keep_everything(race: Race) -> Candidate:
     """The plan that computes nothing again: in eager's order, or block by block if that is no slower."""
-    everything = race.candidate("keep_all", [Execution(n.node, "keep") for n in race.program.nodes], polish=False)
-    labelled = race.candidate("keep_all", race.chain.executions(_once(race.chain)), polish=True)
+    everything = race.known.once(
+        "everything", lambda: race.candidate("keep_all", [Execution(n.node, "keep") for n in race.program.nodes])
+    )
+    labelled = race.polished(
+        race.known.once("by block", lambda: race.candidate("keep_all", race.chain.executions(_once(race.chain))))
+    )
     return labelled if labelled.time_s <= everything.time_s else everything
 
 
@@ -125,12 +164,12 @@ def in_memory(race: Race, everything: Candidate, slots: int, method: str) -> tup
         everything: the plan that keeps everything.
         slots, method: see `PlanRequest`.
     """
-    chain, budget_bytes = race.chain, race.budget_bytes
-    base_bytes = race.program.base_bytes
-    overhead_bytes = base_bytes + _uncounted_bytes(race)  # in memory besides what RK-Rotor counts
+    budget_bytes, base_bytes = race.budget_bytes, race.program.base_bytes
+    overhead_bytes = base_bytes + race.known.once(
+        "uncounted", lambda: _uncounted_bytes(race)
+    )  # in memory besides what RK-Rotor counts
     smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
-    fixed = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
-    policies = [race.candidate(name, executions, polish=False) for name, executions in fixed.items()]
+    policies = race.known.once("policies", lambda: _policies(race))
     if method in FIXED:
         found = [p for p in policies if p.method == method]
         if not found:
@@ -139,13 +178,13 @@ def in_memory(race: Race, everything: Candidate, slots: int, method: str) -> tup
     known = [everything, *policies] if method not in COMPARED else []
     smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
     smallest = race.below(smallest, overhead_bytes, slots)
-    plans: list[Candidate] = [race.candidate("rockmate", smallest.executions, polish=True)]
+    plans: list[Candidate] = [race.polished(replace(smallest, method="rockmate"))]
     if method == "auto":
         plans.append(everything)
     if method != "auto" or everything.peak_bytes > budget_bytes:
         plans += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
         if method == "auto":
-            plans += [race.candidate(name, executions, polish=True) for name, executions in fixed.items()]
+            plans += [race.polished(policy) for policy in policies]
     return plans, smallest
 
 
@@ -162,6 +201,12 @@ def orders(race: Race, everything: Candidate, slots: int) -> Iterator[list[Execu
         if table.time_s(m) > previous:
             previous = table.time_s(m)
             yield race.program.without_dead(race.chain.executions(table.sequence(m)))
+
+
+def _policies(race: Race) -> list[Candidate]:
+    """The fixed policies, unpolished."""
+    fixed = fixed_policies(race.chain.chain_blocks)
+    return [race.candidate(name, race.chain.executions(steps)) for name, steps in fixed.items()]
 
 
 def _once(chain: Chain) -> list[ChainStep]:

@@ -20,14 +20,25 @@ class Reserve:
         usable_bytes: what a plan may take.
     """
 
-    def __init__(self, target: DeviceDescription, budget_bytes: int, trace: TraceTables) -> None:
+    def __init__(self, target: DeviceDescription, budget_bytes: int, trace: TraceTables, said: str = "") -> None:
+        """Divide a budget.
+
+        Args:
+            target: the device.
+            budget_bytes: of it.
+            trace: of the step.
+            said: how the budget was found, if it was not given in bytes.
+        """
         self._target, self._budget_bytes, self._storages = target, budget_bytes, len(trace.storages)
+        self._said = said
         self.nbytes = target.reserve_bytes(budget_bytes, self._storages)
         self.usable_bytes = budget_bytes - self.nbytes
 
     def stated(self, solved: Solved) -> Solved:
-        """The plan, which says what it leaves."""
-        return replace(solved, summary=replace(solved.summary, reserve_bytes=self.nbytes)) if self.nbytes else solved
+        """The plan, which says what it leaves, and how the budget was found."""
+        if (solved.summary.reserve_bytes, solved.summary.budget_found) == (self.nbytes, self._said):
+            return solved
+        return replace(solved, summary=replace(solved.summary, reserve_bytes=self.nbytes, budget_found=self._said))
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import Judge, updates_together
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.in_memory import Candidate, Race, in_memory, keep_everything, orders
+from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.offloader import Below, Offloader, OffloadPlan
 from stowage.stages.solve.offload.plans import tiered_plans
 from stowage.stages.solve.program.chain import Chain, Execution
@@ -93,12 +94,14 @@ def solve_plan(
     blocks: Sequence[Block],
     options: Sequence[Option],
     request: PlanRequest,
+    known: Known | None = None,
 ) -> Solved:
     """Plan the iteration.
 
     Args:
         trace, nodes, blocks, options: what the earlier stages wrote.
         request: what is asked for.
+        known: of the same step, options and method, from plans within other budgets.
 
     Raises:
         Infeasible: with the smallest budget for which a plan was found.
@@ -106,16 +109,22 @@ def solve_plan(
         TableError: options are missing.
     """
     budget_bytes = request.device_budget_bytes
-    program = program_of(trace, nodes)
+    known = known if known is not None else Known()
+    program = known.once("program", lambda: program_of(trace, nodes))
     options = _taken(options, blocks, request)
-    chain = Chain(blocks, nodes, options)
-    race = Race(program, chain, budget_bytes, polishes=request.polishes)
+    chain = known.once("chain", lambda: Chain(blocks, nodes, options))
+    race = Race(program, chain, budget_bytes, polishes=request.polishes, known=known)
+
+    def replayed(plan: Candidate) -> Outcome:
+        found: Outcome = known.of(plan, "replay", lambda p: program.replay(p.executions))
+        return found
+
     everything = keep_everything(race)
     plans: list[Candidate] = []
     smallest: list[Outcome] = []
     if not request.offloads_only:
         plans, leanest = in_memory(race, everything, request.slots, request.method)
-        smallest.append(program.replay(leanest.executions))
+        smallest.append(replayed(leanest))
     fitting = [p for p in plans if p.peak_bytes <= budget_bytes]
     moving: list[OffloadPlan] = []
     if request.below is not None and not request.recomputes_only:
@@ -124,10 +133,10 @@ def solve_plan(
         found, moving = tiered_plans(offloader, orders(race, everything, request.slots), request, fastest_s)
         smallest += [p.outcome for p in found]
     if not smallest:
-        smallest.append(program.replay(in_memory(race, everything, request.slots, request.method)[1].executions))
+        smallest.append(replayed(in_memory(race, everything, request.slots, request.method)[1]))
     if not fitting and not moving and request.method == "auto":
         for plans, leanest in _others(race, everything, request):
-            smallest.append(program.replay(leanest.executions))
+            smallest.append(replayed(leanest))
             fitting += [p for p in plans if p.peak_bytes <= budget_bytes]
     least = min(smallest, key=lambda o: o.peak_bytes)
     if not fitting and not moving:
@@ -164,7 +173,9 @@ def _others(race: Race, everything: Candidate, request: PlanRequest) -> Iterator
     whole = replace(request, method="rotor")
     chain = race.chain
     options = [o for found in chain.options.values() for o in found if whole.takes(o.formulation)]
-    own = Race(race.program, Chain(chain.blocks, chain.nodes, options), race.budget_bytes, polishes=race.polishes)
+    known = race.known.part("rotor")
+    coarse = known.once("chain", lambda: Chain(chain.blocks, chain.nodes, options))
+    own = Race(race.program, coarse, race.budget_bytes, polishes=race.polishes, known=known)
     plans, leanest = in_memory(own, everything, request.slots, whole.method)
     yield [replace(p, method=whole.method) for p in plans], leanest
 

@@ -10,6 +10,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.offloader import Below
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
@@ -26,8 +27,15 @@ class Variant:
     clusters: Sequence[BlockCluster] = ()
 
 
-def solve_variants(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest) -> Solved:
+def solve_variants(
+    variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known | None = None
+) -> Solved:
     """The fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the bounds.
+
+    Args:
+        variants, options: what the earlier stages wrote.
+        request: what is asked for.
+        known: of the same variants, options and method, from plans within other budgets.
 
     Raises:
         Infeasible: no variant fits; the one that needs least is reported.
@@ -35,13 +43,14 @@ def solve_variants(variants: Sequence[Variant], options: Sequence[Option], reque
         TableError: options are missing.
     """
     try:
-        return _fastest(variants, options, request)
+        return _fastest(variants, options, request, known or Known())
     except Infeasible as failure:
         below = request.below
         if below is None:
             raise
         try:
-            needed = _fastest(variants, options, replace(request, below=below.boundless())).summary
+            boundless = replace(request, below=below.boundless())
+            needed = _fastest(variants, options, boundless, Known()).summary
         except Infeasible:
             raise failure from None
         raise NoRoomBelow(_room_text(request.device_budget_bytes, needed, below)) from None
@@ -64,14 +73,14 @@ def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
     )
 
 
-def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest) -> Solved:
+def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
     for variant in variants:
         hashes = {b.block_hash for b in variant.blocks}
         try:
             own = [o for o in options if o.block_hash in hashes]
-            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request)
+            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request, known.part(variant.name))
         except Infeasible as failure:
             failures.append(failure)
             continue

@@ -50,7 +50,7 @@ class Program:
         self.base_bytes = sum(s.nbytes for s in storages if s.role != "temporary")
         self._workspace = np.array([n.workspace_bytes for n in nodes], dtype=np.int64)
         self._random = any(n.random for n in nodes)
-        self._sums = any(n.takes for n in nodes)
+        self._summands = frozenset(s for n in nodes for s in n.takes)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
@@ -130,14 +130,20 @@ class Program:
 
     def sums(self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]) -> dict[int, tuple[int, ...]]:
         """Position of a sum that may be written over a summand -> the summands that die there, all of one size."""
-        if not self._sums:
+        if not self._summands:
             return {}
-        ends = {(storage, position) for (storage, _), position in last.items()}
-        dying = (
-            (position, tuple(s for s in self.nodes[e.node].takes if (s, position) in ends))
-            for position, e in enumerate(executions)
-        )
-        return {position: storages for position, storages in dying if storages}
+        summands, nodes = self._summands, self.nodes
+        ends: dict[int, set[int]] = {}
+        for (storage, _), position in last.items():
+            if storage in summands:
+                ends.setdefault(position, set()).add(storage)
+        found = {}
+        for position in sorted(ends):
+            if position < len(executions):
+                takes = tuple(s for s in nodes[executions[position].node].takes if s in ends[position])
+                if takes:
+                    found[position] = takes
+        return found
 
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Bytes above the baseline during each execution, workspace included, as if no sum took a summand's memory:

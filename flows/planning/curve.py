@@ -1,0 +1,333 @@
+"""Step time against budget: plans of one step, from one profile, from keeping everything to the least memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+
+from stowage.flows.planning.costed import Costed, Part, Progress
+from stowage.flows.planning.effort import Effort
+from stowage.flows.planning.sizes import everything_kept
+from stowage.flows.planning.step import solve_costed
+from stowage.stages.ir.errors import Infeasible, ParameterError
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.table import write_rows
+from stowage.stages.settings.sizes import MOST_BYTES, resolve_budget
+from stowage.stages.solve import Below, Known, PlanRequest, Solved, Sought, sought_budget
+from stowage.stages.solve.goals import Kept, kept_of, least
+
+POINTS = 12
+"""Budgets of a curve for which nobody names any."""
+
+MOST_POINTS = 1000
+
+CLOSEST_BYTES = 1 << 16
+"""Budgets are not told apart that differ by less."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The plan within one budget; a row of `curve.parquet`.
+
+    Attributes:
+        budget_bytes: of the device, everything included.
+        feasible: there is a plan; without one all that follows but `smallest_feasible_bytes` is 0 or empty.
+        peak_bytes: predicted highest device bytes.
+        step_time_s: predicted.
+        slowdown: of the step against keeping everything, as a fraction.
+        recomputed_bytes: of activations made more than once.
+        offload_bytes, reload_bytes: moved down and up in one iteration.
+        below_bytes: live below the device at some time of it.
+        wait_s: predicted time that computing waits for copies.
+        smallest_feasible_bytes: the least budget that planning this one has found.
+        method, variant: see `PlanSummary`.
+        plan_hash: of the plan.
+        planned_in_s: what finding it took.
+    """
+
+    budget_bytes: int
+    feasible: bool
+    peak_bytes: int
+    step_time_s: float
+    slowdown: float
+    recomputed_bytes: int
+    offload_bytes: int
+    reload_bytes: int
+    below_bytes: int
+    wait_s: float
+    smallest_feasible_bytes: int
+    method: str
+    variant: str
+    plan_hash: str
+    planned_in_s: float
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Both ways."""
+        return self.offload_bytes + self.reload_bytes
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Step time against budget.
+
+    Attributes:
+        model: what is trained, for people.
+        device: name of the device that the costs are from.
+        plain_peak_bytes: predicted peak of plain PyTorch, whose gradients wait for the updates.
+        keep_all_peak_bytes, keep_all_time_s: of the iteration without recomputation, under a plan.
+        smallest_bytes: the least budget for which there is a plan.
+        estimated: costs are estimates from the device's rates, not measurements.
+        points: by budget, the largest first.
+    """
+
+    model: str
+    device: str
+    plain_peak_bytes: int
+    keep_all_peak_bytes: int
+    keep_all_time_s: float
+    smallest_bytes: int
+    estimated: bool
+    points: tuple[CurvePoint, ...]
+
+    @property
+    def moves(self) -> bool:
+        """Whether any of the plans uses the tier below the device."""
+        return any(p.traffic_bytes for p in self.points)
+
+    def frame(self) -> pl.DataFrame:
+        """The points as a table, the largest budget first."""
+        return pl.DataFrame(list(self.points), schema=_SCHEMA, orient="row")
+
+    def least_at(self, slowdown: float) -> CurvePoint | None:
+        """Of these points the one that takes least memory and is at most so much slower, as a fraction."""
+        found = self.frame().filter(pl.col("feasible") & (pl.col("slowdown") <= slowdown)).sort("budget_bytes")
+        if found.is_empty():
+            return None
+        return next(p for p in self.points if p.budget_bytes == found["budget_bytes"][0])
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write `curve.parquet` and `curve.png` into a folder, each atomically.
+
+        Returns:
+            The two paths.
+
+        Raises:
+            UnwritableError: they cannot be written.
+        """
+        from stowage.flows.planning.curve_figure import write_curve_figure  # matplotlib takes a second to import
+
+        table, picture = Path(folder) / "curve.parquet", Path(folder) / "curve.png"
+        write_rows(table, CurvePoint, self.points)
+        write_curve_figure(self, picture)
+        return [table, picture]
+
+    def __str__(self) -> str:
+        from stowage.flows.planning.curve_text import curve_text
+
+        return curve_text(self)
+
+
+_TYPES = {"int": pl.Int64, "float": pl.Float64, "str": pl.String, "bool": pl.Boolean}
+_SCHEMA = {name: _TYPES[str(kind)] for name, kind in CurvePoint.__annotations__.items()}
+
+
+class CurvePlanner:
+    """Plans one step within any budget, as `fit` does: what is the same for all budgets is made once."""
+
+    def __init__(
+        self,
+        costed: Costed,
+        *,
+        method: str,
+        home: Path,
+        effort: Effort,
+        below: Below | None = None,
+        away: frozenset[str] = frozenset(),
+        progress: Progress = lambda stage: None,
+        part: Part = lambda done, total: None,
+        known: Known | None = None,
+    ) -> None:
+        """Take a step that is traced, profiled and cut.
+
+        Args:
+            costed: the step.
+            method, home, effort, below, away, progress, part, known: see `solve_costed`.
+        """
+        self.costed = costed
+        self._request = PlanRequest(
+            device_budget_bytes=MOST_BYTES,
+            method=method,
+            slots=effort.slots,
+            device=costed.target.name,
+            device_fingerprint=costed.target.fingerprint,
+            time_limit_s=effort.solver.time_limit_s,
+            seed=effort.solver.seed,
+            below=below,
+            away=away,
+        )
+        known = known if known is not None else Known()
+
+        def solve(budget_bytes: int) -> Solved:
+            return solve_costed(
+                costed,
+                budget_bytes,
+                method=method,
+                home=home,
+                effort=effort,
+                below=below,
+                away=away,
+                progress=progress,
+                part=part,
+                known=known,
+            )[0]
+
+        self._solve = solve
+        self._found: dict[int, Solved | Infeasible] = {}
+        self._seconds: dict[int, float] = {}
+
+    @cached_property
+    def kept(self) -> Kept:
+        """The step as it was recorded, with everything kept."""
+        return kept_of(self.costed.variants[0], self.reserve)
+
+    def solve(self, budget_bytes: int) -> Solved:
+        """The plan within a budget, found once.
+
+        Raises:
+            Infeasible: there is none.
+        """
+        if budget_bytes not in self._found:
+            started = time.perf_counter()
+            try:
+                self._found[budget_bytes] = self._everything(budget_bytes) or self._solve(budget_bytes)
+            except Infeasible as error:
+                self._found[budget_bytes] = error
+            self._seconds[budget_bytes] = time.perf_counter() - started
+        found = self._found[budget_bytes]
+        if isinstance(found, Infeasible):
+            raise found
+        return found
+
+    def _everything(self, budget_bytes: int) -> Solved | None:
+        """The plan that keeps everything, where that fits."""
+        if budget_bytes < self.kept.nbytes:
+            return None
+        request = replace(self._request, device_budget_bytes=budget_bytes - self.reserve(budget_bytes))
+        found = everything_kept(self.costed.variants[0], request)
+        return found.solved if found is not None else None
+
+    def reserve(self, budget_bytes: int) -> int:
+        """Of a budget, what no plan may take."""
+        return self.costed.target.reserve_bytes(budget_bytes, len(self.costed.variants[0].trace.storages))
+
+    def sought(self, asked: str) -> Sought:
+        """The budget that `smallest` or `+5%` stands for."""
+        return sought_budget(asked, self.solve, self.kept)
+
+    def point(self, budget_bytes: int) -> CurvePoint:
+        """The plan within a budget, as a row."""
+        try:
+            summary = self.solve(budget_bytes).summary
+        except Infeasible as error:
+            return _infeasible(budget_bytes, error.smallest_feasible_bytes, self._seconds[budget_bytes])
+        return _point(budget_bytes, summary, self.kept, self._seconds[budget_bytes])
+
+    def curve(
+        self, budgets: int | Sequence[str | int] = POINTS, said: Callable[[CurvePoint], None] = lambda point: None
+    ) -> Curve:
+        """The curve from keeping everything to the least memory.
+
+        Args:
+            budgets: how many, closest together where the step time changes most; or which: sizes, or percentages of
+                plain PyTorch's peak.
+            said: told of each point as it is found.
+
+        Raises:
+            ParameterError: a budget is none, or there are too many.
+            Infeasible: no budget has a plan.
+        """
+        listed = self._listed(budgets)
+        smallest = least(self.solve)
+        found: dict[int, CurvePoint] = {}
+        for budget in listed or self._even(int(str(budgets)), smallest):
+            found[budget] = self.point(budget)
+            said(found[budget])
+        while not listed and len(found) < int(str(budgets)):
+            between = _widest(list(found.values()))
+            if between is None:
+                break
+            found[between] = self.point(between)
+            said(found[between])
+        return Curve(
+            model=self.costed.variants[0].trace.meta.model,
+            device=self.costed.target.name,
+            plain_peak_bytes=self.costed.eager_peak_bytes,
+            keep_all_peak_bytes=self.kept.nbytes - self.reserve(self.kept.nbytes),
+            keep_all_time_s=self.kept.time_s,
+            smallest_bytes=smallest,
+            estimated=any(n.estimated for n in self.costed.variants[0].nodes),
+            points=tuple(found[budget] for budget in sorted(found, reverse=True)),
+        )
+
+    def _listed(self, budgets: int | Sequence[str | int]) -> list[int]:
+        """Budgets in bytes, the largest first, each once; none where only their number is given."""
+        if isinstance(budgets, int) and not isinstance(budgets, bool) and 2 <= budgets <= MOST_POINTS:
+            return []
+        if isinstance(budgets, int | str) or not 1 <= len(budgets) <= MOST_POINTS:
+            raise ParameterError(f"budgets is {budgets!r}: give how many, 2 to {MOST_POINTS}, or a list of sizes.")
+        return sorted({resolve_budget(b, self.costed.eager_peak_bytes, "budgets") for b in budgets}, reverse=True)
+
+    def _even(self, number: int, smallest: int) -> list[int]:
+        """The largest first; some of the number are left for where they are needed."""
+        top = max(self.kept.nbytes, smallest)
+        steps = max(1, -(-2 * number // 3) - 1)
+        return sorted({top - (top - smallest) * k // steps for k in range(steps + 1)}, reverse=True)
+
+
+def _widest(points: Sequence[CurvePoint]) -> int | None:
+    """The middle of the two neighbours whose step times differ most; None where they are as close as can be told."""
+    known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
+    pairs = [(a, b) for a, b in pairwise(known) if b.budget_bytes - a.budget_bytes > CLOSEST_BYTES]
+    if not pairs:
+        return None
+    span = known[-1].budget_bytes - known[0].budget_bytes
+    low, high = max(pairs, key=lambda pair: _length(pair[0], pair[1], span))
+    return (low.budget_bytes + high.budget_bytes) // 2
+
+
+def _length(low: CurvePoint, high: CurvePoint, span_bytes: int) -> float:
+    """Of the line between two points, where both axes count alike."""
+    faster = abs(math.log(low.step_time_s / high.step_time_s)) if high.step_time_s > 0 < low.step_time_s else 0.0
+    return faster + (high.budget_bytes - low.budget_bytes) / max(span_bytes, 1)
+
+
+def _point(budget_bytes: int, s: PlanSummary, kept: Kept, seconds: float) -> CurvePoint:
+    return CurvePoint(
+        budget_bytes=budget_bytes,
+        feasible=True,
+        peak_bytes=s.device_peak_bytes,
+        step_time_s=s.step_time_s,
+        slowdown=s.step_time_s / kept.time_s - 1 if kept.time_s > 0 else 0.0,
+        recomputed_bytes=s.recomputed_bytes,
+        offload_bytes=s.offload_bytes,
+        reload_bytes=s.reload_bytes,
+        below_bytes=s.below_bytes,
+        wait_s=s.wait_s,
+        smallest_feasible_bytes=s.smallest_feasible_bytes,
+        method=s.method,
+        variant=s.variant,
+        plan_hash=s.plan_hash,
+        planned_in_s=seconds,
+    )
+
+
+def _infeasible(budget_bytes: int, smallest: int, seconds: float) -> CurvePoint:
+    return CurvePoint(budget_bytes, False, 0, 0.0, 0.0, 0, 0, 0, 0, 0.0, smallest, "", "", "", seconds)

@@ -1,0 +1,157 @@
+"""Budgets that planning finds: the least that any plan takes, and the least at a slowdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stowage.stages.ir.errors import Infeasible, ParameterError, size_text
+from stowage.stages.settings.budgets import kind_of_budget, parse_slowdown
+from stowage.stages.settings.sizes import MOST_BYTES
+from stowage.stages.solve.at_once import keep_everything_at_once
+from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.select import Solved
+from stowage.stages.solve.variants import Variant
+
+Solve = Callable[[int], Solved]
+"""The plan within so many bytes of the device; raises `Infeasible`."""
+
+NOTCHES = 64
+"""The resolution of `least_at`: a notch is such a part of what lies between the least memory and keeping everything."""
+
+_TIGHTER = 8
+"""A plan for the least memory may show that less is enough: so often it is asked again."""
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A budget that was found.
+
+    Attributes:
+        nbytes: of the device.
+        said: how it was found, for people.
+    """
+
+    nbytes: int
+    said: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The step with everything kept, which others are compared with.
+
+    Attributes:
+        nbytes: budget of the device within which it runs.
+        time_s: predicted.
+    """
+
+    nbytes: int
+    time_s: float
+
+
+def kept_of(variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0) -> Kept:
+    """The step as it was recorded, with everything kept.
+
+    Args:
+        variant: the trace as recorded.
+        reserve: of a budget what no plan may take.
+    """
+    solved = keep_everything_at_once(variant.trace, variant.nodes, PlanRequest(device_budget_bytes=MOST_BYTES))
+    if solved is None:
+        raise AssertionError("a step that keeps everything does not fit any memory")
+    return Kept(whole_budget(solved.summary.device_peak_bytes, reserve), solved.summary.step_time_s)
+
+
+def whole_budget(usable_bytes: int, reserve: Callable[[int], int]) -> int:
+    """The budget of which a plan may take so much: the reserve is in part a share of it."""
+    nbytes = usable_bytes
+    for _ in range(60):
+        if usable_bytes + reserve(nbytes) <= nbytes:
+            break
+        nbytes = usable_bytes + reserve(nbytes)
+    return nbytes
+
+
+def sought_budget(budget: str | int, solve: Solve, kept: Kept) -> Sought:
+    """The budget that `smallest` or `+5%` stands for.
+
+    Args:
+        budget: as people write it.
+        solve: plans within a budget.
+        kept: what the slowdown is against.
+
+    Raises:
+        ParameterError: it is neither, or no plan is as fast as that.
+    """
+    kind = kind_of_budget(budget)
+    if kind == "smallest":
+        return Sought(least(solve), "the least memory for which a plan was found")
+    if kind == "slowdown":
+        return least_at(parse_slowdown(str(budget)), solve, kept)
+    raise ParameterError(f"device_budget {budget!r} is not one that is found by planning: write 'smallest' or '+5%'.")
+
+
+def least(solve: Solve) -> int:
+    """The least memory for which a plan was found; with less there is none."""
+    try:
+        solve(1)
+        return 1
+    except Infeasible as error:
+        nbytes = error.smallest_feasible_bytes
+    for _ in range(_TIGHTER):
+        try:
+            solve(nbytes)
+        except Infeasible as error:
+            nbytes = max(error.smallest_feasible_bytes, nbytes + 1)
+            continue
+        try:
+            solve(nbytes - 1)
+        except Infeasible as error:
+            if error.smallest_feasible_bytes >= nbytes:
+                return nbytes
+            nbytes = error.smallest_feasible_bytes
+        else:
+            nbytes -= 1
+    return nbytes
+
+
+def least_at(slowdown: float, solve: Solve, kept: Kept) -> Sought:
+    """The least memory with which a step takes at most `slowdown` longer than with everything kept.
+
+    Found by bisection over `NOTCHES` budgets between the least memory and that of keeping everything: with a notch
+    less, the step is slower than that, or there is no plan.
+
+    Args:
+        slowdown: as a fraction.
+        solve, kept: see `sought_budget`.
+
+    Raises:
+        Infeasible: no budget has a plan.
+        ParameterError: no plan is as fast as that.
+    """
+    bottom = least(solve)
+    notch = max(1, -(-(kept.nbytes - bottom) // NOTCHES))
+
+    def fast(notches: int) -> bool:
+        try:
+            return solve(bottom + notches * notch).summary.step_time_s <= (1 + slowdown) * kept.time_s
+        except Infeasible:
+            return False
+
+    slow, enough = -1, max(0, -(-(kept.nbytes - bottom) // notch))
+    if not fast(enough):
+        raise ParameterError(
+            f"device_budget '+{100 * slowdown:g}%' cannot be met: no plan by this method is as fast as that; ask for a "
+            "larger slowdown, or give a budget in bytes."
+        )
+    while enough - slow > 1:
+        middle = (slow + enough) // 2
+        if fast(middle):
+            enough = middle
+        else:
+            slow = middle
+    said = (
+        f"the least memory with which a step takes at most {100 * slowdown:g}% longer than with everything kept, "
+        f"in notches of {size_text(notch)} above {size_text(bottom)}"
+    )
+    return Sought(bottom + enough * notch, said)
