@@ -24,7 +24,7 @@ PYTHON = re.compile(r"^[\w.]+$")
 PATH = re.compile(r"^[\w.-]+(/[\w.-]+)*/?$")
 
 
-def missing(name: str) -> str | None:  # noqa: PLR0911
+def missing(name: str) -> str | None:
     """Say what is wrong with a name; None if it is there, or is no name."""
     if test := re.fullmatch(r"([\w/]+\.py)::(\w+)", name):
         path = ROOT / "tests" / test[1]
@@ -37,7 +37,9 @@ def missing(name: str) -> str | None:  # noqa: PLR0911
         return None if target[1] in known_names.targets() else "no such target"
     if re.fullmatch(r"--[a-z][\w-]*( [\w|]+)?", name):
         return None if name.split()[0] in known_names.options() else "no such option"
-    if PATH.fullmatch(name) and ("/" in name or name in known_names.files() or name.endswith((".py", ".md", ".yaml", ".yml", ".toml"))):
+    if PATH.fullmatch(name) and (
+        "/" in name or name in known_names.files() or name.endswith((".py", ".md", ".yaml", ".yml", ".toml"))
+    ):
         return None if _is_there(name.rstrip("/")) else "no such file"
     if call := re.fullmatch(r"([\w.]+)\(.*\)", name):
         name = call[1]
@@ -107,7 +109,8 @@ def test_every_command_in_a_block_exists(page: str) -> None:
 
 def test_a_name_that_is_not_there_is_found() -> None:
     for name in (
-        "stages/solve/race.py", "no_such_file.py", "api/test_zoo.py::test_no", "python -m stowage.flows.nothing", "make nothing",
-        "python -m stowage.flows.plan --nothing", "--nothing-like-it", "solve.device_bugdet", "NoSuchName", "no_such_name()",
+        "stages/solve/race.py", "no_such_file.py", "api/test_zoo.py::test_no", "make nothing",
+        "python -m stowage.flows.nothing", "python -m stowage.flows.plan --nothing", "--nothing-like-it",
+        "solve.device_bugdet", "NoSuchName", "no_such_name()",
     ):  # fmt: skip
         assert missing(name), name

@@ -30,9 +30,7 @@ def test_links_lead_somewhere(page: str) -> None:
             continue
         path, _, anchor = target.partition("#")
         there = (ROOT / page).parent / path if path else ROOT / page
-        if not there.exists():
-            wrong.append(target)
-        elif anchor and anchor not in anchors_of(str(there.resolve().relative_to(ROOT))):
+        if not there.exists() or (anchor and anchor not in anchors_of(str(there.resolve().relative_to(ROOT)))):
             wrong.append(target)
     assert wrong == []
 
@@ -50,7 +48,9 @@ def test_the_site_has_every_page() -> None:
         inner = entry.values() if isinstance(entry, dict) else entry
         return [page for item in inner for page in pages(item)]  # type: ignore[attr-defined]
 
-    assert sorted(pages(nav)) == sorted(str(Path(page).relative_to("docs")) for page in PAGES if page.startswith("docs/"))
+    assert sorted(pages(nav)) == sorted(
+        str(Path(page).relative_to("docs")) for page in PAGES if page.startswith("docs/")
+    )
 
 
 @pytest.mark.parametrize(
