@@ -5,6 +5,7 @@
 # make test-long      make test and everything that is exhaustive: before a release
 # make test-versions  a short exactness suite on every Python and torch that is at hand
 # make torture       random kills, interrupts, full disks, and changes of every file and parameter; MINUTES=60 SEED=7
+# make docs    build the documents into build/site: warnings are errors
 # make format  rewrite the code as `make check` wants it
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 
-.PHONY: run setup test check lint types contracts tests test-long test-versions torture format
+.PHONY: run setup test check lint types contracts tests test-long test-versions torture docs format
 
 run: setup
 	python -m stowage.stages.device $(DEVICE)
@@ -68,6 +69,10 @@ test-versions:
 MINUTES ?= 10
 torture: setup $(PACKAGE)
 	PYTHONPATH=build/typing python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+docs: setup $(PACKAGE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 format:
 	ruff check --fix .

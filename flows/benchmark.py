@@ -1,9 +1,10 @@
-"""Measure what the README claims, as ratios within one run.
+"""Measure what the documents claim, as ratios within one run.
 
 python -m stowage.flows.benchmark                 the main job of params.yaml: plans at several budgets beside plain
                                                   PyTorch and the model's own gradient checkpointing
 python -m stowage.flows.benchmark --rounds 11     more rounds, steadier medians
 python -m stowage.flows.benchmark --cold          the same with empty stores: the first plan is made from nothing
+python -m stowage.flows.benchmark --first-minute  time planning of the main job with nothing stored, and again
 python -m stowage.flows.benchmark --big           time planning Llama2-7B and Llama-3-70B without weights in memory
 python -m stowage.flows.benchmark --growth        time every stage of planning for 8 to 128 layers, and plot it
 python -m stowage.flows.benchmark --quarter       train in a quarter of the memory that plain PyTorch needs, by the
@@ -17,6 +18,9 @@ python -m stowage.flows.benchmark --cluster-sizes plan a Transformer and GPT-2 a
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
 python -m stowage.flows.benchmark --host          time the host alone: a card's plans over a device with nothing to do
 
+--write FOLDER (docs/measured), with any of these, keeps what was measured as data there and writes the pages from it;
+--render FOLDER writes the pages again without measuring.
+
 Contestants live in processes of their own and take turns step by step: a machine that slows down slows them all.
 """
 
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -203,6 +208,15 @@ def markdown_of(rows: list[BenchmarkRow]) -> str:
     return "\n".join(lines)
 
 
+def _command_line() -> str:
+    """Say how the benchmark was called, without where its pages go."""
+    given = [word for word in sys.argv[1:] if not word.startswith("--write=") and word != "benchmark"]
+    if "--write" in given:
+        at = given.index("--write")
+        given = given[:at] + given[at + 2 :]
+    return " ".join(["python -m stowage.flows.benchmark", *given])
+
+
 def main(
     rounds: Annotated[int, typer.Option(help="Timed steps of each contestant; of --remat at least.")] = 7,
     cold: Annotated[bool, typer.Option(help="Plan with an empty store first.")] = False,
@@ -229,52 +243,88 @@ def main(
     measured: Annotated[
         bool, typer.Option(help="Of --remat-depth: plan as `fit` does, on costs measured here instead of estimated.")
     ] = False,
+    first_minute: Annotated[bool, typer.Option(help="Instead, time planning with nothing stored, and again.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="A folder of pages, docs/measured: keep what is measured as data, write the pages."),
+    ] = None,
+    render: Annotated[
+        Path | None, typer.Option(help="Instead, write the pages of a folder again from its data.")
+    ] = None,
 ) -> None:
     """Measure the main job."""
     with one_sentence():
+        if render is not None:
+            from stowage.flows.benchmarks.pages.write import write_pages
+
+            for path in write_pages(render.resolve()):
+                typer.echo(path)
+            return
+
+        def finish(name: str) -> None:
+            if write is not None:
+                from stowage.flows.benchmarks.pages.publish import publish
+
+                for path in publish(name, find_root() / OUT, write.resolve(), _command_line()):
+                    typer.echo(path)
+
+        if first_minute:
+            from stowage.flows.benchmarks.main_job.first_minute import run_first_minute
+
+            typer.echo(run_first_minute(find_root(), find_root() / OUT, typer.echo))
+            finish("first_minute")
+            return
         if big:
             from stowage.flows.benchmarks.scaling.big_model import plan_all  # imports torch
 
             plans = [asdict(plan) for plan in plan_all(typer.echo)]
             text = json.dumps(plans, indent=2) + "\n"
             write_atomically(find_root() / OUT / "big.json", text.encode())
+            finish("big")
             return
         if growth:
             from stowage.flows.benchmarks.scaling.growth import run_growth
 
             typer.echo(run_growth(find_root() / OUT, typer.echo))
+            finish("growth")
             return
         if quarter:
             from stowage.flows.benchmarks.limits.quarter import run_quarter
 
             typer.echo(run_quarter(typer.echo))
+            finish("quarter")
             return
         if host:
             from stowage.flows.benchmarks.main_job.host_time import run_host_time
 
             typer.echo(run_host_time(find_root() / OUT))
+            finish("host")
             return
         if partition:
             from stowage.flows.benchmarks.scaling.partition_growth import run_partition_growth
 
             typer.echo(run_partition_growth(find_root() / OUT, typer.echo))
+            finish("partition")
             return
         if remat:
             from stowage.flows.benchmarks.remat.points import job_of, run_remat
 
             job = job_of(models, methods, shares, rounds=rounds, threads=threads, quick=quick)
             typer.echo(run_remat(job, find_root() / OUT, typer.echo))
+            finish("remat")
             return
         if remat_depth:
             from stowage.flows.benchmarks.scaling.depth import depth_job, run_depth
 
             typer.echo(run_depth(depth_job(models, methods, layers, measured=measured), find_root() / OUT, typer.echo))
+            finish("remat_depth")
             return
         if cluster_sizes:
             from stowage.flows.benchmarks.scaling.cluster_sizes import cluster_size_job, run_cluster_sizes
 
             ablation = cluster_size_job(models, methods, sizes, shares, layers, quick=quick)
             typer.echo(run_cluster_sizes(ablation, find_root() / OUT, typer.echo))
+            finish("cluster_sizes")
             return
         if papers:
             from stowage.flows.benchmarks.papers.tables import markdown_of as table_of
@@ -283,8 +333,10 @@ def main(
             rows = list(paper_rows(say=typer.echo))
             write_rows(find_root() / OUT / "papers.parquet", type(rows[0]), rows)
             typer.echo(table_of(rows))
+            finish("papers")
             return
         typer.echo(markdown_of(benchmark(rounds, cold)))
+        finish("main_job")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def markdown_of(rows: Sequence[RematRow]) -> str:
 def accuracy(rows: Sequence[RematRow]) -> str:
     """How close predictions came, one sentence; nothing where no plan was measured."""
     measured = _plans(rows)
-    plans = [same[0] for same in _measured_together(measured)]
+    plans = measured_plans(rows)
     if not plans:
         return ""
     errors = [r.over_prediction - 1 for r in plans]
@@ -155,6 +155,11 @@ def unlike_predicted(rows: Sequence[RematRow]) -> list[list[RematRow]]:
     """Plans that took more or less than about the predicted time (`CLOSE_TIME`); those that share a measurement
     together."""
     return [same for same in _measured_together(_plans(rows)) if abs(same[0].over_prediction - 1) > CLOSE_TIME]
+
+
+def measured_plans(rows: Sequence[RematRow]) -> list[RematRow]:
+    """List the plans that were measured; of those that share a measurement the first one."""
+    return [same[0] for same in _measured_together(_plans(rows))]
 
 
 def _plans(rows: Sequence[RematRow]) -> list[RematRow]:

@@ -22,15 +22,15 @@ def summary_of(rows: Sequence[RematRow]) -> str:
     over keeping everything in brackets; *Stowage there* is the fastest of them within the peak to the left, for several
     peaks from the least overhead to the most."""
     tables: tuple[tuple[Sequence[str], Cells], ...] = (
-        (("plain PyTorch", f"`{EVERY_ROOT}`", "Stowage there", f"`{MEMORY_BUDGET}`", "Stowage there"), _beside_peers),
-        ((*(f"Stowage at {share}" for share in SHARES), "smallest: peak, share, overhead"), _by_share),
+        (("plain PyTorch", f"`{EVERY_ROOT}`", "Stowage there", f"`{MEMORY_BUDGET}`", "Stowage there"), beside_peers),
+        ((*(f"Stowage at {share}" for share in SHARES), "smallest: peak, share, overhead"), by_share),
         (
             (
                 *(f"Rotor at {share}, Stowage there" for share in SHARES),
                 "its smallest, Stowage there",
                 "Chen's √n, its smallest, Stowage there",
             ),
-            _beside_methods,
+            beside_methods,
         ),
     )
     return "\n\n".join(_table(head, rows, cells) for head, cells in tables)
@@ -42,7 +42,8 @@ def _table(head: Sequence[str], rows: Sequence[RematRow], cells: Cells) -> str:
     return "\n".join(lines)
 
 
-def _beside_peers(rows: Sequence[RematRow], model: str) -> list[str]:
+def beside_peers(rows: Sequence[RematRow], model: str) -> list[str]:
+    """Make the cells of a model beside what PyTorch offers."""
     by_hand = _of(rows, model, EVERY_ROOT)
     note = ""
     if not by_hand and (by_hand := _of(rows, model, CHECKPOINTING)):
@@ -56,7 +57,8 @@ def _beside_peers(rows: Sequence[RematRow], model: str) -> list[str]:
     return cells
 
 
-def _by_share(rows: Sequence[RematRow], model: str) -> list[str]:
+def by_share(rows: Sequence[RematRow], model: str) -> list[str]:
+    """Make the cells of a model by share of the activation budget."""
     cells = []
     for setting in (*SHARES, SMALLEST):
         found = _of(rows, model, AUTO, setting)
@@ -69,7 +71,8 @@ def _by_share(rows: Sequence[RematRow], model: str) -> list[str]:
     return cells
 
 
-def _beside_methods(rows: Sequence[RematRow], model: str) -> list[str]:
+def beside_methods(rows: Sequence[RematRow], model: str) -> list[str]:
+    """Make the cells of a model beside Rotor and Chen's √n."""
     asked = [*(("rotor", share) for share in SHARES), ("rotor", SMALLEST), ("chen_sqrt", SMALLEST)]
     cells = []
     for method, setting in asked:

@@ -187,6 +187,6 @@ def read_card(path: Path) -> Card:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise ParameterError(
-            f"device {str(path)!r} does not describe a card ({reason}): it must be a JSON object with name, memory_gib, "
-            "bandwidth_gb_s, fp32_tflops, half_tflops and pcie ('4.0 x16')."
+            f"device {str(path)!r} does not describe a card ({reason}): it must be a JSON object with name, "
+            "memory_gib, bandwidth_gb_s, fp32_tflops, half_tflops and pcie ('4.0 x16')."
         ) from error

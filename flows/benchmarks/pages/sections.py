@@ -1,0 +1,146 @@
+"""What each measured page shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stowage.flows.benchmarks.pages import formats as f
+from stowage.flows.benchmarks.pages.planning_tables import (
+    BIG,
+    CHECKS,
+    CLUSTER_SIZES,
+    DEPTH,
+    GROWTH,
+    NEW_LENGTH,
+    OPTIMUM,
+    PARTITION,
+)
+from stowage.flows.benchmarks.pages.remat_tables import REMAT_ACCURACY, REMAT_METHODS, REMAT_PEERS, REMAT_SHARES
+from stowage.flows.benchmarks.pages.table import COMMAND, Column, Page, Section, text
+
+MAIN_JOB = Section(
+    "main_job",
+    "",
+    "Each contestant is a process of its own; all take turns, step by step, on the same batches, and ratios are "
+    "medians over the rounds of one run. Peaks include parameters and optimizer states and come from the allocator's "
+    "own events. *Planned in* is with warm stores; *recomputed* is the share of the activation bytes that is made "
+    "more than once; *same losses* compares every loss with plain PyTorch's, bit for bit.",
+    COMMAND,
+    (
+        text("contestant", "byte-level GPT-2, 12 × 768, batch 4 × 256, AdamW"),
+        Column("budget_bytes", "budget", f.mib),
+        Column("peak_bytes", "measured peak", f.mib),
+        Column("peak_ratio", "of plain PyTorch", f.percent),
+        Column("time_ratio", "step time × plain", f.ratio, bold_with="budget_bytes"),
+        Column("plan_s", "planned in", f.whole_seconds),
+        Column("recomputed_fraction", "recomputed", f.percent),
+        Column("losses_equal", "same losses", f.yes_or_no, right=False),
+    ),
+)
+
+FIRST_MINUTE = Section(
+    "first_minute",
+    "The first minute: cold and warm",
+    "How long `fit` takes from the model to the first step, in a process of its own each time: with nothing stored, "
+    "then with what the ones before have stored.",
+    f"{COMMAND} --first-minute",
+    (
+        text("what", "the same GPT-2 (85 M parameters), before its first step"),
+        Column("seconds", "planning takes", f.seconds),
+    ),
+)
+
+IN_README = {
+    "first-minute": FIRST_MINUTE,
+    "benchmark": replace(MAIN_JOB, columns=tuple(c for c in MAIN_JOB.columns if c.key != "recomputed_fraction")),
+}
+"""Mark in README -> the table between its start and end."""
+
+QUARTER = Section(
+    "quarter",
+    "",
+    "Plain PyTorch's smallest memory limit under which it survives is found by bisection, with limits that the kernel "
+    "enforces on the whole process; then a plan trains under a quarter of that, weights and states on the disk. With "
+    "two cores, copies take time from computing. The plan's process, and not plain PyTorch's, has "
+    "`GOMP_SPINCOUNT=1000` in its environment: OpenMP's threads spin less.",
+    f"{COMMAND} --quarter",
+    (text("what", "GPT-2 of 227 M parameters, AdamW"), Column("plain", "plain PyTorch"), Column("plan", "plan")),
+)
+
+PAPERS = Section(
+    "papers",
+    "",
+    "The preprint's tasks on descriptions of its machines (12 and 24 GB cards less 2 GB, pinned memory behind them). "
+    "*Planned here* is the referee's step time, whole tensors, over the base T_f + T_b + P / α_G, less 1; it is below "
+    "0 where the CPU's updates cost less than the GPU's would. *Measured there* is what the authors measured with "
+    "their tool. The two columns are not the same kind of number: costs here are estimated from rates, and nothing "
+    "here ran on these cards. *Preprint's formulation* has three options per block and offloads a block's activations "
+    "whole, in the same search and the same referee.",
+    f"{COMMAND} --papers",
+    (
+        text("machine", "machine"),
+        text("model", "model, batch × 512, AdamW"),
+        text("case", "case"),
+        Column("overhead", "planned here", f.tenths),
+        Column("published", "measured there", f.tenths),
+    ),
+)
+
+HOST = Section(
+    "host",
+    "",
+    "Over a device with nothing to do: every size but layers and heads is as small as can be, on a CPU; processor "
+    "time of the launching thread, medians of 9 turns.",
+    f"{COMMAND} --host",
+    (
+        text("model", "model"),
+        text("plan", "plan"),
+        Column("calls", "calls", f.count),
+        Column("updates", "calls of the optimizer", f.count),
+        Column("plain_s", "plain PyTorch", f.milliseconds),
+        Column("step_s", "step", f.milliseconds),
+        Column("ratio", "× plain", f.ratio, bold_with="ratio"),
+    ),
+)
+
+TORTURE = Section(
+    "torture",
+    "",
+    "Every end must be the bits of an undisturbed run, or one sentence and an exit status above zero, with nothing "
+    "left behind. What fell was mended, and holds now.",
+    "make torture",
+    (
+        text("kind", "kind"),
+        text("what", "what is changed or done"),
+        Column("tried", "tried", f.count),
+        Column("held", "held at the first try", f.count),
+    ),
+)
+
+PAGES = (
+    Page("main_job", "The main job", "", (MAIN_JOB, FIRST_MINUTE)),
+    Page(
+        "planning_time",
+        "How long planning takes",
+        "",
+        (BIG, GROWTH, PARTITION, DEPTH, CLUSTER_SIZES, OPTIMUM, NEW_LENGTH, CHECKS),
+    ),
+    Page(
+        "remat",
+        "Recomputation in models that are no chain",
+        "U-Nets, encoder-decoders, Mixers, scans, … at shares of the *activation budget* that keeping everything "
+        "needs (device budget less parameters, states and gradients that stay), at the smallest feasible one and in "
+        "whatever the others were measured to take: plain PyTorch, gradient checkpointing, `torch.utils.checkpoint` "
+        "every √n layers, and PyTorch's own `activation_memory_budget`. Each point is a process that takes turns with "
+        "plain PyTorch; an iteration is forward and backward; loss and all gradients are compared with plain "
+        "PyTorch's, bit for bit. All of Stowage's are equal, most of `activation_memory_budget`'s are "
+        "not.\n\n`--models`, `--methods`, `--shares`, `--rounds` and `--threads` choose. What an earlier run measured "
+        "of other models stays. The models are `unet`, `transformer`, `t5`, `resnet101`, `uno`, `lstm`, `mamba`, "
+        "`regnet`, `mixer` and `gpt2`.",
+        (REMAT_PEERS, REMAT_SHARES, REMAT_METHODS, REMAT_ACCURACY),
+    ),
+    Page("quarter", "A quarter of the memory", "", (QUARTER,)),
+    Page("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
+    Page("host", "What a step costs the host", "", (HOST,)),
+    Page("torture", "What was tried at random", "", (TORTURE,)),
+)

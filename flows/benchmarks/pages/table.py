@@ -1,0 +1,60 @@
+"""How a table of the measured pages is described: its columns, and what a reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+COMMAND = "python -m stowage.flows.benchmark"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        key: of its values in the data.
+        heading: what stands above it.
+        write: how a value is written.
+        right: whether values stand on the right.
+        bold_with: a value stands out in rows that have a value of this key too.
+    """
+
+    key: str
+    heading: str
+    write: Callable[[Any], str] = str
+    right: bool = True
+    bold_with: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table: the name of its data, its title and columns, and what a reader must know to read it.
+
+    Attributes:
+        command: what measures it.
+        picture: a file of `docs/images` that shows the same.
+    """
+
+    name: str
+    title: str
+    about: str
+    command: str
+    columns: tuple[Column, ...]
+    picture: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of `docs/measured`."""
+
+    name: str
+    title: str
+    intro: str
+    sections: tuple[Section, ...]
+
+
+def text(key: str, heading: str) -> Column:
+    """Make a column of words."""
+    return Column(key, heading, right=False)

@@ -1,0 +1,68 @@
+"""Pages are as long as they may be, lead where they say, are all in the site, and have every equation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stowage.stages.formulations.block import checkmate
+from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
+from stowage.stages.formulations.cluster.h_ilp import equations as h_ilp
+from stowage.stages.formulations.offload.o_ilp import equations as o_ilp
+from tests.documents.markdown_pages import PAGES, ROOT, anchors_of, prose_of, text_of
+
+LONGEST = {"README.md": 150, "CONTRIBUTING.md": 100}
+
+
+@pytest.mark.parametrize("page", LONGEST)
+def test_front_pages_are_short(page: str) -> None:
+    assert len(text_of(page).splitlines()) <= LONGEST[page]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (ROOT / page).parent / path if path else ROOT / page
+        if not there.exists() or (anchor and anchor not in anchors_of(str(there.resolve().relative_to(ROOT)))):
+            wrong.append(target)
+    assert wrong == []
+
+
+def test_the_site_has_every_page() -> None:
+    class Loader(yaml.SafeLoader):
+        """Reads `mkdocs.yml`, whose tags name functions of mkdocs."""
+
+    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
+
+    def pages(entry: object) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return [page for item in inner for page in pages(item)]  # type: ignore[attr-defined]
+
+    assert sorted(pages(nav)) == sorted(
+        str(Path(page).relative_to("docs")) for page in PAGES if page.startswith("docs/")
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "numbers"),
+    [
+        ("checkmate", checkmate.EQUATIONS),
+        ("rk_checkmate", rk_checkmate.EQUATIONS),
+        ("h_ilp", h_ilp.EQUATIONS),
+        ("o_ilp", o_ilp.EQUATIONS),
+    ],
+)
+def test_the_page_of_a_formulation_has_its_equations(page: str, numbers: dict[str, object]) -> None:
+    text = text_of(f"docs/design/formulations/{page}.md")
+    rows = set(re.findall(r"^\| ([\dC.]+) \|", text, re.MULTILINE)) | set(re.findall(r"`(\w+)`", text))
+    assert sorted(set(numbers) - rows) == []
