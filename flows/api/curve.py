@@ -12,6 +12,7 @@ from torch import nn
 from stowage.flows.api.best_batch import without_meta
 from stowage.flows.api.fit import MakeOptimizer, print_notice
 from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner, CurvePoint
 from stowage.flows.planning.step import QUICK, Effort, home_folder, target_device
@@ -33,6 +34,7 @@ def curve(
     forward: Objective | None = None,
     max_grad_norm: float | None = None,
     method: str = "auto",
+    offload: Offload | None = None,
     host_budget: str | int | None = None,
     disk_budget: str | int | None = None,
     offload_dir: str | Path | None = None,
@@ -47,8 +49,8 @@ def curve(
     The step is traced and profiled once, and each budget is planned as `fit` would plan it. Nothing is trained.
 
     Args:
-        model, optimizer, loss, forward, max_grad_norm, method, host_budget, disk_budget, offload_dir, cache_dir, quick,
-            say: see `fit`. The model may be on the meta device; weights are not needed.
+        model, optimizer, loss, forward, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir, cache_dir,
+            quick, say: see `fit`. The model may be on the meta device; weights are not needed.
         batch: a sample.
         budgets: how many, evenly spaced, or which: sizes, or percentages of plain PyTorch's predicted peak.
         costs: `measured`, or `roofline` estimates from the device's rates.
@@ -67,7 +69,7 @@ def curve(
         optimizer = optimizer(list(model.parameters()))
     home, effort = home_folder(cache_dir), QUICK if quick else Effort()
     target = target_device(next((p.device for p in model.parameters()), torch.device("cpu")), home)
-    lower = lower_tier(target, host_budget=host_budget, disk_budget=disk_budget, offload_dir=offload_dir, method=method)
+    lower = lower_tier(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
     notices: list[str] = []
     updates = MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None)
 
