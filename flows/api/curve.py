@@ -49,8 +49,8 @@ def curve(
     The step is traced and profiled once, and each budget is planned as `fit` would plan it. Nothing is trained.
 
     Args:
-        model, optimizer, loss, forward, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir, cache_dir,
-            quick, say: see `fit`. The model may be on the meta device; weights are not needed.
+        model, optimizer, loss, forward, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir,
+            cache_dir, quick, say: see `fit`. The model may be on the meta device; weights are not needed.
         batch: a sample.
         budgets: how many, evenly spaced, or which: sizes, or percentages of plain PyTorch's predicted peak.
         costs: `measured`, or `roofline` estimates from the device's rates.

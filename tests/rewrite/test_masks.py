@@ -56,9 +56,11 @@ def test_the_first_draws_stay_in_order() -> None:
 
 
 def test_training_on_packed_masks_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def solve_packed(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest) -> Solved:
+    def solve_packed(
+        variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, *known: object
+    ) -> Solved:
         """Which variant is faster within the tightest budget depends on the machine."""
-        return solve_variants([v for v in variants if v.name == "packed"], options, request)
+        return solve_variants([v for v in variants if v.name == "packed"], options, request, *known)  # type: ignore[arg-type]
 
     monkeypatch.setattr("stowage.flows.planning.step.solve_variants", solve_packed)
 
