@@ -54,8 +54,8 @@ class Costed:
     costs: Sequence[Cost]
     limits: Limits | None = None
     max_exact_nodes: int = MAX_EXACT_NODES
-    _whole: list[Variant] = field(default_factory=list, init=False, repr=False, compare=False)
-    _options: dict[tuple[bool, str, Path, Effort], list[Option]] = field(
+    _whole: dict[Limits | None, list[Variant]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _options: dict[tuple[bool, str, tuple[int, int] | None, Path, Effort], list[Option]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -63,10 +63,13 @@ class Costed:
         """Cut as a method wants it: some take the whole step as one block."""
         if not method_of(method).whole:
             return self.variants
-        if not self._whole:
+        limits = self.limits
+        if limits is None and (sizes := method_of(method).sizes) is not None:
+            limits = Limits(*sizes)
+        if limits not in self._whole:
             traces = {VariantName.of(v.name).rewrite: v.trace for v in self.variants}
-            self._whole.extend(_cut(traces, self.costs, 1, self.max_exact_nodes, self.limits))
-        return self._whole
+            self._whole[limits] = _cut(traces, self.costs, 1, self.max_exact_nodes, limits)
+        return self._whole[limits]
 
     def options_for(
         self, method: str, home: Path, effort: Effort, part: Part = lambda done, total: None
@@ -74,7 +77,7 @@ class Costed:
         """Schedules of every distinct block of `variants_for`, solved or looked up once."""
         wanted = method_of(method)
         clusters = wanted.clusters or effort.grid.cluster_formulation
-        key = wanted.whole, clusters, home, effort
+        key = wanted.whole, clusters, wanted.sizes, home, effort
         if key not in self._options:
             effort = replace(effort, grid=replace(effort.grid, cluster_formulation=clusters))
             self._options[key] = block_options(self.variants_for(method), home, effort, part)

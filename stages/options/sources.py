@@ -107,9 +107,12 @@ class Cluster(Source):
 
     Attributes:
         prepare: (H-Graph, limits of each solve) -> what is then asked.
+        share: of the time limit of a block's solve: H-Graphs are solved for many budgets, from a schedule that is good
+            already.
     """
 
     prepare: Callable[[HGraph, SolverSettings], ClusterSolver]
+    share: float = 0.3
 
 
 _BLOCK, _CLUSTER = "stowage.stages.formulations.block", "stowage.stages.formulations.cluster"
@@ -124,7 +127,8 @@ SOURCES: tuple[Source, ...] = (
     Exact("rk_checkmate", f"{_BLOCK}.rk_checkmate", answering(rk_checkmate), races=True),
     Exact("checkmate", f"{_BLOCK}.checkmate", answering(checkmate), races=True),
     Cluster("h_retention", f"{_CLUSTER}.retention", HRetention),
-    Cluster("h_ilp", f"{_CLUSTER}.h_ilp", HIlpSolver),
+    # Of a MILP the first answer takes longest.
+    Cluster("h_ilp", f"{_CLUSTER}.h_ilp", HIlpSolver, share=1.0),
 )
 """In the order in which they are asked."""
 

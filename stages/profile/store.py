@@ -48,9 +48,8 @@ def code_of_costs() -> str:
 
 
 class CostStore:
-    """Costs by signature, for each device fingerprint and the code that measured them, in `folder`.
-
-    Several processes may use it at once; a file that has not changed is read once.
+    """Costs by signature, for each device fingerprint and the code that measured them, in `folder`. Safe for several
+    processes at once; a file that has not changed is read once.
 
     Attributes:
         returned: beside them, what calls return.

@@ -18,14 +18,12 @@ from stowage.stages.options.clusters.explore import HExploration, HFound
 from stowage.stages.options.clusters.graphs import Level, RegionOption, Solved, level_of
 from stowage.stages.options.clusters.lift import Line, lift, line_of, plain_run, schedule_of
 from stowage.stages.options.clusters.regions import Region, regions_of
+from stowage.stages.options.sources import Cluster, source_of
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.workers.pool import Job
 from stowage.stages.solver.outcome import SolverSettings
 
 _Way = Literal["direct", "level"]
-
-SHARE = 0.3
-"""Of the time limit of a solve: H-Graphs are solved for many budgets, from a schedule that is good already."""
 
 Direct = Callable[[BlockGraph, Callable[[list[Found]], Iterable[Job]]], Iterable[Job]]
 """Solves a region from its nodes: what to do, and what follows when it is done."""
@@ -94,8 +92,10 @@ class HierarchyWork:
                 return self._whole(level, found)
             return self._known(region, "level", [level.line(f.schedule) for f in found])
 
-        limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * SHARE)
-        return [HExploration(level.graph, peaks, saves, limits, follow, self.size.cluster_formulation).first()]
+        name = self.size.cluster_formulation
+        share = source_of(Cluster, name, "options.cluster_formulation").share
+        limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * share)
+        return [HExploration(level.graph, peaks, saves, limits, follow, name).first()]
 
     def _known(self, region: Region, way: _Way, lines: Iterable[Line]) -> Iterable[Job]:
         """Keep the options of a region when both ways are through, and start what waited for them."""
