@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -85,6 +86,14 @@ def parameters() -> frozenset[str]:
 def targets() -> frozenset[str]:
     """List the targets of the Makefile."""
     return frozenset(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@functools.cache
+def commands() -> frozenset[str]:
+    """List the commands of the program `stowage`; none where it is not there."""
+    if not is_module("stowage.flows.cli.commands"):
+        return frozenset()
+    return frozenset(importlib.import_module("stowage.flows.cli.commands").COMMANDS)
 
 
 def is_module(name: str) -> bool:

@@ -33,6 +33,9 @@ def missing(name: str) -> str | None:
     if command := re.match(r"python -m (stowage[\w.]*)(.*)", name):
         wrong = [o for o in re.findall(r"--[a-z][\w-]*", command[2]) if o not in known_names.options()]
         return None if known_names.is_module(command[1]) and not wrong else f"no such command or option {wrong}"
+    if program := re.fullmatch(r"stowage ([a-z][\w-]*)( .*)?", name):
+        wrong = [o for o in re.findall(r"--[a-z][\w-]*", program[2] or "") if o not in known_names.options()]
+        return None if program[1] in known_names.commands() and not wrong else f"no such command or option {wrong}"
     if target := re.fullmatch(r"make ([a-z][\w-]*)( [A-Z]+=\S+)*", name):
         return None if target[1] in known_names.targets() else "no such target"
     if re.fullmatch(r"--[a-z][\w-]*( [\w|]+)?", name):
@@ -102,7 +105,7 @@ def test_every_name_in_backticks_exists(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_in_a_block_exists(page: str) -> None:
     lines = [line.split("  #")[0].strip() for block in blocks_of(page) for line in block.body.split("\n")]
-    commands = [line for line in lines if re.match(r"(python -m stowage|make )", line)]
+    commands = [line for line in lines if re.match(r"(python -m stowage|stowage |make )", line)]
     found = {line: wrong for line in commands if (wrong := missing(re.sub(r" && .*", "", line)))}
     assert found == {}
 
@@ -111,6 +114,6 @@ def test_a_name_that_is_not_there_is_found() -> None:
     for name in (
         "stages/solve/race.py", "no_such_file.py", "api/test_zoo.py::test_no", "make nothing",
         "python -m stowage.flows.nothing", "python -m stowage.flows.plan --nothing", "--nothing-like-it",
-        "solve.device_bugdet", "NoSuchName", "no_such_name()",
+        "stowage no-such-command", "solve.device_bugdet", "NoSuchName", "no_such_name()",
     ):  # fmt: skip
         assert missing(name), name

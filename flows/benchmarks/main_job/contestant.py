@@ -16,6 +16,7 @@ from torch import nn
 
 from stowage.flows.api.fit import fit
 from stowage.flows.benchmarks.child_process import serve
+from stowage.flows.planning.step import processor_s
 from stowage.stages.device.heap import keep_freed_memory
 from stowage.stages.ir.command import Parser
 from stowage.stages.runtime.observe.measure import Measurement, measure_iteration
@@ -68,7 +69,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     method = request["method"]
     if method in ("eager", "gradient_checkpointing"):
         return Eager(model, make, checkpointing=method != "eager"), batches, {}
-    start = time.perf_counter()
+    start, used = time.perf_counter(), processor_s()
     step = fit(
         model,
         batches(0),
@@ -80,6 +81,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     )
     about = {
         "plan_s": time.perf_counter() - start,
+        "processor_s": processor_s() - used,
         "predicted_peak_bytes": step.plan.device_peak_bytes,
         "predicted_step_time_s": step.plan.step_time_s,
         "lower_bound_s": step.plan.lower_bound_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import polars as pl
 
 from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.pages.measurement import Measurement, read_measurement
-from stowage.flows.benchmarks.pages.sections import IN_README, PAGES
+from stowage.flows.benchmarks.pages.sections import FIRST_MINUTE, IN_README, PAGES
 from stowage.flows.benchmarks.pages.table import Column, Page, Section
 from stowage.stages.ir.files import write_atomically
 
@@ -55,6 +55,16 @@ def table_of(section: Section, measurement: Measurement) -> str:
         headings={c.key: c.heading for c in columns},
         right=[c.key for c in columns if c.right],
     )
+
+
+def lines_of(section: Section, measurement: Measurement) -> str:
+    """Write the rows of a measurement as a list, a line each: the words first, then the numbers."""
+    first, *others = section.columns
+    numbers = (
+        ", ".join(f"**{c.write(row[c.key])}** {c.heading}" for c in others if row.get(c.key) is not None)
+        for row in measurement.rows
+    )
+    return "\n".join(f"- {row[first.key]}: {text}" for row, text in zip(measurement.rows, numbers, strict=True))
 
 
 def _cell(column: Column, row: Mapping[str, Any]) -> str | None:
@@ -117,11 +127,15 @@ def _anchor(section: Section) -> str:
 
 
 def with_tables(text: str, folder: Path) -> str:
-    """Put the tables of the README between their marks."""
-    for mark, section in IN_README.items():
+    """Put what the README shows between its marks: a line for each plan of the first minute, and tables."""
+    writers: dict[str, tuple[Section, Callable[[Section, Measurement], str]]] = {
+        "first-minute": (FIRST_MINUTE, lines_of),
+        **{mark: (section, table_of) for mark, section in IN_README.items()},
+    }
+    for mark, (section, write) in writers.items():
         measurement = measurement_of(section, folder)
         if measurement:
-            table = table_of(section, measurement)
+            table = write(section, measurement)
             text = re.sub(
                 rf"(<!-- {mark}:start -->\n).*?(<!-- {mark}:end -->)",
                 lambda found, table=table: f"{found[1]}{table}\n{found[2]}",  # type: ignore[misc]
