@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stowage.stages.formulations.block import checkmate
 from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
 from stowage.stages.formulations.cluster.h_ilp import equations as h_ilp
 from stowage.stages.formulations.offload.o_ilp import equations as o_ilp
+from tests.documents.known_names import is_module
 from tests.documents.markdown_pages import PAGES, ROOT, anchors_of, prose_of, text_of
 
 LONGEST = {"README.md": 150, "CONTRIBUTING.md": 100}
@@ -33,6 +35,16 @@ def test_links_lead_somewhere(page: str) -> None:
         if not there.exists() or (anchor and anchor not in anchors_of(str(there.resolve().relative_to(ROOT)))):
             wrong.append(target)
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if re.search(r"^::: ", text_of(page), re.MULTILINE)])
+def test_what_is_taken_from_docstrings_is_there(page: str) -> None:
+    missing = []
+    for name in re.findall(r"^::: ([\w.]+)$", text_of(page), re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        if not is_module(name) and not (is_module(module) and hasattr(importlib.import_module(module), attribute)):
+            missing.append(name)
+    assert missing == []
 
 
 def test_the_site_has_every_page() -> None:

@@ -15,6 +15,11 @@ def seconds(value: float) -> str:
     return f"{value:,.0f} s" if value >= 9.5 else f"{value:.2f} s"
 
 
+def about_seconds(value: float) -> str:
+    """Write seconds as people say them."""
+    return f"{value:,.0f} s" if value >= 9.5 else f"{value:.1f} s"
+
+
 def whole_seconds(value: float) -> str:
     """Write seconds without a fraction."""
     return f"{value:,.0f} s"

@@ -89,7 +89,7 @@ NEW_LENGTH = Section(
     "A new length",
     "How long a batch of a length that was not seen before takes until its step runs; medians.",
     "",
-    (text("model", "model"), text("budget", "budget"), Column("seconds", "takes", f.seconds)),
+    (text("model", "model"), text("budget", "budget"), Column("seconds", "takes", f.about_seconds)),
 )
 
 CHECKS = Section(

@@ -11,7 +11,7 @@ import polars as pl
 
 from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.pages.measurement import Measurement, read_measurement
-from stowage.flows.benchmarks.pages.sections import FIRST_MINUTE, IN_README, PAGES
+from stowage.flows.benchmarks.pages.sections import FIRST_MINUTE_IN_README, IN_README, PAGES
 from stowage.flows.benchmarks.pages.table import Column, Page, Section
 from stowage.stages.ir.files import write_atomically
 
@@ -129,7 +129,7 @@ def _anchor(section: Section) -> str:
 def with_tables(text: str, folder: Path) -> str:
     """Put what the README shows between its marks: a line for each plan of the first minute, and tables."""
     writers: dict[str, tuple[Section, Callable[[Section, Measurement], str]]] = {
-        "first-minute": (FIRST_MINUTE, lines_of),
+        "first-minute": (FIRST_MINUTE_IN_README, lines_of),
         **{mark: (section, table_of) for mark, section in IN_README.items()},
     }
     for mark, (section, write) in writers.items():
