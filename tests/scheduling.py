@@ -17,6 +17,7 @@ FIRST = (
     "tests/pipeline/",
     "tests/offload/",
     "tests/api/",
+    "tests/documents/",
     "tests/benchmarks/",
     "tests/planning/",
     "tests/configurations/",
