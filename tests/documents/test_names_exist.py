@@ -10,7 +10,7 @@ from keyword import iskeyword
 import pytest
 
 from tests.documents import known_names
-from tests.documents.markdown_pages import PAGES, ROOT, blocks_of, names_of
+from tests.documents.markdown_pages import PAGES, ROOT, blocks_of, names_of, prose_of
 
 GENERATED = {"step.py", "my_model.py"}
 """Files that a run or a user makes."""
@@ -108,6 +108,18 @@ def test_every_command_in_a_block_exists(page: str) -> None:
     commands = [line for line in lines if re.match(r"(python -m stowage|stowage |make )", line)]
     found = {line: wrong for line in commands if (wrong := missing(re.sub(r" && .*", "", line)))}
     assert found == {}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_name_is_in_the_file_that_is_said_to_have_it(page: str) -> None:
+    """`name` (`file`) and `name` in `file` are true."""
+    wrong = []
+    for name, path in re.findall(r"`([\w.]+)`(?: \(|\s+in\s+)`([\w/]+\.py)`", prose_of(page)):
+        last = re.escape(name.rpartition(".")[2])
+        made = rf"^\s*(?:class |def |self\.)?{last}\b\s*[:=(\[]|[\"']{last}[\"']|^\s*(?:class |def ){last}\b"
+        if "/" in path and not re.search(made, (ROOT / path).read_text("utf-8"), re.MULTILINE):
+            wrong.append(f"{name} in {path}")
+    assert wrong == []
 
 
 def test_a_name_that_is_not_there_is_found() -> None:
