@@ -12,6 +12,7 @@ from mkdocs.utils import get_relative_url
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """What mkdocs-material loads, where pages are opened as files, for the search."""
+OWN_SHIM = "site/iframe-worker.js"
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -21,7 +22,12 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Take the script of the search from the site; mkdocs calls this for every page."""
-    return output.replace(SHIM, get_relative_url("site/iframe-worker.js", page.url))
+    return output.replace(SHIM, get_relative_url(OWN_SHIM, page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for the page of what is not found; mkdocs calls this for every template."""
+    return output_content.replace(SHIM, OWN_SHIM)
 
 
 def _drawn(found: re.Match[str]) -> str:
