@@ -16,6 +16,7 @@ from stowage.flows.api.binding import Binding
 from stowage.flows.api.check.shadow import Net
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.reasons import form_of, planned_text, why
+from stowage.flows.api.recent import Recent
 from stowage.flows.planning.effort import Effort, target_device
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
@@ -179,20 +180,19 @@ class Evaluations:
         self._planner = planner
         self._binding = binding
         self._net = net
-        self._most = most
         self._say = say
         self._touches = touches
-        self._known: list[_Known] = []
+        self._known = Recent[_Known](most)
         self._seen: dict[BatchSignature, None] = {}
 
     @property
     def planned(self) -> Planned | None:
         """See above."""
-        return self._known[0].planned if self._known else None
+        return self._known.latest.planned if self._known.latest is not None else None
 
     def forget(self) -> None:
         """Forget every plan."""
-        self._known.clear()
+        self._known.forget(lambda known: True)
 
     def __call__(self, batch: Any, forward: Forward, resting: Resting) -> Any:
         """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
@@ -207,7 +207,7 @@ class Evaluations:
             try:
                 tensors = self._net.run_forward(known.program, known.planned, batch, forward, work)
             except StaleStep:
-                self._known.remove(known)
+                self._known.forget(lambda other: other is known)
                 raise
             known.recorded.left.check(outputs[known.recorded.returns :])
             known.recorded.left.apply(outputs[known.recorded.returns :])
@@ -220,16 +220,13 @@ class Evaluations:
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
         key = (forward, batch_signature(batch), model_signature(self._model))
-        for position, known in enumerate(self._known):
-            if known.serves(key, resting):
-                self._known.insert(0, self._known.pop(position))
-                return known
+        known = self._known.find(lambda known: known.serves(key, resting))
+        if known is not None:
+            return known
         known = self._make(key, batch, forward, resting)
-        self._known.insert(0, known)
         self._seen.setdefault(key[1])
-        for dropped in self._known[self._most :]:
+        for dropped in self._known.add(known):
             forget_source(str(dropped.planned.folder / "step.py"))
-        del self._known[self._most :]
         return known
 
     def _make(self, key: tuple[Any, ...], batch: Any, forward: Forward, resting: Resting) -> _Known:

@@ -14,7 +14,7 @@ from torch import nn
 from stowage.flows.api.arguments import check_arguments
 from stowage.flows.api.binding import Execution
 from stowage.flows.api.budget import RunBudget, free_for
-from stowage.flows.api.check.shadow import check_of
+from stowage.flows.api.check.when import check_of
 from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.lower_tier import lower_tier
 from stowage.flows.api.offload import Offload, offload_of

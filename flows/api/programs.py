@@ -16,6 +16,8 @@ from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.reasons import form_of, planned_text, why
+from stowage.flows.api.recent import Recent
+from stowage.flows.api.recording import Recording
 from stowage.flows.api.steps import SPARE, Known, Say, Steps
 from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.planned import Planned
@@ -27,7 +29,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
 from stowage.stages.structure.generators import forked_generators
-from stowage.stages.trace import MicroBatch, Outside, Recorded, record_step, with_outside
+from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 
@@ -58,12 +60,11 @@ class Programs:
         self._planner = planner
         self._steps = steps
         self._say = say
-        self.known: list[Known] = []
-        self._decisions: tuple[bool, ...] = ()
+        self.known = Recent[Known](steps.most)
         roots = {"loss": steps.loss, "objective": steps.objective, **steps.roots}
+        self._recording = Recording(model, steps, planner.watch, say)
         self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
-        self._traced_s = self._untold_s = 0.0
         self.binding = Binding(model, optimizer, execution or Execution(), self.live.watch.tree)
 
     @property
@@ -74,7 +75,7 @@ class Programs:
     @property
     def latest(self) -> Known | None:
         """What was found last."""
-        return self.known[0] if self.known else None
+        return self.known.latest
 
     def key(self, batch: Any) -> Key:
         """What a program is valid for: the form of a batch, and everything else that the step reads."""
@@ -164,7 +165,7 @@ class Programs:
         for known in self.known:
             if program is None or known.program is program:
                 self.live.forget(known.key)
-        self.known = [k for k in self.known if program is not None and k.program is not program]
+        self.known.forget(lambda known: program is None or known.program is program)
 
     def leave(self, program: Program) -> None:
         """Put what the program's latest iteration leaves where the user's forward and loss leave it."""
@@ -178,7 +179,7 @@ class Programs:
         if decided is None:
             recorded.left.apply(tensors)
             return
-        self._decisions = decided
+        self._recording.decisions = decided
         self.forget(program)
         self._say(
             "What this step leaves in your objects depends on a tensor's value, which was another one than when the "
@@ -196,20 +197,16 @@ class Programs:
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool = False) -> Program:
         optimizer = self._groups()
-        for position, known in enumerate(self.known):
-            if known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer:
-                self.known.pop(position)
-                break
-        else:
+        known = self.known.find(
+            lambda known: known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer
+        )
+        if known is None:
             known = with_true_kernels(
                 lambda: self._make(key, batch, micro_batch, ahead=ahead), lambda: self.live.again(key)
             )
-        known = self._with_numbers(known)
-        self.known.insert(0, known)
+            self._drop(self.known.add(known))
         self._seen.setdefault(key[0])
-        self._drop(self.known[self._steps.most :])
-        del self.known[self._steps.most :]
-        return known.program
+        return self._with_numbers(known).program
 
     def _with_numbers(self, known: Known) -> Known:
         """The program as its step is now: another where it reads other numbers at each call than before."""
@@ -217,13 +214,15 @@ class Programs:
         if known.version != traced.version:
             planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
             program = self.binding.bind(planned, self._outside(known.key))
-            known = known._replace(planned=planned, program=program, version=traced.version)
+            renewed = known._replace(planned=planned, program=program, version=traced.version)
+            self.known.replace(known, renewed)
+            known = renewed
         set_numbers(known.program, traced)
         return known
 
     def _drop(self, known: Sequence[Known]) -> None:
         """Give back what Python keeps of their source."""
-        kept = {k.planned.folder for k in self.known[: self._steps.most]}
+        kept = {k.planned.folder for k in self.known}
         for folder in {k.planned.folder for k in known} - kept:
             forget_source(str(folder / "step.py"))
 
@@ -239,9 +238,9 @@ class Programs:
             except Infeasible as error:
                 raise error.about("training", form_of(key[0])) from None
         program = self.binding.bind(planned, recorded.outside)
-        took_s = time.perf_counter() - began + self._untold_s
-        self._say(planned_text(planned.summary, took_s, reason, self._traced_s))
-        self._untold_s = 0.0
+        took_s = time.perf_counter() - began + self._recording.untold_s
+        self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
+        self._recording.untold_s = 0.0
         # Planning has learnt which entries of its groups the optimizer changes itself.
         return Known(self._groups(), key, micro_batch, planned, program)
 
@@ -279,28 +278,7 @@ class Programs:
         return self.live.recorded(key, batch)
 
     def _record_anew(self, batch: Any) -> Recorded:
-        began = time.perf_counter()
-        watch = self._planner.watch
-        with (
-            forked_generators(),
-            self.binding.tracing(),
-            ends_in_one_line(watch, self._say),
-            watch.shown(),
-        ):
-            watch("trace")
-            recorded = record_step(
-                self._model,
-                batch,
-                loss=self._steps.loss,
-                objective=self._steps.objective,
-                layouts=self.binding.layouts(),
-                decisions=self._decisions,
-                touches=self._steps.touches,
-            )
-        for notice in recorded.notices:
-            self._say(notice)
-        self._traced_s = self._untold_s = time.perf_counter() - began
-        return recorded
+        return self._recording.record(batch, self.binding)
 
     def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""

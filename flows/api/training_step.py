@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stowage.flows.api import saving
 from stowage.flows.api.binding import Execution
-from stowage.flows.api.check.shadow import Check, Net
+from stowage.flows.api.check.shadow import Net
+from stowage.flows.api.check.when import Check
 from stowage.flows.api.evaluation import Evaluations, Resting
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.programs import Programs
 from stowage.flows.api.reasons import step_text
 from stowage.flows.api.step_loss import StepLoss
 from stowage.flows.api.steps import Say, Steps
+from stowage.flows.api.storing import Storing
 from stowage.flows.api.whole_steps import whole_step
 from stowage.flows.planning.planned import Planned
-from stowage.stages.device import current
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.plan import PlanSummary
@@ -33,13 +33,12 @@ from stowage.stages.runtime.observe.measure import Measurement, measure_program
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.trace.forward import Forward
-from stowage.stages.train import checkpoint, restore
 from stowage.stages.workload.calls import call_model, compute_loss
 
 Result = TypeVar("Result")
 
 
-class TrainingStep:
+class TrainingStep(Storing):
     """One training iteration under a plan; call it with a batch.
 
     A plan is valid for one signature: batch structure, shapes and dtypes, non-tensor arguments, train/eval flags,
@@ -206,50 +205,6 @@ class TrainingStep:
         if self.programs.latest:
             self.programs.latest.program.enter()
         return Contents(self.model, self.optimizer, self.programs.offloading)
-
-    def _device(self) -> torch.device | None:
-        return next((p.device for p in self.model.parameters()), None)
-
-    def save(self, path: str | Path, scheduler: Any = None) -> None:
-        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
-
-        This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
-        """
-        with current(self._device()):
-            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
-
-    def load(self, path: str | Path, scheduler: Any = None) -> None:
-        """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
-
-        Gradients that wait are dropped. Where the file cannot be used nothing is changed.
-
-        Raises:
-            StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
-        """
-        with current(self._device()):
-            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT)
-        if found is None:
-            raise ParameterError(f"There is no checkpoint at {path}.")
-
-    def save_model(self, path: str | Path) -> None:
-        """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
-        saving.save_model(Path(path), self.contents())
-
-    def load_model(self, path: str | Path) -> None:
-        """Replace weights and persistent buffers by those of a safetensors file."""
-        saving.load_model(Path(path), self.contents())
-
-    def save_optimizer(self, path: str | Path) -> None:
-        """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
-        checkpoint.save_optimizer(Path(path), self.contents())
-
-    def load_optimizer(self, path: str | Path) -> None:
-        """Replace the optimizer's groups and states by those of a file."""
-        restore.load_optimizer(Path(path), self.contents())
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
-        saving.save_pretrained(Path(folder), self.contents())
 
     def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
         """One iteration: forward, backward, update. Returns the loss.

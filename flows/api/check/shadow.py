@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from stowage.flows.api.check.agreement import History, close, digests, repeats, same_loss
+from stowage.flows.api.check.observer import Observer
 from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
+from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import AwayError, ParameterError, size_text
+from stowage.stages.ir.errors import AwayError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
@@ -32,7 +34,6 @@ from stowage.stages.workload.autocast import without_autocast
 if TYPE_CHECKING:
     from stowage.flows.api.steps import Known
 
-Check = Literal["powers", "always", "never", "gradients"]
 Result = TypeVar("Result")
 
 AMPLE = 2
@@ -43,16 +44,6 @@ DRAWS = 2
 
 COPIES = 3
 """Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
-
-
-def check_of(value: Any) -> Check:
-    """The argument `check`, or `ParameterError`."""
-    if value not in get_args(Check):
-        raise ParameterError(
-            f"check is {value!r}: give 'powers' (calls 1, 2, 4, 8, …), 'always', 'never' or 'gradients'."
-        )
-    found: Check = value
-    return found
 
 
 @dataclass
@@ -67,39 +58,8 @@ class _Watched(History):
     jointly: bool = field(kw_only=True)
 
 
-class _Observer:
-    """Looks at a planned iteration while it runs.
-
-    Attributes:
-        wrong: parameters whose gradient differs from `whole`'s, in order.
-        late: updates ran and there was no room for the state before them, so what they drew is in it too.
-    """
-
-    def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
-        """`has_room`: for the state of a generator, where the plan takes most."""
-        self._has_room = has_room
-        self.wrong: list[str] = []
-        self.late = False
-        self._program = program
-        self._whole = whole
-        self._before_updates: GeneratorStates | None = None
-
-    def on_update(self, name: str, gradient: torch.Tensor) -> None:
-        """See `Program`."""
-        if self._before_updates is None and self._has_room:
-            self._before_updates = GeneratorStates.now(self._program.device)
-        self.late = self._before_updates is None
-        if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
-            self.wrong.append(name)
-
-    @property
-    def generators(self) -> GeneratorStates:
-        """Where they are before the first update: an optimizer may draw too."""
-        return self._before_updates or GeneratorStates.now(self._program.device)
-
-
 class Net:
-    """Of one training step.
+    """Compares one training step with plain PyTorch.
 
     Attributes:
         check: when plain PyTorch runs beside the plan.
@@ -145,7 +105,7 @@ class Net:
         seen = self._plain(program, watched, batch)
         summary = known.planned.summary
         has_room = summary.device_peak_bytes + STATE_BYTES <= summary.device_budget_bytes
-        observer = _Observer(program, whole, has_room=has_room)
+        observer = Observer(program, whole, has_room=has_room)
         program.on_update = observer.on_update if seen is not None or whole is not None else None
         try:
             with without_autocast():
@@ -263,7 +223,7 @@ class Net:
             self._say(f"The comparison with plain PyTorch waits: {reason}.")
 
     def _compare(
-        self, program: Program, watched: _Watched, batch: Any, seen: Seen, loss: Number, observer: _Observer
+        self, program: Program, watched: _Watched, batch: Any, seen: Seen, loss: Number, observer: Observer
     ) -> None:
         device = program.device
         if not same_loss(loss, seen.result, device):
@@ -293,7 +253,7 @@ class Net:
                 return False
         return True
 
-    def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: _Observer) -> None:
+    def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: Observer) -> None:
         optimizer = self._optimizer if known.micro_batch.update else None
         if observer.wrong:
             what: str | None = f"another gradient of parameter '{observer.wrong[0]}' than plain PyTorch"

@@ -8,11 +8,12 @@ any other record is another step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from stowage.flows.api.live.changes import Changed, State, batch_changes, model_changes, same_state, tensor_forms
 from stowage.flows.api.live.forms import ENOUGH, Samples, is_number
 from stowage.stages.ir.trace import Constant
 from stowage.stages.structure import tensors_of
@@ -23,27 +24,15 @@ from stowage.stages.workload import BatchSignature, ModelSignature, batch_signat
 from stowage.stages.workload.executed import executed
 from stowage.stages.workload.model_watch import ModelWatch
 from stowage.stages.workload.reach import watch
-from stowage.stages.workload.signature import Leaf
-from stowage.stages.workload.surroundings import MISSING, Surroundings, same_value, same_values
+from stowage.stages.workload.surroundings import Surroundings, same_value
 
 Key = tuple[BatchSignature, ModelSignature]
 Record = Callable[[Any], Recorded]
 Say = Callable[[str], None]
-Changed = dict[str, tuple[Any, Any]]
-"""Path -> what was there and what is."""
-
 MOST = 32
 """Recorded steps that are remembered."""
 STATES = 8
 """Of each, states of the surroundings that it is for."""
-
-
-class State(NamedTuple):
-    """Everything that is not the content of a tensor."""
-
-    batch: BatchSignature
-    model: ModelSignature
-    around: tuple[Any, ...]
 
 
 class Accepted(NamedTuple):
@@ -67,7 +56,7 @@ class Traced:
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.forms = _forms(key[0])
+        self.forms = tensor_forms(key[0])
         self.recorded: Recorded | None = None
         self.constants: list[Constant] | None = None
         self.version = 0
@@ -95,7 +84,7 @@ class Traced:
     def accepts(self, state: State) -> bool:
         """Whether the step is for this state as far as is known; its numbers are then those of this state."""
         for position, known in enumerate(self._accepted):
-            if _same(known.state, state):
+            if same_state(known.state, state):
                 self._accepted.insert(0, self._accepted.pop(position))
                 self._use(known.numbers, known.constants)
                 return True
@@ -120,8 +109,8 @@ class Traced:
     def changed(self, state: State, since: State | None = None) -> Changed | None:
         """What has changed; None where tensors have other forms, or modules another structure."""
         before = since or self._base
-        found = _batch_changes(before.batch, state.batch)
-        model = {} if before.model is state.model else _model_changes(before.model, state.model)
+        found = batch_changes(before.batch, state.batch)
+        model = {} if before.model is state.model else model_changes(before.model, state.model)
         if found is None or model is None:
             return None
         found.update(model)
@@ -217,7 +206,7 @@ class Live:
         """
         batch_now, model_now = batch_signature(batch), self.watch.signature()
         alike: list[tuple[Traced, State, Changed]] = []
-        forms = _forms(batch_now)
+        forms = tensor_forms(batch_now)
         for position, traced in enumerate(self.traced):
             if traced.forms != forms or not traced.stands():
                 continue
@@ -277,68 +266,6 @@ class Live:
         with executed() as ran:
             recorded = self._record(batch)
         return recorded, watch(self._roots, ran, model=self._model, own=[batch, *tensors_of(batch)])
-
-
-def _same(one: State, other: State) -> bool:
-    return (
-        (one.batch is other.batch or one.batch.leaves == other.batch.leaves)
-        and (one.model is other.model or one.model == other.model)
-        and same_values(one.around, other.around)
-    )
-
-
-def _batch_changes(before: BatchSignature, now: BatchSignature) -> Changed | None:
-    if before.leaves == now.leaves:
-        return {}
-    mine, theirs = ({leaf.path: leaf for leaf in side.leaves} for side in (before, now))
-    if _forms(before) != _forms(now):
-        return None
-    found: Changed = {}
-    for path in mine.keys() | theirs.keys():
-        old, new = mine.get(path), theirs.get(path)
-        if old != new:
-            found[path] = (_raw(old), _raw(new))
-    return found
-
-
-def _forms(batch: BatchSignature) -> list[Leaf]:
-    return [leaf for leaf in batch.leaves if leaf.kind == "tensor"]
-
-
-def _raw(leaf: Leaf | None) -> Any:
-    """A number as itself, anything else in words."""
-    if leaf is None:
-        return MISSING
-    match leaf.kind:
-        case "int":
-            return int(leaf.value)
-        case "float":
-            return float(leaf.value)
-        case "bool":
-            return leaf.value == "True"
-    return leaf.kind, leaf.value, leaf.same_as
-
-
-def _model_changes(before: ModelSignature, now: ModelSignature) -> Changed | None:
-    if before == now:
-        return {}
-    if before.context != now.context or len(before.modules) != len(now.modules):
-        return None
-    found: Changed = {}
-    for old, new in zip(before.modules, now.modules):
-        if old == new:
-            continue
-        if old._replace(attributes=()) != new._replace(attributes=()):
-            return None
-        found.update(_attribute_changes(old.path, dict(old.attributes), dict(new.attributes)))
-    return found
-
-
-def _attribute_changes(path: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    for name in old.keys() | new.keys():
-        was, is_now = old.get(name, MISSING), new.get(name, MISSING)
-        if not same_value(was, is_now):
-            yield f"model.{path}.{name}" if path else f"model.{name}", (was, is_now)
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stowage.flows.api.check.shadow import check_of
+from stowage.flows.api.check.when import check_of
 from stowage.flows.api.fit import make_step, print_notice
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.steps import MOST, NewShapes, Say
+from stowage.flows.api.trainer.answers import Answers
 from stowage.flows.api.trainer.batches import first_evaluations
 from stowage.flows.api.trainer.files import TrainerFiles, replaced
+from stowage.flows.api.trainer.refusals import refuse
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
 from stowage.stages.ir.plan import PlanSummary
@@ -68,7 +69,7 @@ def stow(
     if not callable(getattr(trainer, "training_step", None)) or not hasattr(trainer, "accelerator"):
         raise ParameterError(f"stow takes a transformers.Trainer, but this is a {type(trainer).__name__}.")
     offload = offload_of(offload, offload_dir, host_budget, disk_budget)
-    _refuse(trainer, offloads=offload.anywhere)
+    refuse(trainer, offloads=offload.anywhere)
     options = {
         "device_budget": device_budget,
         "method": method,
@@ -92,23 +93,6 @@ def stow(
     return trainer
 
 
-def _refuse(trainer: Any, *, offloads: bool) -> None:
-    """What spreads the step over several devices or scales its loss is not planned."""
-    arguments = trainer.args
-    reasons = {
-        "it shards the model with FSDP": getattr(trainer, "is_fsdp_enabled", False),
-        "it runs DeepSpeed": getattr(trainer, "is_deepspeed_enabled", False),
-        "it trains on several devices": getattr(arguments, "world_size", 1) > 1 or getattr(arguments, "n_gpu", 1) > 1,
-        "fp16 scales the loss by what earlier steps gave (use bf16)": trainer.accelerator.scaler is not None,
-        "bf16_full_eval and fp16_full_eval cast the weights, which may be below the device": offloads
-        and (getattr(arguments, "bf16_full_eval", False) or getattr(arguments, "fp16_full_eval", False)),
-        "torch_compile hides the model's operations": getattr(arguments, "torch_compile", False),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ParameterError(f"The training step of this Trainer cannot be planned: {reason}.")
-
-
 class _Stowed:
     """Takes the place of `trainer.training_step`.
 
@@ -123,8 +107,7 @@ class _Stowed:
         self._options = options
         self._evaluates = True
         self._belongs_to: tuple[Any, ...] = ()
-        self._norm: torch.Tensor | None = None
-        self._updated = False
+        self._answers = Answers(trainer)
         self._latest: dict[str, Any] | None = None
         self.step: TrainingStep | None = None
 
@@ -143,12 +126,11 @@ class _Stowed:
         }
         step = self._step_of(model, batch)
         self._latest = {**batch, "inputs": None}
-        self._watch_clipping()
-        self._watch_updates()
+        self._answers.watch()
         update = bool(trainer.accelerator.sync_gradients)
         loss = step(batch, update=update)
-        self._updated = update and step.updates_jointly
-        self._norm = step.grad_norm if update else None
+        self._answers.updated = update and step.updates_jointly
+        self._answers.norm = step.grad_norm if update else None
         return loss.as_subclass(torch.Tensor)
 
     def predict(
@@ -208,7 +190,7 @@ class _Stowed:
         accumulate = trainer.args.gradient_accumulation_steps
         belongs_to = (model, optimizer, norm, accumulate)
         if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
-            _refuse(trainer, offloads=self._options["offload"].anywhere)
+            refuse(trainer, offloads=self._options["offload"].anywhere)
             step = make_step(
                 model,
                 optimizer,
@@ -282,35 +264,6 @@ class _Stowed:
                 "planned step has one loss."
             )
         return losses[0]
-
-    def _watch_clipping(self) -> None:
-        """Gradients are clipped and gone when the Trainer asks for their norm: answer with what it was."""
-        accelerator = self._trainer.accelerator
-        if getattr(accelerator.clip_grad_norm_, "of", None) is self:
-            return
-        original = accelerator.clip_grad_norm_
-
-        def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-            norm, self._norm = self._norm, None
-            return original(parameters, max_norm, norm_type) if norm is None else norm
-
-        clip_grad_norm_.of = self  # type: ignore[attr-defined]
-        accelerator.clip_grad_norm_ = clip_grad_norm_
-
-    def _watch_updates(self) -> None:
-        """An optimizer that counts its steps would count another when the Trainer calls it without gradients."""
-        optimizer = self._trainer.optimizer
-        if type(optimizer).__name__ != "AcceleratedOptimizer" or getattr(optimizer.step, "of", None) is self:
-            return
-        original = optimizer.step
-
-        @functools.wraps(original)
-        def step(_optimizer: Any, closure: Any = None) -> Any:
-            done, self._updated = self._updated, False
-            return None if done else original(closure)
-
-        step.of = self  # type: ignore[attr-defined]
-        optimizer.step = types.MethodType(step, optimizer)  # a method, as schedules expect
 
 
 def _turn(optimizer: Any, mode: str) -> None:

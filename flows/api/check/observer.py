@@ -1,0 +1,41 @@
+"""Looks at a planned iteration while it runs: at gradients, and at generators before updates."""
+
+from __future__ import annotations
+
+import torch
+
+from stowage.flows.api.check.agreement import close
+from stowage.flows.api.check.plain_step import PlainStep
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.random.generators import GeneratorStates
+
+
+class Observer:
+    """Looks at a planned iteration while it runs.
+
+    Attributes:
+        wrong: parameters whose gradient differs from `whole`'s, in order.
+        late: updates ran and there was no room for the state before them, so what they drew is in it too.
+    """
+
+    def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
+        """`has_room`: for the state of a generator, where the plan takes most."""
+        self._has_room = has_room
+        self.wrong: list[str] = []
+        self.late = False
+        self._program = program
+        self._whole = whole
+        self._before_updates: GeneratorStates | None = None
+
+    def on_update(self, name: str, gradient: torch.Tensor) -> None:
+        """See `Program`."""
+        if self._before_updates is None and self._has_room:
+            self._before_updates = GeneratorStates.now(self._program.device)
+        self.late = self._before_updates is None
+        if self._whole is not None and not close(gradient, self._whole.gradients.get(name)):
+            self.wrong.append(name)
+
+    @property
+    def generators(self) -> GeneratorStates:
+        """Where they are before the first update: an optimizer may draw too."""
+        return self._before_updates or GeneratorStates.now(self._program.device)

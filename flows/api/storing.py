@@ -1,0 +1,74 @@
+"""What a training step writes to files and reads from them: checkpoints, weights, states of the optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.api import saving
+from stowage.stages.device import current
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.runtime.offload.contents import Contents
+from stowage.stages.train import checkpoint, restore
+
+
+class Storing(ABC):
+    """Saves and loads tensor by tensor, within the budget; files are safetensors, complete or absent.
+
+    Attributes:
+        model: whose weights they are.
+    """
+
+    model: nn.Module
+
+    @abstractmethod
+    def contents(self) -> Contents:
+        """Tensors wherever they are, one at a time."""
+
+    def _device(self) -> torch.device | None:
+        return next((p.device for p in self.model.parameters()), None)
+
+    def save(self, path: str | Path, scheduler: Any = None) -> None:
+        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
+
+        This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
+        """
+        with current(self._device()):
+            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
+
+    def load(self, path: str | Path, scheduler: Any = None) -> None:
+        """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
+
+        Gradients that wait are dropped. Where the file cannot be used nothing is changed.
+
+        Raises:
+            StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
+        """
+        with current(self._device()):
+            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT)
+        if found is None:
+            raise ParameterError(f"There is no checkpoint at {path}.")
+
+    def save_model(self, path: str | Path) -> None:
+        """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
+        saving.save_model(Path(path), self.contents())
+
+    def load_model(self, path: str | Path) -> None:
+        """Replace weights and persistent buffers by those of a safetensors file."""
+        saving.load_model(Path(path), self.contents())
+
+    def save_optimizer(self, path: str | Path) -> None:
+        """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
+        checkpoint.save_optimizer(Path(path), self.contents())
+
+    def load_optimizer(self, path: str | Path) -> None:
+        """Replace the optimizer's groups and states by those of a file."""
+        restore.load_optimizer(Path(path), self.contents())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
+        saving.save_pretrained(Path(folder), self.contents())

@@ -1,0 +1,32 @@
+"""Trainers whose training step cannot be planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stowage.stages.ir.errors import ParameterError
+
+
+def refuse(trainer: Any, *, offloads: bool) -> None:
+    """Refuse a Trainer that spreads the step over several devices, or scales its loss.
+
+    Args:
+        trainer: a `transformers.Trainer`.
+        offloads: weights may be below the device.
+
+    Raises:
+        ParameterError: its training step cannot be planned; the text says why.
+    """
+    arguments = trainer.args
+    reasons = {
+        "it shards the model with FSDP": getattr(trainer, "is_fsdp_enabled", False),
+        "it runs DeepSpeed": getattr(trainer, "is_deepspeed_enabled", False),
+        "it trains on several devices": getattr(arguments, "world_size", 1) > 1 or getattr(arguments, "n_gpu", 1) > 1,
+        "fp16 scales the loss by what earlier steps gave (use bf16)": trainer.accelerator.scaler is not None,
+        "bf16_full_eval and fp16_full_eval cast the weights, which may be below the device": offloads
+        and (getattr(arguments, "bf16_full_eval", False) or getattr(arguments, "fp16_full_eval", False)),
+        "torch_compile hides the model's operations": getattr(arguments, "torch_compile", False),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ParameterError(f"The training step of this Trainer cannot be planned: {reason}.")

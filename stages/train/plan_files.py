@@ -1,0 +1,35 @@
+"""The plan that is trained under, as the stages before have written it."""
+
+from __future__ import annotations
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.command import ARTIFACTS
+from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.plan import Manifest, PlanSummary
+from stowage.stages.ir.table import read_record
+
+SOLVE, CODEGEN = ARTIFACTS / "solve", ARTIFACTS / "codegen"
+
+
+def check_device(summary: PlanSummary, kind: str) -> None:
+    """Refuse a plan that was made for another device."""
+    fingerprint = device_of(kind).fingerprint()
+    if summary.device_fingerprint and summary.device_fingerprint != fingerprint:
+        raise PlanMismatchError(
+            f"The plan was made for {summary.device}, and this machine is another device: make it the target "
+            "(`python -m stowage.stages.device`) and run `dvc repro`."
+        )
+
+
+def read_source(summary: PlanSummary) -> tuple[str, Manifest]:
+    """The text of step.py, and its manifest."""
+    path = CODEGEN / "step.py"
+    manifest = read_record(CODEGEN / "manifest.json", Manifest)
+    if not path.is_file():
+        raise TableError(f"{path} is missing: run the codegen stage (`dvc repro`).")
+    if (manifest.plan_hash, manifest.configuration_hash) != (summary.plan_hash, summary.configuration_hash):
+        raise PlanMismatchError(f"{path} belongs to another plan: run the codegen stage (`dvc repro`).")
+    try:
+        return path.read_text(encoding="utf-8"), manifest
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableError(f"{path} cannot be read ({error}): run the codegen stage (`dvc repro`).") from error
