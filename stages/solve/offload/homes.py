@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
 from stowage.stages.simulate.plan import Step
@@ -29,7 +30,7 @@ class Moving:
     def of(steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]) -> Moving:
         """Of a plan without homes."""
         copies = Counter(dict.fromkeys(state.below | state.copied, 0))
-        copies.update(s.storage for s in steps if s.kind in ("offload", "reload"))
+        copies.update(s.storage for s in steps if ACTIONS[s.kind].moves)
         gradients: set[int] = set()
         update_bytes = 0
         for node in (nodes[s.node] for s in steps if s.kind == "update"):

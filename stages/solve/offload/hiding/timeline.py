@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stowage.stages.ir.plan import PlanAction, PlanRow
+from stowage.stages.ir.actions import ACTIONS, LaneName, PlanAction
+from stowage.stages.ir.plan import PlanRow
 from stowage.stages.simulate.plan import Outcome, Step
-
-BESIDE: tuple[PlanAction, ...] = ("offload", "reload", "update")
-"""What goes on beside computing."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Timeline:
 
     @cached_property
     def _positions(self) -> list[int]:
-        return [i for i, s in enumerate(self._steps) if s.kind not in BESIDE]
+        return [i for i, s in enumerate(self._steps) if not ACTIONS[s.kind].beside]
 
     @cached_property
     def _starts(self) -> list[float]:
@@ -70,13 +68,13 @@ class Timeline:
         found: list[tuple[int, int, bool]] = []
         under_way: dict[int, int] = {}
         for i, step in enumerate(self._steps):
-            if step.kind in BESIDE:
+            if ACTIONS[step.kind].beside:
                 under_way[step.storage] = i
-            elif step.kind == "wait":
+            elif ACTIONS[step.kind].ends:
                 copy = under_way.get(step.storage)
                 before = copy is None
                 if copy is None:
-                    copy = [j for j in self._of[step.storage] if self._steps[j].kind in BESIDE][-1]
+                    copy = [j for j in self._of[step.storage] if ACTIONS[self._steps[j].kind].beside][-1]
                 found.append((i, copy, before))
         return found
 
@@ -92,7 +90,7 @@ class Timeline:
     def ahead_of(self, reload: int) -> list[int]:
         """Rows of reloads that are before one in the queue of the link, and are waited for later."""
         before = self._steps[:reload]
-        issued = next((i for i in range(reload - 1, -1, -1) if before[i].kind not in BESIDE), 0)
+        issued = next((i for i in range(reload - 1, -1, -1) if not ACTIONS[before[i].kind].beside), 0)
         issued_s = self._rows[issued].start_s
         found: list[int] = []
         for copy in reversed(self._reloads[: bisect_left(self._reloads, reload)]):
@@ -110,7 +108,8 @@ class Timeline:
             action, late = self._steps[copy].kind, end - start
             if late > 1e-9:
                 # Rows after the wait will start earlier by the time that it no longer takes.
-                wanted = self._rows[copy].start_s - late * MARGIN if action == "reload" else end + late * MARGIN
+                early = ACTIONS[action].takes_device_memory
+                wanted = self._rows[copy].start_s - late * MARGIN if early else end + late * MARGIN
                 found.append(Wait(row, self._steps[row].storage, late, copy, action, wanted))
         return found
 
@@ -129,7 +128,7 @@ class FreeRunning(Timeline):
             if step.kind == "compute":
                 clock += row.end_s - row.start_s
         self.period_s = clock
-        self._time_s = {i: r.end_s - r.start_s for i, r in enumerate(outcome.rows) if steps[i].kind in BESIDE}
+        self._time_s = {i: r.end_s - r.start_s for i, r in enumerate(outcome.rows) if ACTIONS[steps[i].kind].beside}
 
     def _ends(self, action: PlanAction) -> dict[int, float]:
         """When each copy of one queue is over; what is left of an iteration goes on in the next."""
@@ -142,23 +141,27 @@ class FreeRunning(Timeline):
         return found
 
     def waits(self) -> list[Wait]:
-        """What is late; reloads from the last deadline backward."""
+        """What is late; what takes memory of the device while it comes, from the last deadline backward."""
         found: list[Wait] = []
-        ends: dict[int, float] = {**self._ends("offload"), **self._ends("update")}
+        ends: dict[int, float] = {}
+        for action, kind in ACTIONS.items():
+            if kind.beside and not kind.takes_device_memory:
+                ends.update(self._ends(action))
         deadlines: dict[int, tuple[float, int]] = {}
         for row, copy, before in self._pairs():
             due = self.at_s[row] + (self.period_s if before else 0.0)
             action = self._steps[copy].kind
-            if action == "reload":
+            if ACTIONS[action].takes_device_memory:
                 deadlines[copy] = due, row
             elif ends[copy] > due + 1e-9:
                 wanted = ends[copy] - (self.period_s if before else 0.0)
                 found.append(Wait(row, self._steps[row].storage, ends[copy] - due, copy, action, wanted))
-        latest = float("inf")
+        latest: dict[LaneName, float] = {}
         for copy in sorted(deadlines, reverse=True):
-            due, row = deadlines[copy]
-            latest = min(due, latest) - self._time_s[copy]
-            if latest < self.at_s[copy] - 1e-9:
-                late = self.at_s[copy] - latest
-                found.append(Wait(row, self._steps[row].storage, late, copy, "reload", latest))
+            (due, row), action = deadlines[copy], self._steps[copy].kind
+            lane = ACTIONS[action].lane
+            starts = latest[lane] = min(due, latest.get(lane, float("inf"))) - self._time_s[copy]
+            if starts < self.at_s[copy] - 1e-9:
+                late = self.at_s[copy] - starts
+                found.append(Wait(row, self._steps[row].storage, late, copy, action, starts))
         return found
