@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows.api.fit import MakeOptimizer, print_notice
+from stowage.flows.api.choices import print_notice
+from stowage.flows.api.fit import MakeOptimizer
 from stowage.flows.api.lower_tier import lower_tier
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.batch_sizes import BatchChoice, BatchPlanner, Resize, Say

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from stowage.flows.api.arguments import check_arguments
 from stowage.flows.api.binding import Execution
 from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.when import check_of
+from stowage.flows.api.choices import Choices, print_notice
 from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.lower_tier import lower_tier
 from stowage.flows.api.offload import Offload, offload_of
@@ -34,102 +34,72 @@ from stowage.stages.workload.guard import user_code
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 
-def print_notice(text: str) -> None:
-    """Where notices go by default."""
-    print(text, file=sys.stderr)
-
-
 def make_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-    *,
-    device_budget: str | int,
-    loss: Loss | None = None,
-    objective: Objective | None = None,
-    touches: tuple[Any, ...] = (),
-    accumulate: int = 1,
-    max_grad_norm: float | None = None,
-    method: str = "auto",
-    offload: Offload | None = None,
-    executor: MakeExecutor = SingleDevice,
+    steps: Steps,
+    choices: Choices,
     late: LateWeights | None = None,
-    cache_dir: str | Path | None = None,
-    quick: bool = False,
-    check: str = "powers",
-    new_shapes: NewShapes = "plan",
-    programs: int = MOST,
-    say: Say = print_notice,
 ) -> TrainingStep:
-    """A training step that has not planned anything yet; see `fit`.
+    """A training step that has not planned anything yet.
 
     Args:
-        offload: see `Offload`.
-        objective: `objective(model, batch)`, instead of `loss`.
-        touches: objects that it may change besides those that hang on the model and the objective.
+        model, optimizer: see `fit`.
+        steps: what every program of the model shares.
+        choices: budgets, and how it is planned, checked and executed.
+        late: weights that are still in files.
 
     Raises:
         ParameterError: an argument is wrong.
     """
-    check_arguments(
-        model=model,
-        device_budget=device_budget,
-        loss=loss,
-        objective=objective,
-        accumulate=accumulate,
-        method=method,
-        cache_dir=cache_dir,
-        quick=quick,
-        new_shapes=new_shapes,
-        programs=programs,
-        say=say,
-    )
-    if max_grad_norm is not None:
-        if isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, (int, float)) or not max_grad_norm > 0:
-            raise ParameterError(f"max_grad_norm is {max_grad_norm!r}: give a number above 0, or None to clip nothing.")
-        if optimizer is None:
-            raise ParameterError("max_grad_norm clips before updates, but there is no optimizer: pass one to fit.")
-        max_grad_norm = float(max_grad_norm)
+    check_arguments(model=model, loss=steps.loss, objective=steps.objective, accumulate=steps.accumulate)
+    limit = _clipping(steps.max_grad_norm, optimizer)
     check_module(model)
     check_parameters(model)
-    offload = offload if offload is not None else Offload()
-    home = home_folder(cache_dir)
+    offload, home = choices.offload, home_folder(choices.cache_dir)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     lower = lower_tier(
         with_own_updates(target_device(device, home), optimizer if offload.host is not None else None, device, home),
         offload,
         device=device,
-        method=method,
+        method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
     planner = Planner(
         model,
         known,
-        RunBudget(device_budget, lambda: free_for(model, optimizer, device)),
-        method=method,
+        RunBudget(choices.device_budget, lambda: free_for(model, optimizer, device)),
+        method=choices.method,
         home=home,
-        effort=QUICK if quick else Effort(),
+        effort=QUICK if choices.quick else Effort(),
         below=replace(lower.below, gradients=optimizer is not None) if lower else None,
-        structures=programs,
-    )
-    steps = Steps(
-        loss,
-        objective,
-        accumulate,
-        max_grad_norm,
-        touches=touches,
-        known_optimizer=known,
-        most=programs,
-        new_shapes=new_shapes,
+        structures=choices.programs,
     )
     return TrainingStep(
         model,
         optimizer,
         planner,
-        steps,
-        execution=Execution(executor, lower.open if lower else None, late),
-        check=check_of(check),
-        say=say,
+        replace(
+            steps,
+            max_grad_norm=limit,
+            known_optimizer=known,
+            most=choices.programs,
+            new_shapes=choices.new_shapes,
+        ),
+        execution=Execution(choices.executor, lower.open if lower else None, late),
+        check=choices.check,
+        say=choices.say,
     )
+
+
+def _clipping(max_grad_norm: float | None, optimizer: torch.optim.Optimizer | None) -> float | None:
+    if max_grad_norm is None:
+        return None
+    if isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, (int, float)) or not max_grad_norm > 0:
+        raise ParameterError(f"max_grad_norm is {max_grad_norm!r}: give a number above 0, or None to clip nothing.")
+    if optimizer is None:
+        raise ParameterError("max_grad_norm clips before updates, but there is no optimizer: pass one to fit.")
+    return float(max_grad_norm)
 
 
 def fit(
@@ -209,10 +179,19 @@ def fit(
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
     """
-    check_arguments(
-        model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights, say=say
+    check_arguments(model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights)
+    choices = Choices(
+        device_budget,
+        method,
+        offload_of(offload, offload_dir, host_budget, disk_budget),
+        cache_dir,
+        quick,
+        check_of(check),
+        new_shapes,
+        programs,
+        executor,
+        say,
     )
-    offload = offload_of(offload, offload_dir, host_budget, disk_budget)
     if loss is not None and forward is not None:
         raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
     if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
@@ -226,25 +205,7 @@ def fit(
             optimizer = optimizer(list(model.parameters()))
     if optimizer is not None:
         _check_holds(optimizer, model)
-    step = make_step(
-        model,
-        optimizer,
-        device_budget=device_budget,
-        loss=loss,
-        objective=forward,
-        accumulate=accumulate,
-        max_grad_norm=max_grad_norm,
-        method=method,
-        offload=offload,
-        executor=executor,
-        late=late,
-        cache_dir=cache_dir,
-        quick=quick,
-        check=check,
-        new_shapes=new_shapes,
-        programs=programs,
-        say=say,
-    )
+    step = make_step(model, optimizer, Steps(loss, forward, accumulate, max_grad_norm), choices, late)
     if not model.training:
         say(
             "The model is in evaluation mode (model.training is False): this step trains without dropout and with the "

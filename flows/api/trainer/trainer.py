@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from stowage.flows.api.check.when import check_of
-from stowage.flows.api.fit import make_step, print_notice
+from stowage.flows.api.choices import Choices, print_notice
+from stowage.flows.api.fit import make_step
 from stowage.flows.api.offload import Offload, offload_of
-from stowage.flows.api.steps import MOST, NewShapes, Say
+from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.trainer.answers import Answers
 from stowage.flows.api.trainer.batches import first_evaluations
 from stowage.flows.api.trainer.files import TrainerFiles, replaced
@@ -70,20 +71,20 @@ def stow(
         raise ParameterError(f"stow takes a transformers.Trainer, but this is a {type(trainer).__name__}.")
     offload = offload_of(offload, offload_dir, host_budget, disk_budget)
     refuse(trainer, offloads=offload.anywhere)
-    options = {
-        "device_budget": device_budget,
-        "method": method,
-        "offload": offload,
-        "cache_dir": cache_dir,
-        "quick": quick,
-        "check": check_of(check),
-        "new_shapes": new_shapes,
-        "programs": programs,
-        "say": say,
-    }
+    choices = Choices(
+        device_budget,
+        method,
+        offload,
+        cache_dir,
+        quick,
+        check_of(check),
+        new_shapes,
+        programs,
+        say=say,
+    )
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
         raise ParameterError("This Trainer already runs under plans: call stow once.")
-    stowed = _Stowed(trainer, options)
+    stowed = _Stowed(trainer, choices)
     trainer.training_step = stowed  # type: ignore[attr-defined]
     trainer.prediction_step = stowed.predict  # type: ignore[attr-defined]
     trainer.on_device = stowed.on_device  # type: ignore[attr-defined]
@@ -100,11 +101,11 @@ class _Stowed:
         step: the training step of the latest call.
     """
 
-    def __init__(self, trainer: Any, options: dict[str, Any]) -> None:
+    def __init__(self, trainer: Any, choices: Choices) -> None:
         self._trainer = trainer
         self._original = trainer.training_step
         self._original_prediction = trainer.prediction_step
-        self._options = options
+        self._choices = choices
         self._evaluates = True
         self._belongs_to: tuple[Any, ...] = ()
         self._answers = Answers(trainer)
@@ -155,7 +156,7 @@ class _Stowed:
             except TraceError as error:
                 self._evaluates = False
                 where = ", with all weights in memory" if step.offloads else ""
-                self._options["say"](f"Evaluation runs as the Trainer runs it{where}: {error}")
+                self._choices.say(f"Evaluation runs as the Trainer runs it{where}: {error}")
         with step.on_device():
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
 
@@ -190,16 +191,9 @@ class _Stowed:
         accumulate = trainer.args.gradient_accumulation_steps
         belongs_to = (model, optimizer, norm, accumulate)
         if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
-            refuse(trainer, offloads=self._options["offload"].anywhere)
-            step = make_step(
-                model,
-                optimizer,
-                objective=self._objective,
-                touches=(trainer,),
-                accumulate=accumulate,
-                max_grad_norm=norm,
-                **self._options,
-            )
+            refuse(trainer, offloads=self._choices.offload.anywhere)
+            shared = Steps(objective=self._objective, accumulate=accumulate, max_grad_norm=norm, touches=(trainer,))
+            step = make_step(model, optimizer, shared, self._choices)
             if self.step is not None and self.step.model is model:
                 step.take_over(self.step)
             evaluated = list(first_evaluations(trainer))

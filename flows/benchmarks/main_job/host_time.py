@@ -23,7 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from stowage.flows.api.choices import Choices
 from stowage.flows.api.fit import make_step
+from stowage.flows.api.steps import Steps
 from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced
 from stowage.flows.benchmarks.gpu.job import Job
@@ -138,9 +140,8 @@ def one_thread() -> Iterator[None]:
 def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, Traced, RulePlan]:
     """What `fit` makes, with a card's plan in the place of its own; and that plan."""
     plain = Plain(job)
-    step = make_step(
-        plain.model, plain.optimizer, device_budget="1GiB", cache_dir=folder, quick=True, check="never", say=_nothing
-    )
+    choices = Choices("1GiB", cache_dir=folder, quick=True, check="never", say=_nothing)
+    step = make_step(plain.model, plain.optimizer, Steps(), choices)
     step(job.batch(0))
     known = step.programs.latest
     assert known is not None
