@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from stowage.flows.api.best_batch import without_meta
-from stowage.flows.api.fit import MakeOptimizer, print_notice
+from stowage.flows.api.choices import print_notice
+from stowage.flows.api.fit import MakeOptimizer
 from stowage.flows.api.lower_tier import lower_tier
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
