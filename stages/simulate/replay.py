@@ -108,8 +108,8 @@ class Replay:
         if kind.takes_device_memory:
             self.reach(number, step, self.used)
         node, block = (step.node, self.nodes[step.node].block) if kind.on_node else (-1, -1)
-        used = self.used
-        self.rows.append(Row(number, step.kind, node, step.storage, block, step.label, False, used, used))
+        row = Row(number, step.kind, node, step.storage, block, step.label, False, self.used, self.used)
+        self.rows.append(row)
 
     def reach(self, number: int, step: Step, high: int) -> None:
         """Look at the budget and the peak: so many bytes are on the device at once."""
@@ -288,9 +288,7 @@ class Replay:
         return sum(self.size[s] for s in self.ever_below), on_disk
 
 
-Rule = Callable[[Replay, int, Step], None]
-
-RULES: dict[PlanAction, Rule] = {
+RULES: dict[PlanAction, Callable[[Replay, int, Step], None]] = {
     "compute": Replay.compute,
     "free": Replay.free,
     "wait": Replay.wait,
@@ -298,5 +296,4 @@ RULES: dict[PlanAction, Rule] = {
     "reload": Replay.reload,
     "update": Replay.update,
 }
-"""What each action may do and does: a function of the replay, the number of the row, and the row. It raises `wrong`
-where the row is illegal, changes what is in memory, and notes the row."""
+"""What each action may do: a rule raises `wrong` or changes what is in memory, and notes the row."""

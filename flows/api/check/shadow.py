@@ -27,7 +27,8 @@ from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.observe.measure import resident_tensors
 from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorStates, same_state
-from stowage.stages.runtime.shadow.guard import NoRoom, Operators, ReadsAway, Room
+from stowage.stages.runtime.shadow.guard import NoRoom, ReadsAway, Room
+from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Seen, Shadow, digest
 from stowage.stages.workload.autocast import without_autocast
 

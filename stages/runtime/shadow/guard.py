@@ -4,22 +4,15 @@ that is not there. It sees every operator before it runs, so that the budget is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage.stages.ir.quiet import quiet_torch
-from stowage.stages.kernels import SUBSTITUTES
-
-CUDA_BLOCK_BYTES = 512
-"""The caching allocator gives multiples of it."""
+from stowage.stages.runtime.shadow.operators import Facts, Operators, is_strided, leaves, taken_bytes
 
 _STATISTICS = {
     torch.ops.aten.native_batch_norm.default: (3, 4, 5),
@@ -51,71 +44,6 @@ class ReadsAway(BaseException):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
-
-
-class _Facts(NamedTuple):
-    """Of an operator: positions of arguments that it writes, names of those among the keywords, and whether it only
-    makes windows on its arguments."""
-
-    writes: tuple[int, ...]
-    writes_keywords: tuple[str, ...]
-    is_view: bool
-
-
-class Operators:
-    """What is known of operators and of their calls, from one forward to the next."""
-
-    def __init__(self) -> None:
-        self._facts: dict[Any, _Facts] = {}
-        self._sizes: dict[Any, int] = {}
-        self._fake: FakeTensorMode | None = None
-
-    def facts(self, func: Any) -> _Facts:
-        """Of an operator, from its schema."""
-        known = self._facts.get(func)
-        if known is None:
-            known = self._facts[func] = self._learn(func)
-        return known
-
-    @staticmethod
-    def _learn(func: Any) -> _Facts:
-        if not isinstance(func, OpOverload):
-            return _Facts((), (), False)
-        written = [
-            (i, a.name, a.kwarg_only)
-            for i, a in enumerate(func._schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        aliases = [r.alias_info for r in func._schema.returns]
-        return _Facts(
-            tuple(i for i, _, keyword in written if not keyword),
-            tuple(name for _, name, _ in written),
-            not written and bool(aliases) and all(a is not None for a in aliases),
-        )
-
-    def new_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
-        """What the outputs of a call will take, from the same call on fake tensors; once for each form."""
-        key = func, _form(args), _form(kwargs)
-        try:
-            return self._sizes[key]
-        except KeyError:
-            found = self._sizes[key] = self._predict(func, args, kwargs)
-            return found
-        except TypeError:  # an argument that is no key
-            return self._predict(func, args, kwargs)
-
-    def _predict(self, func: Any, args: Any, kwargs: Any) -> int:
-        if self._fake is None:
-            self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-        try:
-            fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake.from_tensor, (args, kwargs))
-            given = {t.untyped_storage()._cdata for t in _leaves((fake_args, fake_kwargs)) if _is_strided(t)}
-            with quiet_torch(), self._fake:
-                result = SUBSTITUTES.get(func, func)(*fake_args, **fake_kwargs)
-            made = {t.untyped_storage()._cdata: t.untyped_storage() for t in _leaves(result) if _is_strided(t)}
-        except Exception:  # without a fake kernel it is counted once it has run
-            return 0
-        return sum(_taken(storage) for key, storage in made.items() if key not in given)
 
 
 class Saved:
@@ -218,7 +146,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts = self._operators.facts(func)
         if facts.is_view:
             return func(*args, **kwargs)
-        storages = [t.untyped_storage() for t in _leaves((args, kwargs)) if _is_strided(t)]
+        storages = [t.untyped_storage() for t in leaves((args, kwargs)) if is_strided(t)]
         if self._away:
             for storage in storages:
                 if storage._cdata in self._away:
@@ -228,21 +156,21 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check(new_bytes + self._room.workspaces.get(str(func), 0))
         result = func(*args, **kwargs)
         own = {storage._cdata for storage in storages}
-        for tensor in _leaves(result):
-            if _is_strided(tensor):
+        for tensor in leaves(result):
+            if is_strided(tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in own:
                     self._note(storage)
         return result
 
-    def _before_writes(self, func: Any, facts: _Facts, args: Any, kwargs: Any) -> None:
+    def _before_writes(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> None:
         written = [args[i] for i in facts.writes if i < len(args)]
         written += [kwargs[name] for name in facts.writes_keywords if name in kwargs]
         statistics = _STATISTICS.get(func)
         if statistics is not None and args[statistics[2]]:
             written += [args[i] for i in statistics[:2]]
-        for tensor in _leaves(written):
-            if not _is_strided(tensor):
+        for tensor in leaves(written):
+            if not is_strided(tensor):
                 continue
             storage = tensor.untyped_storage()
             known = self._live.get(storage._cdata)
@@ -266,39 +194,8 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not known[0].expired():
                 return
             self._live_bytes -= known[1]
-        nbytes = _taken(storage)
+        nbytes = taken_bytes(storage)
         reference: Any = StorageWeakRef
         self._live[storage._cdata] = reference(storage), nbytes
         self._live_bytes += nbytes
         self._check(0)
-
-
-def _is_strided(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested
-
-
-def _taken(storage: torch.UntypedStorage) -> int:
-    nbytes = storage.nbytes()
-    return -(-nbytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if storage.device.type == "cuda" else nbytes
-
-
-def _leaves(item: Any) -> Iterable[Any]:
-    """Of what operators take and return: nested lists, tuples and dictionaries."""
-    if isinstance(item, (list, tuple)):
-        for part in item:
-            yield from _leaves(part)
-    elif isinstance(item, dict):
-        for part in item.values():
-            yield from _leaves(part)
-    else:
-        yield item
-
-
-def _form(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return (item.shape, item.stride(), item.dtype, item.device) if item.layout is torch.strided else item.shape
-    if isinstance(item, (list, tuple)):
-        return tuple(map(_form, item))
-    if isinstance(item, dict):
-        return tuple((name, _form(part)) for name, part in item.items())
-    return type(item), item

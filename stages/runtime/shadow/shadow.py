@@ -19,7 +19,8 @@ from torch import nn
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.runtime.random.python_state import PythonState
-from stowage.stages.runtime.shadow.guard import Guard, NoRoom, Operators, Room, Saved
+from stowage.stages.runtime.shadow.guard import Guard, NoRoom, Room, Saved
+from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.weights import Lending
 
 Compute = Callable[[nn.Module, Any], Any]
