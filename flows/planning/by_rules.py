@@ -20,6 +20,7 @@ from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanSummary, Slot
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind, pinned, taken_gradients
 from stowage.stages.partition.fold import fold
@@ -27,7 +28,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import put_off
 

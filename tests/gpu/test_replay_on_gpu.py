@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stowage.flows.planning.by_rules import Rules
 from stowage.stages.runtime.random.randomness import RandomStates
-from stowage.stages.simulate.plan import RANDOM_STATE_BYTES
+from stowage.stages.simulate.replay import RANDOM_STATE_BYTES
 from tests.gpu.cases import Case
 from tests.gpu.side_by_side import differences, plainly, planned, traced
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage, StorageRole
-from stowage.stages.simulate.plan import Step
 
 
 def storage(number: int, nbytes: int, role: StorageRole = "temporary", name: str = "") -> Storage:

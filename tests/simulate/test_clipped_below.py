@@ -6,7 +6,8 @@ import pytest
 
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import Link, TierState
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome, replay_plan
 from tests.simulate.small_plans import GRADIENT, KEEP, LOSS, NODES, STORAGES, WEIGHT, X, Y, node, storage
 
 OTHER, BIAS, SCALE = 5, 6, 7

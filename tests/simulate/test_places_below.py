@@ -6,7 +6,8 @@ import pytest
 
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import Link, TierState
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome, replay_plan
 from tests.simulate.small_plans import GRADIENT, KEEP, NODES, STORAGES, WEIGHT, X, Y
 
 LINK = Link(1000.0, 1000.0)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stowage.stages.ir.errors import IllegalPlanError
-from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Outcome, baseline_bytes, replay_plan
+from stowage.stages.simulate.plan import Outcome, baseline_bytes, replay_plan
+from stowage.stages.simulate.replay import RANDOM_STATE_BYTES
 from tests.simulate.small_plans import KEEP, LOSS, NODES, STORAGES, WEIGHT, X, Y, node, steps, storage
 
 KEEP_ALL = "0 1 2 3 -1 -2 4 -4"

@@ -16,8 +16,9 @@ from stowage.stages.codegen import emit_step
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.updates import UPDATE
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.simulate.together import put_off, updates_together
 from stowage.stages.trace import MicroBatch
 from tests.matrix import THOROUGH, examples

@@ -12,8 +12,9 @@ from stowage.stages.codegen import emit_step
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import Slot
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables, base_values
-from stowage.stages.simulate.plan import Step, replay_plan
+from stowage.stages.simulate.plan import replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.trace import MicroBatch, trace_step
 from tests.runtime.beside_eager import MakeOptimizer

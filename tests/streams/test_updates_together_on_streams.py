@@ -6,7 +6,7 @@ import pytest
 
 from stowage.flows.planning.by_rules import RulePlan
 from stowage.stages.ir.machine import TierState
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
 from stowage.stages.trace import MicroBatch
 from tests.offload.test_offloaded_training import OPTIMIZERS
 from tests.streams.checking import Job, check, in_random_order
