@@ -53,9 +53,10 @@ def best_batch(
     number of samples. Its two neighbours are then traced, profiled and planned like any batch, and beyond the better
     of them up to two more, while they are better still. Where neither fits, smaller ones are searched.
 
+    The arguments that are not explained here are those of `fit`.
+
     Args:
-        model, optimizer, loss, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir, cache_dir, quick,
-            say: see `fit`. The model may be on the meta device; weights are not needed.
+        model: as in `fit`; it may be on the meta device, for weights are not needed.
         batch: a sample, with samples along the first dimension: tensors as long as the first of its tensors are
             resized, by slicing and repeating rows.
         device_budget: see `fit`; a percentage is of plain PyTorch's peak on `batch`.

@@ -161,7 +161,9 @@ def fit(
             `offmate` forces offloading.
         offload: where what does not fit `device_budget` may live: `Offload("/fast/disk", disk="100GiB")`; on a machine
             with a GPU `Offload("/fast/disk", host="8GiB")`, see `Offload`.
-        offload_dir, host_budget, disk_budget: the same three things as arguments of their own, instead of `offload`.
+        offload_dir: `Offload.dir` as an argument of its own, instead of `offload`.
+        host_budget: `Offload.host`, likewise.
+        disk_budget: `Offload.disk`, likewise.
         weights: a safetensors file, or a folder of them, for a model on the meta device: each tensor is read straight
             into the tier where it lives, so that the model may be larger than RAM.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.

@@ -56,10 +56,10 @@ def stow(
     gathers of it, such as the logits of a whole data set, comes besides. Saving and loading go tensor by tensor. While
     weights are below the device, `with trainer.on_device() as model:` gives the model with all of them.
 
+    The arguments besides `trainer` are those of `fit`.
+
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
-        device_budget, method, offload, host_budget, disk_budget, offload_dir, cache_dir, quick, check, new_shapes,
-            programs, say: see `fit`.
 
     Returns:
         the same trainer; `trainer.stowage` has its `plan`, and its `step`.
