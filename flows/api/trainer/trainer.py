@@ -23,6 +23,8 @@ from stowage.flows.api.trainer.refusals import refuse
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
 from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.runtime.executors.base import MakeExecutor
+from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.structure import copied
 
 AnyTrainer = TypeVar("AnyTrainer")
@@ -42,6 +44,7 @@ def stow(
     check: str = "powers",
     new_shapes: NewShapes = "plan",
     programs: int = MOST,
+    executor: MakeExecutor = SingleDevice,
     say: Say = print_notice,
 ) -> AnyTrainer:
     """Let `trainer.train()` run every training step under a plan within `device_budget`.
@@ -80,7 +83,8 @@ def stow(
         check_of(check),
         new_shapes,
         programs,
-        say=say,
+        executor,
+        say,
     )
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
         raise ParameterError("This Trainer already runs under plans: call stow once.")
