@@ -6,10 +6,12 @@ from stowage.stages.solve.free import AutoBudget, auto_budget, free_on_gpu, free
 from stowage.stages.solve.goals import Sought, sought_budget
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.limits import tier_below
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.program.of_trace import eager_peak_bytes
 from stowage.stages.solve.request import PlanRequest, check_method
 from stowage.stages.solve.reserve import Reserve
-from stowage.stages.solve.select import Solved, eager_peak_bytes, solve_plan
+from stowage.stages.solve.select import solve_plan
+from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.variants import Variant, solve_variants
 
 __all__ = [

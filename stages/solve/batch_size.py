@@ -39,17 +39,20 @@ from stowage.stages.formulations.offload.problem import (
     ParameterTensor,
 )
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.defaults import O_ILP_GAP, O_ILP_SECONDS
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.last_run import with_costs, with_tail_costs
-from stowage.stages.solve.offload.offloader import Below, Offloader
-from stowage.stages.solve.offload.offmate.offmate import OffMate
-from stowage.stages.solve.offload.offmate.search import REACH
-from stowage.stages.solve.offload.plans import OFFMATE_GAP, OFFMATE_SECONDS
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate.choices import choices_of
+from stowage.stages.solve.offload.offmate.problem import ChainProblem
+from stowage.stages.solve.offload.offmate.search import reach_of
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.program.chain import Chain
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.program.program import shared_storages
 from stowage.stages.solver.outcome import SolverSettings
 
 GRID = 12
@@ -95,7 +98,7 @@ def fractional_batch(
     largest: int,
     device_budget_bytes: int,
     method: str = "auto",
-    seed: int = 0,
+    o_ilp_limits: SolverSettings | None = None,
     below: Below | None = None,
 ) -> FractionalBatch | None:
     """The best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
@@ -103,7 +106,7 @@ def fractional_batch(
     Args:
         trace, nodes, blocks, options: of a batch of `sample` samples.
         growth: of each storage the bytes that are proportional to the batch; see `growth_of`.
-        device_budget_bytes, method, seed, below: see `solve_plan`.
+        device_budget_bytes, method, o_ilp_limits, below: as `PlanRequest` has them.
     """
     chain = Chain(blocks, nodes, options)
     lean = growing_chain(chain, growth, nodes, options)
@@ -112,11 +115,10 @@ def fractional_batch(
     if method != "offmate":
         found.append(_by_rotor(chain, lean, amounts, sample, largest, device_budget_bytes))
     if method != "rockmate" and below is not None:
-        offmate = OffMate(
-            Offloader(program_of(trace, nodes), chain, below),
-            SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed),
-        )
-        found.append(_by_o_ilp(offmate, chain, lean, amounts, sample, largest, device_budget_bytes, seed))
+        limits = o_ilp_limits or SolverSettings(O_ILP_SECONDS, O_ILP_GAP)
+        offloader = Offloader(program_of(trace, nodes), chain, below)
+        offmate = ChainProblem(offloader, choices_of(offloader))
+        found.append(_by_o_ilp(offmate, chain, lean, amounts, sample, largest, device_budget_bytes, limits))
     return min((f for f in found if f is not None), key=lambda f: f.time_per_sample_s, default=None)
 
 
@@ -159,8 +161,7 @@ def growing_chain(
 
 def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequence[int]) -> _Amounts:
     """What is in memory all the time, and what runs outside the blocks."""
-    read = {s for n in nodes if n.block != SHARED for s in n.reads}
-    made = {s for n in nodes if n.block == SHARED for s in n.creates} & read
+    made = shared_storages(nodes)
     resident = [s for s in trace.storages if s.role != "temporary" or s.storage in made]
     shared = [n for n in nodes if n.block == SHARED]
     return _Amounts(
@@ -241,18 +242,17 @@ def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
 
 
 def _by_o_ilp(
-    offmate: OffMate,
+    offmate: ChainProblem,
     chain: Chain,
     lean: Sequence[ChainBlock],
     amounts: _Amounts,
     sample: int,
     largest: int,
     budget_bytes: int,
-    seed: int,
+    settings: SolverSettings,
 ) -> FractionalBatch | None:
-    problem = problem_of_one(offmate.problem(budget_bytes), offmate, chain, lean, amounts.batch_bytes, sample)
-    limits = OIlpLimits(batch=(1.0, float(largest)), reach=REACH if problem.steps > 3 * REACH else None)
-    settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
+    problem = problem_of_one(offmate.within(budget_bytes), offmate, chain, lean, amounts.batch_bytes, sample)
+    limits = OIlpLimits(batch=(1.0, float(largest)), reach=reach_of(problem.steps))
     solution = o_ilp(problem, settings, limits=limits).solution
     if solution is None:
         return None
@@ -261,7 +261,7 @@ def _by_o_ilp(
 
 def problem_of_one(
     problem: OffloadProblem,
-    offmate: OffMate,
+    offmate: ChainProblem,
     chain: Chain,
     lean: Sequence[ChainBlock],
     batch_bytes: int,
@@ -275,7 +275,7 @@ def problem_of_one(
         batch_bytes: of `problem`'s fixed bytes what is proportional to the batch: inputs, and shared values.
     """
     each = math.ceil(batch_bytes / sample)
-    apart = _apart(problem, chain)
+    apart = _apart(problem, offmate, chain)
     blocks = []
     for b, block in enumerate(problem.blocks):
         whole, part = chain.chain_blocks[b].options, lean[b].options
@@ -305,21 +305,21 @@ def problem_of_one(
     return replace(
         problem,
         blocks=tuple(blocks),
-        groups=(*problem.groups, *_other_updates(problem, chain)),
+        groups=(*problem.groups, *_other_updates(problem, offmate, chain)),
         machine=replace(problem.machine, fixed_bytes=problem.machine.fixed_bytes - batch_bytes),
     )
 
 
-def _apart(problem: OffloadProblem, chain: Chain) -> list[int]:
+def _apart(problem: OffloadProblem, offmate: ChainProblem, chain: Chain) -> list[int]:
     """Update nodes of what no group has."""
-    moved = {int(t.name) for group in problem.groups for t in group.tensors}
+    moved = {offmate.parameter[t.name] for group in problem.groups for t in group.tensors}
     return [n.node for n in chain.nodes if n.phase == "update" and moved.isdisjoint(n.mutates)]
 
 
-def _other_updates(problem: OffloadProblem, chain: Chain) -> list[ParameterGroup]:
+def _other_updates(problem: OffloadProblem, offmate: ChainProblem, chain: Chain) -> list[ParameterGroup]:
     """Time of updates that no group has, those of small tensors and clipping: every batch pays it once."""
     left = [0.0] * problem.L
-    for number in _apart(problem, chain):
+    for number in _apart(problem, offmate, chain):
         node = chain.nodes[number]
         left[max(node.block, 0)] += node.time_s
     return [

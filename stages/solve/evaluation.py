@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.machine import TierState
-from stowage.stages.ir.plan import PlanSummary, plan_hash
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
-from stowage.stages.simulate.slots import slots_of
 from stowage.stages.solve.binding import infeasible
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import Program
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.proposal import Decision, JudgedPlan
+from stowage.stages.solve.referee import Referee
+from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.summary import KeepingAll, Solved, solved
 
 METHOD = "forward"
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -72,46 +72,18 @@ def solve_forward(
     Raises:
         Infeasible: with the smallest budget for which there is a plan.
     """
-    planner = _Planner(trace, nodes, below, tier_in_use)
+    planner = _Planner(trace, nodes, below, tier_in_use, device_budget_bytes)
     gone, fits = planner.who_goes(away, device_budget_bytes)
     if not fits:
-        least = planner.judge(planner.rows(planner.stays(gone)), gone)
+        least = planner.judge(planner.rows(planner.stays(gone)), gone).outcome
         raise infeasible(device_budget_bytes, least, trace, nodes)
-    found = [(steps, planner.judge(steps, gone)) for steps in planner.candidates(gone, device_budget_bytes)]
-    steps, best = min(found, key=lambda pair: (pair[1].time_s, pair[1].reload_bytes))
+    found = [planner.judge(steps, gone) for steps in planner.candidates(gone, device_budget_bytes)]
+    best = min(found, key=lambda plan: (plan.time_s, plan.outcome.reload_bytes))
     if best.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {best.peak_bytes} in a forward")
     whole = planner.judge(planner.rows([]), frozenset())
-    return Solved(
-        best.rows,
-        PlanSummary(
-            plan_hash=plan_hash(best.rows, trace.meta.configuration_hash, device_budget_bytes),
-            configuration_hash=trace.meta.configuration_hash,
-            method=METHOD,
-            device=device,
-            device_budget_bytes=device_budget_bytes,
-            device_peak_bytes=best.peak_bytes,
-            baseline_bytes=best.baseline_bytes,
-            step_time_s=best.time_s,
-            lower_bound_s=best.once_time_s,
-            recomputed_bytes=0,
-            activation_bytes=0,
-            keep_all_peak_bytes=whole.peak_bytes,
-            keep_all_time_s=whole.time_s,
-            smallest_feasible_bytes=planner.smallest(away),
-            solver="greedy",
-            status="optimal" if best.wait_s == 0 else "heuristic",
-            gap=max(0.0, 1 - best.once_time_s / best.time_s),
-            time_limit_s=0.0,
-            seed=0,
-            estimated_nodes=sum(n.estimated for n in nodes),
-            device_fingerprint=device_fingerprint,
-            below_bytes=best.below_bytes,
-            reload_bytes=best.reload_bytes,
-            wait_s=best.wait_s,
-        ),
-        slots_of(trace, steps, _state(gone)),
-    )
+    request = PlanRequest(device_budget_bytes, device=device, device_fingerprint=device_fingerprint)
+    return solved(trace, nodes, best, KeepingAll(whole.peak_bytes, whole.time_s), planner.smallest(away), request)
 
 
 def _state(gone: frozenset[int]) -> TierState:
@@ -120,7 +92,12 @@ def _state(gone: frozenset[int]) -> TierState:
 
 class _Planner:
     def __init__(
-        self, trace: TraceTables, nodes: Sequence[ComputeNode], below: Below | None, tier_in_use: bool
+        self,
+        trace: TraceTables,
+        nodes: Sequence[ComputeNode],
+        below: Below | None,
+        tier_in_use: bool,
+        device_budget_bytes: int,
     ) -> None:
         self._nodes = nodes
         self._storages = trace.storages
@@ -132,7 +109,7 @@ class _Planner:
         self._size = self._program.nbytes
         self._executions = _labelled(nodes)
         self._level = self._program.profile(self._executions)
-        self._resident = sum(s.nbytes for s in trace.storages if s.role != "temporary")
+        self._referee = Referee(self._program, device_budget_bytes)
         changed = {s for n in nodes for s in n.mutates}
         self._movable = [
             s
@@ -149,7 +126,9 @@ class _Planner:
 
     def need(self, gone: frozenset[int]) -> _Bytes:
         """Device bytes at each node when what is gone is there for the nodes that read it."""
-        found: _Bytes = self._level + (self._resident + self._staging(gone) - sum(self._size[s] for s in gone))
+        found: _Bytes = self._level + (
+            self._program.base_bytes + self._staging(gone) - sum(self._size[s] for s in gone)
+        )
         for storage in gone:
             found[self._uses[storage]] += self._size[storage]
         return found
@@ -242,16 +221,14 @@ class _Planner:
             found.append(step)
         return [*found, *(Step(-1, s, label, "free") for s in free[position])]
 
-    def judge(self, steps: Sequence[Step], gone: frozenset[int]) -> Outcome:
-        """What the referee says."""
-        replay = partial(replay_plan, link=self._below.link) if self._below is not None else replay_plan
-        return replay(
-            self._storages,
-            self._nodes,
-            steps,
-            keep=self._program.kept,
-            start=_state(gone),
-            staging_bytes=self._staging(gone),
+    def judge(self, steps: Sequence[Step], gone: frozenset[int]) -> JudgedPlan:
+        """Judge a plan, of which what is gone is below between two forwards."""
+        # Training has found room for what is below.
+        tier = self._below.boundless() if self._below is not None else None
+        state, staging_bytes = _state(gone), self._staging(gone)
+        outcome = self._referee.outcome(steps, state, tier, staging_bytes)
+        return JudgedPlan(
+            method=METHOD, steps=steps, state=state, tier=tier, decision=Decision(METHOD), outcome=outcome, hidden=True
         )
 
 

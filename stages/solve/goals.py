@@ -10,7 +10,7 @@ from stowage.stages.settings.budgets import kind_of_budget, parse_slowdown
 from stowage.stages.settings.sizes import MOST_BYTES
 from stowage.stages.solve.at_once import keep_everything_at_once
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.variants import Variant
 
 Solve = Callable[[int], Solved]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 
 
 class Reserve:

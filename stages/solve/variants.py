@@ -11,9 +11,10 @@ from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.known import Known
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
+from stowage.stages.solve.select import solve_plan
+from stowage.stages.solve.summary import Solved, lower_bound_s
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,13 @@ def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
 def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
+    bound_s = lower_bound_s(variants[0].nodes, request.below)
     for variant in variants:
         hashes = {b.block_hash for b in variant.blocks}
         try:
             own = [o for o in options if o.block_hash in hashes]
-            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request, known.part(variant.name))
+            part = known.part(variant.name)
+            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request, part, bound_s=bound_s)
         except Infeasible as failure:
             failures.append(failure)
             continue
@@ -90,12 +93,5 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    once_s = lower_bound_s(variants[0].nodes, request.below)
     best = min(found, key=lambda s: s.summary.step_time_s)
-    summary = replace(
-        best.summary,
-        smallest_feasible_bytes=smallest,
-        lower_bound_s=once_s,
-        gap=max(0.0, 1 - once_s / best.summary.step_time_s),
-    )
-    return replace(best, summary=summary)
+    return replace(best, summary=replace(best.summary, smallest_feasible_bytes=smallest))

@@ -20,7 +20,7 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.simulate.plan import Step, replay_plan
 from stowage.stages.solve import PlanRequest, solve_plan
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from tests.solve.synthetic_steps import costs_for
 
 PLENTY = 1 << 50

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.plan import PlanAction
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
 
 
 @dataclass(frozen=True)
-class StepMoves:
+class StorageMoves:
     """What moves in one step of the cycle (a block's forward or backward); all are storages.
 
     Attributes:
@@ -31,9 +31,6 @@ class StepMoves:
     update: tuple[int, ...] = ()
 
 
-NO_MOVES = StepMoves()
-
-
 @dataclass(frozen=True)
 class Moved:
     """Rows with copies, and the state of the tiers in which every iteration starts and ends."""
@@ -45,7 +42,7 @@ class Moved:
 def insert_moves(
     steps: Sequence[Step],
     step_of: Sequence[int],
-    moves: Sequence[StepMoves],
+    moves: Sequence[StorageMoves],
     nodes: Sequence[ComputeNode],
     below: frozenset[int],
 ) -> Moved:
@@ -82,7 +79,7 @@ class _Insertion:
         self,
         steps: Sequence[Step],
         step_of: Sequence[int],
-        moves: Sequence[StepMoves],
+        moves: Sequence[StorageMoves],
         nodes: Sequence[ComputeNode],
         moving: set[int],
         persistent: set[int],
@@ -148,7 +145,7 @@ class _Insertion:
             return uses[following]
         return len(self.steps) + (uses[0] if uses else 0)
 
-    def _begin(self, moves: StepMoves, position: int, label: str) -> None:
+    def _begin(self, moves: StorageMoves, position: int, label: str) -> None:
         for storage in moves.free:
             if storage in self.offloading or storage in self.reloading:
                 self._wait(storage, label)

@@ -11,7 +11,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError, size_text
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.settings.sizes import parse_bytes
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
 
 
 def tier_below(

@@ -33,6 +33,16 @@ class Execution:
     step: int = 0
 
 
+def once(options: Sequence[int]) -> list[ChainStep]:
+    """Return the steps that run every block once, with the given options."""
+    forward = [ChainStep("forward", b, o) for b, o in enumerate(options)]
+    return forward + [ChainStep("backward", b, options[b]) for b in reversed(range(len(options)))]
+
+
+def _best(keys: Sequence[tuple[float, float]]) -> int:
+    return min(range(len(keys)), key=lambda option: keys[option])
+
+
 class Chain:
     """Blocks with their options."""
 
@@ -76,6 +86,18 @@ class Chain:
                 )
             )
         return found
+
+    def fastest_options(self) -> list[int]:
+        """Return the fastest option of each block; of equal ones that which keeps least for backward."""
+        return [_best([(o.time_s, o.save_bytes) for o in b.options]) for b in self.chain_blocks]
+
+    def leanest_options(self) -> list[int]:
+        """Return the option of each block that keeps least for backward; of equal ones the fastest."""
+        return [_best([(o.save_bytes, o.time_s) for o in b.options]) for b in self.chain_blocks]
+
+    def options_of(self, chosen: Iterable[tuple[int, int]]) -> list[Option]:
+        """Return the options that pairs of a block and a number name."""
+        return [self.options[self.blocks[block].block_hash][option] for block, option in sorted(chosen)]
 
     def _costs(self, block_hash: str, graph: BlockGraph) -> tuple[list[ChainOption], list[ChainOption], float, int]:
         options = [

@@ -4,17 +4,25 @@ instead of recompute where memory is left."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
 
-from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.trace import Storage
-from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Outcome, Step, replay_plan
+from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Step
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.range_minima import RangeMinima
+
+
+def shared_storages(nodes: Iterable[ComputeNode]) -> set[int]:
+    """Return what is made outside all blocks and read inside: masks, positions."""
+    nodes = list(nodes)
+    made = {s for n in nodes if n.block == SHARED for s in n.creates}
+    return made.intersection(s for n in nodes if n.block != SHARED for s in n.reads)
 
 
 class Program:
@@ -51,6 +59,20 @@ class Program:
         self._workspace = np.array([n.workspace_bytes for n in nodes], dtype=np.int64)
         self._random = any(n.random for n in nodes)
         self._summands = frozenset(s for n in nodes for s in n.takes)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """The bytes of what is made outside all blocks and read inside."""
+        return sum(self.nbytes[s] for s in shared_storages(self.nodes))
+
+    def uncounted_bytes(self, of_blocks: Iterable[int]) -> int:
+        """Return the bytes that the chain does not count: shared storages, and what blocks hold for others.
+
+        Args:
+            of_blocks: the storages that blocks know of.
+        """
+        held = {s for n in self.nodes if n.block != SHARED for s in n.creates}.difference(of_blocks)
+        return sum(self.nbytes[s] for s in shared_storages(self.nodes) | held)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
@@ -111,14 +133,6 @@ class Program:
                 current = next(rows).step
             found.append(current)
         return found
-
-    def replay(self, executions: Sequence[Execution]) -> Outcome:
-        """What the referee says."""
-        return self.judge(self.steps(executions))
-
-    def judge(self, steps: Sequence[Step]) -> Outcome:
-        """What the referee says of a plan that moves nothing."""
-        return replay_plan(self.storages, self.nodes, steps, keep=self.kept)
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
         """Highest device bytes; the same number as the referee's, without its checks."""

@@ -15,7 +15,8 @@ from types import MappingProxyType
 import numpy as np
 
 from stowage.stages.ir.plan import PlanAction
-from stowage.stages.simulate.plan import Outcome, Step
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.offload.hiding.deadlines import Task, earliest_deadline_first
 from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline, Wait
 

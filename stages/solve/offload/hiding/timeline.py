@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stowage.stages.ir.plan import PlanAction, PlanRow
-from stowage.stages.simulate.plan import Outcome, Step
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome
 
 BESIDE: tuple[PlanAction, ...] = ("offload", "reload", "update")
 """What goes on beside computing."""

@@ -29,7 +29,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
 
-SHARES = (1.0, 0.7, 1.3)
+SHARES_OF_THOSE_IN_TIME = (1.0, 0.7, 1.3)
 """Of the updates that are in time by the estimate, which knows nothing of queues, and not what stays on the device."""
 
 
@@ -69,7 +69,7 @@ def late_updates(offloader: Offloader, executions: Sequence[Execution]) -> list[
         if node.phase != "update" or math.isinf(time_s) or len(weights) != 1 or weights[0] not in first:
             continue
         down = [s for s in node.reads if s not in node.mutates]
-        gradients = [s for s in down if s not in offloader.late]
+        gradients = [s for s in down if s not in offloader.clipping]
         if len(gradients) == 1 and gradients[0] in completed and _has_a_place(offloader, gradients[0]):
             found.append(LateUpdate(node, weights[0], tuple(down), time_s, first[weights[0]]))
     return sorted(found, key=lambda u: (u.first_use, u.node.node))
@@ -93,7 +93,7 @@ def sets_of_updates(
         spare_bytes: device memory for weights and states that need not move.
     """
     count = in_time(offloader, executions, updates, spare_bytes)
-    sizes = {min(len(updates), round(share * count)) for share in SHARES} | {len(updates)}
+    sizes = {min(len(updates), round(share * count)) for share in SHARES_OF_THOSE_IN_TIME} | {len(updates)}
     return [tuple(updates[len(updates) - size :]) for size in sorted(sizes - {0}, reverse=True)]
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.plan import PlanAction
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
 from stowage.stages.solve.offload.sweep.late_updates import LateUpdate
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import Program
 
 
 @dataclass(frozen=True)
-class Gap:
+class Absence:
     """A stretch of executions during which a storage may be below.
 
     Attributes:
@@ -91,7 +91,7 @@ class SweepRows:
             found[i] = min(position, update.first_use)
         return [found[i] for i in range(len(ready))]
 
-    def plan(self, chosen: Sequence[Gap]) -> tuple[list[Step], TierState]:
+    def plan(self, chosen: Sequence[Absence]) -> tuple[list[Step], TierState]:
         """The rows, and the state of the tiers in which every iteration starts and ends."""
         program = self._program
         persistent = {g.storage for g in chosen} & self._persistent
@@ -107,7 +107,7 @@ class SweepRows:
         return steps, TierState(below=below, copied=copied, updating=self._weights)
 
     def _rows(
-        self, chosen: Sequence[Gap], below: frozenset[int], copied: frozenset[int]
+        self, chosen: Sequence[Absence], below: frozenset[int], copied: frozenset[int]
     ) -> tuple[list[Step], frozenset[int]]:
         """Rows, and what has a copy below at the end."""
         leaving: dict[int, list[int]] = defaultdict(list)
