@@ -1,4 +1,4 @@
-"""The batch for which the time per sample is least, estimated from one sample batch (thesis 4.5.3).
+"""Estimate the batch for which the time per sample is least, from one sample batch (thesis 4.5.3).
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -55,16 +55,16 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.program import shared_storages
 from stowage.stages.solver.outcome import SolverSettings
 
-GRID = 12
+BATCHES_PER_GRID = 12
 """Batches at which RK-Rotor is solved over the whole range, and again around the best of them."""
 
-SLOTS = 100
+ESTIMATE_SLOTS = 100
 """Memory slots of RK-Rotor here: b is rounded anyway."""
 
 
 @dataclass(frozen=True)
 class FractionalBatch:
-    """An estimate.
+    """The best batch as one formulation estimates it.
 
     Attributes:
         batch: b.
@@ -79,7 +79,8 @@ class FractionalBatch:
 
 @dataclass(frozen=True)
 class _Amounts:
-    """Bytes in memory all the time and seconds outside the blocks: fixed, and proportional to the batch."""
+    """Counts bytes that are in memory all the time, and seconds outside the blocks: fixed, and proportional to the
+    batch."""
 
     fixed_bytes: int
     batch_bytes: int
@@ -101,7 +102,7 @@ def fractional_batch(
     o_ilp_limits: SolverSettings | None = None,
     below: Below | None = None,
 ) -> FractionalBatch | None:
-    """The best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
+    """Estimate the best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
 
     Args:
         trace, nodes, blocks, options: of a batch of `sample` samples.
@@ -109,21 +110,21 @@ def fractional_batch(
         device_budget_bytes, method, o_ilp_limits, below: as `PlanRequest` has them.
     """
     chain = Chain(blocks, nodes, options)
-    lean = growing_chain(chain, growth, nodes, options)
+    growing = growing_chain(chain, growth, nodes, options)
     amounts = batch_amounts(trace, nodes, growth)
     found: list[FractionalBatch | None] = []
     if method != "offmate":
-        found.append(_by_rotor(chain, lean, amounts, sample, largest, device_budget_bytes))
+        found.append(_by_rotor(chain, growing, amounts, sample, largest, device_budget_bytes))
     if method != "rockmate" and below is not None:
         limits = o_ilp_limits or SolverSettings(O_ILP_SECONDS, O_ILP_GAP)
         offloader = Offloader(program_of(trace, nodes), chain, below)
         offmate = ChainProblem(offloader, choices_of(offloader))
-        found.append(_by_o_ilp(offmate, chain, lean, amounts, sample, largest, device_budget_bytes, limits))
+        found.append(_by_o_ilp(offmate, chain, growing, amounts, sample, largest, device_budget_bytes, limits))
     return min((f for f in found if f is not None), key=lambda f: f.time_per_sample_s, default=None)
 
 
 def growth_of(trace: TraceTables, larger: TraceTables) -> list[int]:
-    """Of each storage of `trace` the bytes that are proportional to the batch; `larger` is of twice as many samples.
+    """Return the bytes of each storage that are proportional to the batch; `larger` is of twice as many samples.
 
     Raises:
         TraceError: the two are not the same computation.
@@ -140,7 +141,8 @@ def growth_of(trace: TraceTables, larger: TraceTables) -> list[int]:
 def growing_chain(
     chain: Chain, growth: Sequence[int], nodes: Sequence[ComputeNode], options: Sequence[Option]
 ) -> list[ChainBlock]:
-    """The chain without what does not grow: the same schedules, costed with only what is proportional to the batch."""
+    """Return the part of the chain that grows: the same schedules, costed with only what is proportional to the
+    batch."""
     blocks, graphs = [], dict[str, BlockGraph]()
     for b, block in enumerate(chain.blocks):
         graph = chain.graph(b)
@@ -160,7 +162,7 @@ def growing_chain(
 
 
 def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequence[int]) -> _Amounts:
-    """What is in memory all the time, and what runs outside the blocks."""
+    """Count what is in memory all the time, and what runs outside the blocks."""
     made = shared_storages(nodes)
     resident = [s for s in trace.storages if s.role != "temporary" or s.storage in made]
     shared = [n for n in nodes if n.block == SHARED]
@@ -176,7 +178,7 @@ def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequ
 
 
 def _by_rotor(
-    chain: Chain, lean: Sequence[ChainBlock], amounts: _Amounts, sample: int, largest: int, budget_bytes: int
+    chain: Chain, growing: Sequence[ChainBlock], amounts: _Amounts, sample: int, largest: int, budget_bytes: int
 ) -> FractionalBatch | None:
     whole = chain.chain_blocks
 
@@ -185,20 +187,24 @@ def _by_rotor(
         room = budget_bytes - amounts.fixed_bytes - share * amounts.batch_bytes
         if room <= 0:
             return math.inf
-        blocks = [at_share(w, part, share) for w, part in zip(whole, lean, strict=True)]
-        table = RkRotor(blocks, SLOTS, max(1, math.ceil(room / SLOTS)))
-        return (table.time_s(SLOTS) + amounts.fixed_s + share * amounts.batch_s) / batch
+        blocks = [at_share(w, part, share) for w, part in zip(whole, growing, strict=True)]
+        table = RkRotor(blocks, ESTIMATE_SLOTS, max(1, math.ceil(room / ESTIMATE_SLOTS)))
+        return (table.time_s(ESTIMATE_SLOTS) + amounts.fixed_s + share * amounts.batch_s) / batch
 
     batch, time_s = least_over(per_sample_s, 1.0, float(largest))
     return None if math.isinf(time_s) else FractionalBatch(batch, time_s, "rk_rotor")
 
 
 def least_over(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """(x, value) of the least value on a geometric grid of `GRID` points, then on one between the neighbours of the
-    best of them. The first of equal values counts."""
+    """Return (x, value) of the least value on a geometric grid of `BATCHES_PER_GRID` points, then on one between the
+    neighbours of the best of them. The first of equal values counts."""
     found: dict[float, float] = {}
     for _ in range(2):
-        points = [low * (high / low) ** (i / (GRID - 1)) for i in range(GRID)] if high > low else [low]
+        points = (
+            [low * (high / low) ** (i / (BATCHES_PER_GRID - 1)) for i in range(BATCHES_PER_GRID)]
+            if high > low
+            else [low]
+        )
         found |= {x: function(x) for x in points if x not in found}
         known = sorted(found)
         best = min(known, key=lambda x: (found[x], x))
@@ -207,8 +213,8 @@ def least_over(function: Callable[[float], float], low: float, high: float) -> t
     return best, found[best]
 
 
-def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
-    """A block of the chain for `share` times the samples; `lean` is the part of `whole` that grows."""
+def at_share(whole: ChainBlock, growing: ChainBlock, share: float) -> ChainBlock:
+    """Return a block of the chain for `share` times the samples; `growing` is the part of `whole` that grows."""
 
     def nbytes(total: int, part: int) -> int:
         return total + math.ceil((share - 1) * part)
@@ -228,13 +234,13 @@ def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
         ]
 
     return ChainBlock(
-        input_bytes=nbytes(whole.input_bytes, lean.input_bytes),
-        gradient_bytes=nbytes(whole.gradient_bytes, lean.gradient_bytes),
+        input_bytes=nbytes(whole.input_bytes, growing.input_bytes),
+        gradient_bytes=nbytes(whole.gradient_bytes, growing.gradient_bytes),
         resident_bytes=whole.resident_bytes,
-        options=options(whole.options, lean.options),
-        tail_options=options(whole.tail_options, lean.tail_options),
-        fast_time_s=seconds(whole.fast_time_s, lean.fast_time_s),
-        fast_peak_bytes=nbytes(whole.fast_peak_bytes, lean.fast_peak_bytes),
+        options=options(whole.options, growing.options),
+        tail_options=options(whole.tail_options, growing.tail_options),
+        fast_time_s=seconds(whole.fast_time_s, growing.fast_time_s),
+        fast_peak_bytes=nbytes(whole.fast_peak_bytes, growing.fast_peak_bytes),
     )
 
 
@@ -244,14 +250,14 @@ def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
 def _by_o_ilp(
     offmate: ChainProblem,
     chain: Chain,
-    lean: Sequence[ChainBlock],
+    growing: Sequence[ChainBlock],
     amounts: _Amounts,
     sample: int,
     largest: int,
     budget_bytes: int,
     settings: SolverSettings,
 ) -> FractionalBatch | None:
-    problem = problem_of_one(offmate.within(budget_bytes), offmate, chain, lean, amounts.batch_bytes, sample)
+    problem = problem_of_one(offmate.within(budget_bytes), offmate, chain, growing, amounts.batch_bytes, sample)
     limits = OIlpLimits(batch=(1.0, float(largest)), reach=reach_of(problem.steps))
     solution = o_ilp(problem, settings, limits=limits).solution
     if solution is None:
@@ -263,22 +269,22 @@ def problem_of_one(
     problem: OffloadProblem,
     offmate: ChainProblem,
     chain: Chain,
-    lean: Sequence[ChainBlock],
+    growing: Sequence[ChainBlock],
     batch_bytes: int,
     sample: int,
 ) -> OffloadProblem:
-    """O-ILP's problem for a batch of 1.
+    """Return O-ILP's problem for a batch of 1.
 
     Args:
         problem: for `sample` samples; its options are those of `offmate.choices`.
-        lean: see `growing_chain`.
+        growing: the part that grows; see `growing_chain`.
         batch_bytes: of `problem`'s fixed bytes what is proportional to the batch: inputs, and shared values.
     """
     each = math.ceil(batch_bytes / sample)
     apart = _apart(problem, offmate, chain)
     blocks = []
     for b, block in enumerate(problem.blocks):
-        whole, part = chain.chain_blocks[b].options, lean[b].options
+        whole, part = chain.chain_blocks[b].options, growing[b].options
         costs = [(whole[c.option], part[c.option]) for c in offmate.choices[b]]
         fixed = min(w.backward_peak_bytes - p.backward_peak_bytes for w, p in costs)
         # `problem` counts the updates of small tensors in backward; here a group of their own has them.
@@ -311,13 +317,13 @@ def problem_of_one(
 
 
 def _apart(problem: OffloadProblem, offmate: ChainProblem, chain: Chain) -> list[int]:
-    """Update nodes of what no group has."""
+    """Return the update nodes of what no group has."""
     moved = {offmate.parameter[t.name] for group in problem.groups for t in group.tensors}
     return [n.node for n in chain.nodes if n.phase == "update" and moved.isdisjoint(n.mutates)]
 
 
 def _other_updates(problem: OffloadProblem, offmate: ChainProblem, chain: Chain) -> list[ParameterGroup]:
-    """Time of updates that no group has, those of small tensors and clipping: every batch pays it once."""
+    """Return the time of updates that no group has, those of small tensors and clipping: every batch pays it once."""
     left = [0.0] * problem.L
     for number in _apart(problem, offmate, chain):
         node = chain.nodes[number]

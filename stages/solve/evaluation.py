@@ -33,7 +33,7 @@ _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass
 class _Stay:
-    """A stretch of nodes during which a weight from below is on the device.
+    """Holds a weight from below on the device for a stretch of nodes.
 
     Attributes:
         storage: which.
@@ -125,7 +125,7 @@ class _Planner:
                 self._uses[storage].append(position)
 
     def need(self, gone: frozenset[int]) -> _Bytes:
-        """Device bytes at each node when what is gone is there for the nodes that read it."""
+        """Return the device bytes at each node when what is gone is there for the nodes that read it."""
         found: _Bytes = self._level + (
             self._program.base_bytes + self._staging(gone) - sum(self._size[s] for s in gone)
         )
@@ -137,7 +137,7 @@ class _Planner:
         return self._below.staging_for(len(gone)) if self._below is not None and (gone or self._staged) else 0
 
     def who_goes(self, away: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
-        """What is below at the start and at the end, and whether that fits.
+        """Choose what is below at the start and at the end, and say whether that fits.
 
         As little as possible besides what is away anyway, yet so much that the next weight can come while one is read.
         """
@@ -154,12 +154,12 @@ class _Planner:
         return (gone, False) if first is None else (first, True)
 
     def _in_order(self, away: frozenset[int]) -> list[int]:
-        """What could go besides: optimizer states, then weights; large ones first."""
+        """Return what could go besides: optimizer states, then weights; large ones first."""
         here = [s for s in self._movable if s.storage not in away]
         return [s.storage for s in sorted(here, key=lambda s: (s.role == "parameter", -s.nbytes, s.storage))]
 
     def smallest(self, away: frozenset[int]) -> int:
-        """The smallest budget with a plan."""
+        """Return the smallest budget with a plan."""
         gone, least = away, int(self.need(away).max(initial=0))
         for more in self._in_order(away):
             gone |= {more}
@@ -167,7 +167,7 @@ class _Planner:
         return least
 
     def candidates(self, gone: frozenset[int], budget: int) -> Iterator[list[Step]]:
-        """Plans that use the room left: for weights that are read again, and for weights that come early."""
+        """Yield plans that use the room left: for weights that are read again, and for weights that come early."""
         largest = max((self._size[s] for s in gone if self._uses[s]), default=0)
         for spared in dict.fromkeys((0, largest, 2 * largest)):
             room: _Bytes = budget - self.need(gone)
@@ -176,7 +176,7 @@ class _Planner:
             yield self.rows(stays)
 
     def stays(self, gone: frozenset[int]) -> list[_Stay]:
-        """One for each time that a weight from below is read, in that order."""
+        """Return one stay for each time that a weight from below is read, in that order."""
         found = [_Stay(s, p, p, p) for s in sorted(gone) for p in self._uses[s]]
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
@@ -202,7 +202,8 @@ class _Planner:
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
     def rows(self, stays: Sequence[_Stay]) -> list[Step]:
-        """The plan. A reload starts before the node of its position; what it brings leaves after its last reader."""
+        """Return the plan. A reload starts before the node of its position; what it brings leaves after its last
+        reader."""
         reload: dict[int, list[int]] = defaultdict(list)
         wait: dict[int, list[int]] = defaultdict(list)
         free: dict[int, list[int]] = defaultdict(list)
@@ -233,7 +234,7 @@ class _Planner:
 
 
 def _labelled(nodes: Sequence[ComputeNode]) -> list[Execution]:
-    """Every node once; what belongs to no block goes with the block before it."""
+    """Run every node once; what belongs to no block goes with the block before it."""
     found: list[Execution] = []
     block = SHARED
     for node in nodes:

@@ -160,7 +160,7 @@ def keep_everything(race: Race) -> Order:
 
 @dataclass(frozen=True)
 class InMemory:
-    """The source of plans that keep everything on the device.
+    """Proposes plans that keep everything on the device.
 
     Attributes:
         everything: the order that computes nothing again.

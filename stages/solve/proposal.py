@@ -1,4 +1,4 @@
-"""What the makers of plans propose, and what the referee makes of it.
+"""Describes what makers of plans propose, and what the referee makes of it.
 
 A maker of plans is a `Source`. It yields proposals one by one and is sent the verdict on each, so that it may look at
 what the referee found before it proposes more:
@@ -25,7 +25,7 @@ from stowage.stages.solve.request import PlanRequest
 
 @dataclass(frozen=True)
 class Decision:
-    """Who decided a plan, and what is proven of the decision.
+    """Says who decided a plan, and what is proven of the decision.
 
     Attributes:
         solver: name and version of a solver; or the rules and the formulations of the options that made the plan.
@@ -43,7 +43,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A plan that nobody has judged yet.
+    """Describes a plan that nobody has judged yet.
 
     Attributes:
         method: how it was made.
@@ -72,7 +72,7 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedPlan(Proposal):
-    """A plan that the referee accepted.
+    """Describes a plan that the referee accepted.
 
     Attributes:
         outcome: what the referee says of it.
@@ -100,7 +100,7 @@ class JudgedPlan(Proposal):
 
 @dataclass(frozen=True)
 class Task:
-    """What every source plans.
+    """Says what every source plans.
 
     Attributes:
         program, chain: the step, and its blocks with their options.
@@ -124,7 +124,7 @@ Proposals = Generator[Proposal, JudgedPlan | None, None]
 
 
 class Source(Protocol):
-    """A maker of plans."""
+    """Makes plans."""
 
     def propose(self, task: Task) -> Proposals:
         """Propose plans for a task, best ideas first."""

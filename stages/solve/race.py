@@ -12,7 +12,7 @@ SAME_SPEED = 1.001
 
 
 class JudgedPlans:
-    """Plans that the referee accepted.
+    """Keeps the plans that the referee accepted.
 
     Attributes:
         referee: it judges them.

@@ -1,4 +1,4 @@
-"""What a plan is asked for."""
+"""Says what a plan is asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_method(method: str) -> None:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the plan of an iteration is to be.
+    """Says what the plan of an iteration is to be.
 
     Attributes:
         device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,

@@ -1,4 +1,4 @@
-"""What a plan states about itself."""
+"""Says what a plan states about itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROVEN = 1e-9
 
 @dataclass(frozen=True)
 class Solved:
-    """A plan that the referee accepted, with what it states about itself.
+    """Holds a plan that the referee accepted, with what it states about itself.
 
     Attributes:
         rows: the plan.
@@ -35,7 +35,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class KeepingAll:
-    """What the same iteration takes where nothing is computed again and nothing moves."""
+    """Says what the same iteration takes where nothing is computed again and nothing moves."""
 
     peak_bytes: int
     time_s: float

@@ -19,7 +19,7 @@ from stowage.stages.solve.summary import Solved, lower_bound_s
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute the same numbers: its trace, compute nodes and blocks, and clusters of large blocks."""
+    """Holds one way to compute the same numbers: its trace, compute nodes and blocks, and clusters of large blocks."""
 
     name: str
     trace: TraceTables
@@ -31,7 +31,8 @@ class Variant:
 def solve_variants(
     variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known | None = None
 ) -> Solved:
-    """The fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the bounds.
+    """Return the fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the
+    bounds.
 
     Args:
         variants, options: what the earlier stages wrote.
@@ -58,7 +59,7 @@ def solve_variants(
 
 
 def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
-    """What is too small is not the device's budget."""
+    """Say that the tier below is too small, and not the device's budget."""
     room, wanted = below.capacity_bytes, needed.below_bytes
     if below.disk is not None:
         room += below.disk.capacity_bytes

@@ -11,7 +11,7 @@ from stowage.stages.solve.program.program import Program
 
 
 class CpuUpdates:
-    """Seconds of updates by the CPU of one program.
+    """Knows how long updates of one program take the CPU.
 
     Attributes:
         clipping: norms of gradients, and the scale that clips all of them: what updates share and cannot start without.

@@ -1,4 +1,4 @@
-"""Where what leaves the device lives: in the host, and on the disk behind it what has no room there."""
+"""Decides where what leaves the device lives: in the host, and on the disk behind it what has no room there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stowage.stages.solve.offload.tier import Below
 
 @dataclass(frozen=True)
 class Moving:
-    """What a plan moves.
+    """Counts what a plan moves.
 
     Attributes:
         copies: storage -> copies and reads of it by updates in one iteration, all that has a place below.

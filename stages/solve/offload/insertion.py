@@ -15,7 +15,7 @@ from stowage.stages.ir.step import Step
 
 @dataclass(frozen=True)
 class StorageMoves:
-    """What moves in one step of the cycle (a block's forward or backward); all are storages.
+    """Names the storages that move in one step of the cycle (a block's forward or backward).
 
     Attributes:
         free: dropped from the device at its start; a copy on its way down is waited for first.
@@ -33,7 +33,7 @@ class StorageMoves:
 
 @dataclass(frozen=True)
 class Moved:
-    """Rows with copies, and the state of the tiers in which every iteration starts and ends."""
+    """Holds rows with copies, and the state of the tiers in which every iteration starts and ends."""
 
     steps: list[Step]
     state: TierState
@@ -138,7 +138,7 @@ class _Insertion:
         self.updating.add(storage)
 
     def _next_use(self, storage: int, position: int) -> int:
-        """Where it is used next, in this iteration or the following one."""
+        """Return where it is used next, in this iteration or the following one."""
         uses = self.uses[storage]
         following = bisect_left(uses, position)
         if following < len(uses):
@@ -169,7 +169,7 @@ class _Insertion:
         self.offloading.add(storage)
 
     def run(self) -> None:
-        """All rows."""
+        """Write all rows."""
         current = -1
         after: dict[int, list[int]] = defaultdict(list)
         for position, step in enumerate(self.steps):
@@ -201,6 +201,6 @@ class _Insertion:
             self._begin(moves, len(self.steps), "end")
 
     def end(self) -> TierState:
-        """The state after the last row."""
+        """Return the state after the last row."""
         sets = (self.below, self.reloading, self.offloading, self.copied, self.updating)
         return TierState(*(frozenset(found & self.persistent) for found in sets))

@@ -1,4 +1,4 @@
-"""What the planner needs to know of the tier below the device: rates of the target, and limits that people set."""
+"""Describes the tier below the device to the planner: rates of the target, and limits that people set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def tier_below(
     names: Mapping[str, str] | None = None,
     here: bool = True,
 ) -> Below | None:
-    """What a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None without any.
+    """Return what a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None
+    without any.
 
     Args:
         target: the device.
@@ -101,7 +102,7 @@ def _disk(
 
 
 def room_in(folder: Path, key: str = "offload_dir") -> int:
-    """Free bytes of a folder, which is made if it is not there.
+    """Return the free bytes of a folder, which is made if it is not there.
 
     Raises:
         ParameterError: it cannot be made or written to; `key` names it.

@@ -1,4 +1,4 @@
-"""What of a program may leave the device, and plans from decisions for each step of the cycle."""
+"""Says what of a program may leave the device, and makes plans from decisions for each step of the cycle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.solve.proposal import Decision, Proposal
 
 
 class Offloader:
-    """A program with the tier below it.
+    """Knows a program with the tier below it.
 
     Attributes:
         program, chain, below: what is planned.

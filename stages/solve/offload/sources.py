@@ -62,7 +62,7 @@ def gradients_wait(offloader: Offloader) -> bool:
 
 @dataclass(frozen=True)
 class Rules:
-    """The source of plans that need no solver: fixed policies, and sweeps over some orders."""
+    """Proposes plans that need no solver: fixed policies, and sweeps over some orders."""
 
     offloader: Offloader
     orders: Iterable[Sequence[Execution]]
@@ -77,7 +77,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class LateSweeps:
-    """The source of sweeps for programs whose gradients wait: with more and fewer updates by the CPU."""
+    """Proposes sweeps for programs whose gradients wait: with more and fewer updates by the CPU."""
 
     offloader: Offloader
     orders: Sequence[Sequence[Execution]]

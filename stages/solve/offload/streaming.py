@@ -16,7 +16,7 @@ AHEAD_AND_LAG = ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2))
 
 @dataclass(frozen=True)
 class Streaming:
-    """The source of plans that offload everything, with the fastest and the leanest options."""
+    """Proposes plans that offload everything, with the fastest and the leanest options."""
 
     offloader: Offloader
 

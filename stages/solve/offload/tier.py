@@ -1,4 +1,4 @@
-"""What lies below the device, as the planner sees it: rates, room, and what may go there."""
+"""Describes the tier below the device as the planner sees it: rates, room, and what may go there."""
 
 from __future__ import annotations
 

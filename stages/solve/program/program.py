@@ -26,7 +26,7 @@ def shared_storages(nodes: Iterable[ComputeNode]) -> set[int]:
 
 
 class Program:
-    """Storages and nodes, and what of them an iteration leaves behind.
+    """Knows storages and nodes, and what of them an iteration leaves behind.
 
     Attributes:
         keep: temporary storages that must exist at its end.
@@ -93,7 +93,7 @@ class Program:
         return kept[::-1]
 
     def last_uses(self, executions: Sequence[Execution]) -> dict[tuple[int, int], int]:
-        """(storage, position where it is made) -> position of the last read of that copy.
+        """Return (storage, position where it is made) -> position of the last read of that copy.
 
         What is consumed was made before the iteration, at -1.
         """
@@ -113,7 +113,7 @@ class Program:
         return last
 
     def steps(self, executions: Sequence[Execution]) -> list[Step]:
-        """The plan: every copy freed right after its last use."""
+        """Return the plan: every copy freed right after its last use."""
         dying: dict[int, list[int]] = defaultdict(list)
         for (storage, _), position in self.last_uses(executions).items():
             dying[position].append(storage)
@@ -124,7 +124,7 @@ class Program:
         return found
 
     def cycle_steps(self, executions: Sequence[Execution]) -> list[int]:
-        """Of each row of `steps` the step of the cycle."""
+        """Return the step of the cycle that each row of `steps` belongs to."""
         rows = iter(executions)
         found: list[int] = []
         current = 0
@@ -135,7 +135,7 @@ class Program:
         return found
 
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
-        """Highest device bytes; the same number as the referee's, without its checks."""
+        """Return the highest device bytes; the same number as the referee's, without its checks."""
         last = self.last_uses(executions)
         level = self._level(executions, last)
         for position, dying in self.sums(executions, last).items():
@@ -160,8 +160,10 @@ class Program:
         return found
 
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Bytes above the baseline during each execution, workspace included, as if no sum took a summand's memory:
-        whoever makes a copy last longer may count on what is left."""
+        """Return the bytes above the baseline during each execution, workspace included.
+
+        An upper bound, as if no sum took a summand's memory: it is used to decide what else can be kept.
+        """
         return self._level(executions, self.last_uses(executions))
 
     def _level(
@@ -243,7 +245,8 @@ class Program:
 
 
 class _Copies:
-    """Copies of storages in an order of executions, some of which are removed: the copy before then lasts longer.
+    """Follows copies of storages in an order of executions, some of which are removed: the copy before then lasts
+    longer.
 
     Attributes:
         removed: positions of executions that are no more.
@@ -264,18 +267,18 @@ class _Copies:
             self._newest[storage] = position
 
     def _wanted(self, storage: int, position: int) -> bool:
-        """Whether anything reads the copy, be it in the place of a later one."""
+        """Return whether anything reads the copy, be it in the place of a later one."""
         return self._last[storage, position] > position or (storage, position) in self._longer
 
     def _source(self, storage: int, position: int) -> int:
-        """The copy that takes the place of one: the one before, of those that were not removed unread."""
+        """Return the copy that takes the place of one: the one before, of those that were not removed unread."""
         source = self._before[storage, position]
         while source in self.removed and not self._wanted(storage, source):
             source = self._before[storage, source]
         return source
 
     def spans(self, storages: Sequence[int], position: int) -> list[tuple[int, int, int]]:
-        """(storage, from, until): what would be in memory besides, if this execution were removed."""
+        """Return (storage, from, until): what would be in memory besides, if this execution were removed."""
         return [
             (s, self._last[s, self._source(s, position)] + 1, position) for s in storages if self._wanted(s, position)
         ]

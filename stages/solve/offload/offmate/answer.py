@@ -25,7 +25,7 @@ class Translator:
         self._count = len(problem.choices)
 
     def moves(self, rounded: RoundedPlan, *, early: bool) -> tuple[list[StorageMoves], frozenset[int], list[Execution]]:
-        """Moves of storages per step, what is below at the start, and the executions.
+        """Return the moves of storages per step, what is below at the start, and the executions.
 
         Args:
             rounded: the plan of whole tensors.
@@ -74,7 +74,7 @@ class Translator:
         )
 
     def on_disk(self, rounded: RoundedPlan) -> frozenset[int]:
-        """Storages that O-ILP wants on the disk behind the host."""
+        """Return the storages that O-ILP wants on the disk behind the host."""
         chosen = (self._problem.choices[b][o] for b, o in enumerate(rounded.options))
         activations = {s for c in chosen if c.to_disk for s in c.offloaded}
         return frozenset({*self._storages(rounded.on_disk), *self._states(rounded.on_disk), *activations})
@@ -100,12 +100,15 @@ class Translator:
         return {p: found[storages[p].name] for p in self._parameter.values() if storages[p].name in found}
 
     def _gradient(self, parameter: int) -> list[int]:
-        """The storage of its gradient."""
+        """Return the storage of its gradient."""
         return [s for s in self._problem.update_node[parameter].reads if self._program.storages[s].role == "temporary"]
 
     def _absences(self, executions: Sequence[Execution], wanted: set[int]) -> dict[int, tuple[int, int]]:
-        """Of each wanted activation the last step of forward and the first of backward that use it, where at least one
-        step lies between; those that are made again in between do not leave."""
+        """Return when wanted activations are not needed: the last step of forward and the first of backward that use
+        each.
+
+        At least one step must lie between; those that are made again in between do not leave.
+        """
         uses: dict[int, list[int]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)
         for execution in executions:
@@ -124,6 +127,6 @@ class Translator:
 
 
 def _from_backward(steps: Sequence[T]) -> Iterator[tuple[int, T]]:
-    """Steps in the order in which gradients come: from the first backward one around the cycle."""
+    """Return the steps in the order in which gradients come: from the first backward one around the cycle."""
     half = len(steps) // 2
     return ((t % len(steps), steps[t % len(steps)]) for t in range(half, half + len(steps)))

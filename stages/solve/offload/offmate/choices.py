@@ -14,8 +14,8 @@ OPTIONS_PER_BLOCK = 6
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a block: an option, and storages that leave the device between its forward and its backward; for
-    the host, or on to the disk behind it."""
+    """Describes one way to run a block: an option, and storages that leave the device between its forward and its
+    backward; for the host, or on to the disk behind it."""
 
     option: int
     offloaded: tuple[int, ...] = ()
@@ -37,7 +37,8 @@ class _Choices:
         self.sizes = offloader.program.nbytes
 
     def three(self, block: int) -> list[Choice]:
-        """The fastest schedule; the one that saves least; and of cheap recomputation with everything else offloaded."""
+        """Return the fastest schedule; the one that saves least; and one of cheap recomputation with everything else
+        offloaded."""
         costs = self.chain.chain_blocks[block].options
         rate = self.below.link.duplex_bytes_per_s
         fastest = min(range(len(costs)), key=lambda o: (costs[o].time_s, costs[o].save_bytes))
@@ -79,8 +80,8 @@ class _Choices:
         return found
 
     def _saved(self, block: int, option: int) -> list[int]:
-        """Storages that an option keeps for backward and that may leave meanwhile, the block's input included; large
-        ones first."""
+        """Return the storages that an option keeps for backward and that may leave meanwhile, the block's input
+        included; large ones first."""
         if block == len(self.chain.blocks) - 1 or not self.below.activations:
             return []  # its backward follows at once
         described = self.chain.blocks[block]
@@ -96,7 +97,8 @@ class _Choices:
 
 
 def kept_for_backward(graph: BlockGraph, schedule: BlockSchedule) -> set[int]:
-    """Allocations in memory between forward and backward, the output aside: the next block still reads that."""
+    """Return the allocations in memory between forward and backward, the output aside: the next block still reads
+    that."""
     kept: set[int] = set()
     for action in schedule.forward:
         if action.kind == "free":

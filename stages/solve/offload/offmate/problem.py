@@ -21,7 +21,7 @@ from stowage.stages.solve.offload.offmate.choices import Choice
 
 
 class ChainProblem:
-    """O-ILP's problem over the chain of `offloader`, for any budget.
+    """Makes O-ILP's problem over the chain of `offloader`, for any budget.
 
     Attributes:
         offloader: what may leave, of which program.
@@ -53,7 +53,7 @@ class ChainProblem:
         self.parameter = {name: storage for storage, name in self.name_of.items()}
 
     def _update_times(self) -> dict[int, float]:
-        """Parameter storage -> seconds of its update."""
+        """Return the seconds of the update of each parameter."""
         found: dict[int, float] = defaultdict(float)
         for node in self._program.nodes:
             if node.phase == "update":
@@ -63,7 +63,7 @@ class ChainProblem:
         return dict(found)
 
     def _waits(self, update: ComputeNode) -> bool:
-        """Whether it does not take a gradient that one block made, as it is."""
+        """Return whether it does not take a gradient that one block made, as it is."""
         return update.block == SHARED or any(self._program.storages[s].role == "gradient" for s in update.reads)
 
     def within(self, device_budget_bytes: int) -> OffloadProblem:

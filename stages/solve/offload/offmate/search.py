@@ -51,7 +51,7 @@ def reach_of(steps: int) -> int | None:
 
 @dataclass(frozen=True)
 class OffMate:
-    """The source of O-ILP's plans; where the budget has none, of those for the smallest budget that has.
+    """Proposes O-ILP's plans; where the budget has none, of those for the smallest budget that has.
 
     Attributes:
         offloader: the program and the tier below it.

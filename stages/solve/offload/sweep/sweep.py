@@ -65,12 +65,12 @@ def _heard(proposal: Proposal) -> Generator[Proposal, JudgedPlan | None, int]:
 
 
 def least_bytes(offloader: Offloader, executions: Sequence[Execution]) -> int:
-    """The peak of given executions where everything leaves that can, and the device updates."""
+    """Return the peak of given executions where everything leaves that can, and the device updates."""
     return BeladySweep(offloader, executions, frozenset()).least_bytes
 
 
 class BeladySweep:
-    """Which storages are below, and when.
+    """Decides which storages are below, and when.
 
     Attributes:
         absences: all that there may be.
@@ -113,7 +113,7 @@ class BeladySweep:
         self.least_bytes = int(relieved.max(initial=0))
 
     def _persistent_absences(self) -> Iterator[Absence]:
-        """Of what is there when the iteration starts."""
+        """Yield absences of parameters, states and gradients that exist before the iteration."""
         uses: dict[int, list[int]] = {s: [] for s in self._persistent}
         for position, execution in enumerate(self._executions):
             node = self._program.nodes[execution.node]
@@ -130,7 +130,7 @@ class BeladySweep:
                 yield Absence(storage, a, b, fresh=storage in self._changed[self._executions[a].node])
 
     def _temporary_absences(self) -> Iterator[Absence]:
-        """Of copies that are made once in the iteration and read later."""
+        """Yield absences of what is made once in the iteration and read later."""
         smallest = self._offloader.below.smallest_bytes
         program = self._program
         last = program.last_uses(self._executions)
@@ -160,7 +160,7 @@ class BeladySweep:
                 yield Absence(storage, own[-1], self._count, fresh=True, returns=False)
 
     def _ranges(self, absence: Absence) -> list[tuple[int, int]]:
-        """Positions at which its storage is below."""
+        """Return the positions at which its storage is below."""
         if absence.before <= self._count:
             return [(absence.after + 1, absence.before)]
         return [(absence.after + 1, self._count), (0, absence.before - self._count)]
@@ -185,7 +185,7 @@ class BeladySweep:
         return float(self._clock[position % self._count] + self._clock[-1] * (position // self._count))
 
     def _copy_s(self, absence: Absence, copied: set[int]) -> float:
-        """What it costs to leave."""
+        """Return the seconds of copies that an absence costs."""
         link, size = self._offloader.below.link, self._size[absence.storage]
         down_s = size / link.offload_bytes_per_s if absence.fresh or absence.storage not in copied else 0.0
         return down_s + (size / link.reload_bytes_per_s if absence.returns else 0.0)
@@ -222,7 +222,7 @@ class BeladySweep:
     def _furthest(
         self, position: int, leaving: dict[bool, list[tuple[float, int]]], chosen: set[int], copied: set[int]
     ) -> int | None:
-        """Of the gaps around a position the one that lasts longest for what it costs."""
+        """Return the absence around a position that lasts longest for what it costs."""
         best: tuple[float, int] | None = None
         for waiting in leaving.values():
             while waiting and (waiting[0][1] in chosen or -waiting[0][0] <= self._at_s(position)):
@@ -239,7 +239,7 @@ class BeladySweep:
         return best[1] if best is not None else None
 
     def _needed(self, chosen: set[int], level: _Bytes, limit_bytes: int) -> set[int]:
-        """Without gaps that later choices made needless; dear and short ones first."""
+        """Drop absences that later choices made needless; dear and short ones first."""
         left = set(chosen)
         for number in sorted(chosen - self._away, key=lambda n: (self.absences[n].before - self.absences[n].after, n)):
             absence = self.absences[number]
