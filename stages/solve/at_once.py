@@ -47,7 +47,7 @@ def same_rows(
         state = tier_state(slots)
         proposal = Proposal(
             method=method,
-            steps=[_step(row) for row in rows],
+            steps=[Step.of(row) for row in rows],
             decision=decision,
             tier=request.below,
             state=state,
@@ -77,7 +77,3 @@ def _solved(
 
 def _everything(nodes: Sequence[ComputeNode]) -> list[Execution]:
     return [Execution(n.node, "keep") for n in nodes]
-
-
-def _step(row: PlanRow) -> Step:
-    return Step(row.node, -1 if row.action == "compute" else row.storage, row.step, row.action)

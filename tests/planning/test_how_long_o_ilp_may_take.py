@@ -18,7 +18,7 @@ from stowage.stages.solver.outcome import SolverSettings
 from tests.offload.away import BELOW
 from tests.zoo import ZOO
 
-TARGET = DeviceDescription("made up", "made up", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e10, 1e-6)
+TARGET = DeviceDescription("0123456789abcdef", "made up", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e10, 1e-6)
 
 
 @pytest.fixture
