@@ -64,7 +64,7 @@ ESTIMATE_SLOTS = 100
 
 @dataclass(frozen=True)
 class FractionalBatch:
-    """The best batch as one formulation estimates it.
+    """Says which batch is best, as one formulation estimates it.
 
     Attributes:
         batch: b.

@@ -1,4 +1,4 @@
-"""All plans that were proposed for one task: judged, their copies hidden, and the fastest of them."""
+"""Keeps all plans that were proposed for one task: judged, their copies hidden, and the fastest of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one place where plans are judged, and the one place where their copies are hidden."""
+"""Judges plans and hides their copies: no other place of `solve` does either."""
 
 from __future__ import annotations
 

@@ -53,19 +53,19 @@ class PlanRequest:
 
     @property
     def recomputes_only(self) -> bool:
-        """Whether plans that use the tier below do not count."""
+        """Return whether plans that use the tier below do not count."""
         return method_of(self.method).recomputes_only
 
     @property
     def polishes(self) -> bool:
-        """Whether what still fits is kept instead of made again."""
+        """Return whether what still fits is kept instead of made again."""
         return method_of(self.method).polishes
 
     def takes(self, formulation: str) -> bool:
-        """Whether schedules of blocks that a formulation found are options."""
+        """Return whether schedules of blocks that a formulation found are options."""
         return method_of(self.method).takes(formulation)
 
     @property
     def offloads_only(self) -> bool:
-        """Whether plans that keep everything in the device do not count."""
+        """Return whether plans that keep everything in the device do not count."""
         return method_of(self.method).offloads

@@ -1,4 +1,4 @@
-"""The fixed policy of offloading everything: each step's parameters and states come just before it and leave after."""
+"""Offloads everything by a fixed policy: each step's parameters and states come just before it and leave after."""
 
 from __future__ import annotations
 

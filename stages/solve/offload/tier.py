@@ -11,7 +11,7 @@ UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class Below:
-    """The tier below the device, and the disk behind it if there is one.
+    """Describes the tier below the device, and the disk behind it if there is one.
 
     Attributes:
         link: to it.

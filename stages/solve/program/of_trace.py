@@ -1,4 +1,4 @@
-"""The program of a trace: what its iteration keeps, uses up, and leaves on the device."""
+"""Makes the program of a trace: what its iteration keeps, uses up, and leaves on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An order of executions with what it costs, counted without the referee."""
+"""Describes an order of executions with what it costs, counted without the referee."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stowage.stages.solve.program.chain import Execution
 
 @dataclass(frozen=True)
 class Order:
-    """Executions of one iteration in which everything stays on the device.
+    """Lists executions of one iteration in which everything stays on the device.
 
     Attributes:
         method: how it was found.

@@ -1,4 +1,4 @@
-"""The ways to run a block that O-ILP chooses among: schedules, and activations that leave meanwhile."""
+"""Lists the ways to run a block that O-ILP chooses among: schedules, and activations that leave meanwhile."""
 
 from __future__ import annotations
 

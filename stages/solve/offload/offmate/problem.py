@@ -1,4 +1,4 @@
-"""The problem that O-ILP solves (thesis 4), made of a chain and what of it may leave the device."""
+"""Makes the problem that O-ILP solves (thesis 4) of a chain and what of it may leave the device."""
 
 from __future__ import annotations
 
