@@ -153,7 +153,7 @@ def keep_everything(race: Race) -> Order:
     known = race.known
     eager = Order("keep_all", [Execution(n.node, "keep") for n in race.program.nodes], 0.0, 0)
     everything = known.once("everything", lambda: race.counted(eager))
-    by_block = known.once("by block", lambda: race.order("keep_all", once(race.chain.fastest_options())))
+    by_block = known.once("by block", lambda: race.order("keep_all", once(race.chain.fastest_options)))
     labelled = race.polished(by_block)
     return labelled if labelled.time_s <= everything.time_s else everything
 

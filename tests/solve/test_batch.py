@@ -14,13 +14,13 @@ from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.machine import Link
 from stowage.stages.solve import Below, FractionalBatch, fractional_batch
+from stowage.stages.solve.batch_problem import problem_of_one
 from stowage.stages.solve.batch_size import (
     at_share,
     batch_amounts,
     growing_chain,
     growth_of,
     least_over,
-    problem_of_one,
 )
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate.choices import choices_of

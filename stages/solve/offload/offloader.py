@@ -61,7 +61,7 @@ class Offloader:
 
     def leanest(self) -> list[Execution]:
         """Run every block once, with the option that keeps least for backward."""
-        return self.executions(self.chain.leanest_options())
+        return self.executions(self.chain.leanest_options)
 
     def proposal(
         self,

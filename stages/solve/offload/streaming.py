@@ -23,7 +23,7 @@ class Streaming:
     def propose(self, task: Task) -> Proposals:
         """Propose more and more look-ahead."""
         chain = self.offloader.chain
-        for options in (chain.fastest_options(), chain.leanest_options()):
+        for options in (chain.fastest_options, chain.leanest_options):
             yield from self._of(self.offloader.executions(options))
 
     def _of(self, executions: Sequence[Execution]) -> Proposals:

@@ -87,12 +87,14 @@ class Chain:
             )
         return found
 
+    @cached_property
     def fastest_options(self) -> list[int]:
-        """Return the fastest option of each block; of equal ones that which keeps least for backward."""
+        """The fastest option of each block; of equal ones that which keeps least for backward."""
         return [_best([(o.time_s, o.save_bytes) for o in b.options]) for b in self.chain_blocks]
 
+    @cached_property
     def leanest_options(self) -> list[int]:
-        """Return the option of each block that keeps least for backward; of equal ones the fastest."""
+        """The option of each block that keeps least for backward; of equal ones the fastest."""
         return [_best([(o.save_bytes, o.time_s) for o in b.options]) for b in self.chain_blocks]
 
     def options_of(self, chosen: Iterable[tuple[int, int]]) -> list[Option]:

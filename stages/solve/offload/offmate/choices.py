@@ -41,8 +41,7 @@ class _Choices:
         offloaded."""
         costs = self.chain.chain_blocks[block].options
         rate = self.below.link.duplex_bytes_per_s
-        fastest = min(range(len(costs)), key=lambda o: (costs[o].time_s, costs[o].save_bytes))
-        leanest = min(range(len(costs)), key=lambda o: (costs[o].save_bytes, costs[o].time_s))
+        fastest, leanest = self.chain.fastest_options[block], self.chain.leanest_options[block]
         cheap = min(range(len(costs)), key=lambda o: costs[o].time_s + 2 * costs[o].save_bytes / rate)
         offloaded = Choice(cheap, tuple(self._saved(block, cheap)))
         return list(dict.fromkeys([Choice(fastest), Choice(leanest), offloaded]))
