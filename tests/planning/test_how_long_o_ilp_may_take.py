@@ -74,7 +74,7 @@ def test_plans_of_other_limits_are_not_taken(tmp_path: Path, asked: list[SolverS
 
 
 def test_best_batch_is_as_quick(fit_home: Path, tmp_path: Path, asked: list[SolverSettings]) -> None:
-    model, batch, loss = ZOO["batchnorm"]()
+    model, batch, loss = ZOO["tied"]()
     best_batch(
         model,
         batch,
