@@ -1,10 +1,10 @@
 """Choose the plan of the whole iteration within the device budget.
 
 `select.py` hears sources of plans: `in_memory.py`, and those of `offload/`. A source makes proposals (`proposal.py`),
-the referee judges them and hides their copies (`referee.py`), `race.py` keeps them, and `summary.py` says what the
-best one states about itself. `program/` is what they all plan. `variants.py` does this for each rewrite of the trace,
-`at_once.py` without any search, `evaluation.py` for a forward alone, and `goals.py`, `free.py` and `reserve.py` say
-within which budget; `batch_size.py`, with `batch_problem.py`, estimates the best batch.
+the referee judges them and hides their copies (`referee.py`), `judged_plans.py` keeps them, and `summary.py` says
+what the best one states about itself. `program/` is what they all plan. `variants.py` does this for each rewrite of
+the trace, `at_once.py` without any search, `evaluation.py` for a forward alone, and `goals.py`, `free.py` and
+`reserve.py` say within which budget; `batch_size.py`, with `batch_problem.py`, estimates the best batch.
 """
 
 from stowage.stages.solve.at_once import keep_everything_at_once, same_rows

@@ -12,13 +12,13 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.in_memory import InMemory, keep_everything, orders, race_of
+from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.sources import offload_sources
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.proposal import JudgedPlan, Source, Task
-from stowage.stages.solve.race import JudgedPlans
 from stowage.stages.solve.referee import Referee
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import KeepingAll, Solved, solved

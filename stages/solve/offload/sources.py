@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.ir.methods import method_of
+from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate.search import OffMate
 from stowage.stages.solve.offload.streaming import Streaming
@@ -15,7 +16,6 @@ from stowage.stages.solve.offload.sweep.sweep import least_bytes, sweeps
 from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.proposal import Proposals, Source, Task
-from stowage.stages.solve.race import JudgedPlans
 
 POOR_ROUNDING = 1.05
 """Plans of whole tensors that take this much longer than O-ILP's fractions compete with sweeps and policies."""
