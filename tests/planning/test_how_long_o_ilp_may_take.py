@@ -80,7 +80,7 @@ def test_best_batch_is_as_quick(fit_home: Path, tmp_path: Path, asked: list[Solv
         batch,
         torch.optim.AdamW(model.parameters()),
         loss=loss,
-        device_budget="95%",
+        device_budget="64MiB",
         offload_dir=tmp_path,
         method="offmate",
         quick=True,
