@@ -50,6 +50,7 @@ def _planner(root: Path, settings: Settings) -> Any:
     from stowage.flows.planning.step import Effort
     from stowage.stages.options.parameters import search_of
     from stowage.stages.solve import tier_below
+    from stowage.stages.solve.parameters import o_ilp_limits
     from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
     from stowage.stages.workload.resize import samples_of
@@ -71,6 +72,7 @@ def _planner(root: Path, settings: Settings) -> Any:
             min_samples=settings.profile.min_samples,
             grid=grid,
             solver=solver,
+            o_ilp=o_ilp_limits(settings),
             slots=wanted.memory_slots,
         ),
         costs=settings.profile.costs,

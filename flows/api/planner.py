@@ -180,8 +180,8 @@ class Planner:
             slots=self.effort.slots,
             device=target.name,
             device_fingerprint=target.fingerprint,
-            time_limit_s=self.effort.solver.time_limit_s,
-            seed=self.effort.solver.seed,
+            options_limits=self.effort.solver,
+            o_ilp_limits=self.effort.o_ilp,
             below=self.below,
             away=away,
         )

@@ -157,7 +157,7 @@ class BatchPlanner:
                         largest=largest,
                         device_budget_bytes=budget,
                         method=self.method,
-                        seed=self.effort.solver.seed,
+                        o_ilp_limits=self.effort.o_ilp,
                         below=self.below,
                     )
                     for v in costed.variants

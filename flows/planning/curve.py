@@ -168,8 +168,8 @@ class CurvePlanner:
             slots=effort.slots,
             device=costed.target.name,
             device_fingerprint=costed.target.fingerprint,
-            time_limit_s=effort.solver.time_limit_s,
-            seed=effort.solver.seed,
+            options_limits=effort.solver,
+            o_ilp_limits=effort.o_ilp,
             below=below,
             away=away,
         )

@@ -11,7 +11,14 @@ import torch
 
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.defaults import MEMORY_SLOTS, MIN_SAMPLES, SECONDS_PER_CALL, SOLVE_SECONDS
+from stowage.stages.ir.defaults import (
+    MEMORY_SLOTS,
+    MIN_SAMPLES,
+    O_ILP_GAP,
+    O_ILP_SECONDS,
+    SECONDS_PER_CALL,
+    SOLVE_SECONDS,
+)
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.table import read_record, write_record
 from stowage.stages.options.tasks import GridSize
@@ -25,7 +32,8 @@ class Effort:
     Attributes:
         seconds_per_call, min_samples: measuring one distinct operation.
         grid: budgets per distinct block.
-        solver: limits of one solve.
+        solver: limits of one solve for a block.
+        o_ilp: limits of one solve of O-ILP, which decides what is offloaded.
         slots: memory slots of RK-Rotor.
     """
 
@@ -33,6 +41,7 @@ class Effort:
     min_samples: int = MIN_SAMPLES
     grid: GridSize = field(default_factory=GridSize)
     solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=SOLVE_SECONDS))
+    o_ilp: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
     slots: int = MEMORY_SLOTS
 
 
@@ -52,6 +61,7 @@ QUICK = Effort(
         cluster_options=60,
     ),
     solver=SolverSettings(time_limit_s=0.1),
+    o_ilp=SolverSettings(time_limit_s=4.0, gap=0.02),
 )
 """For trying out: a plan in seconds, less good."""
 

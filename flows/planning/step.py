@@ -194,7 +194,8 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(home / "solved")
     lasting = below.lasting() if below else None
-    key = store.key(variants, budget, method, effort.grid, effort.solver, effort.slots, target, lasting, sorted(away))
+    limits = effort.grid, effort.solver, effort.o_ilp, effort.slots
+    key = store.key(variants, budget, method, limits, target, lasting, sorted(away))
     room_bytes = below.disk_room_bytes if below else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     if solved is not None:
@@ -208,8 +209,8 @@ def solve_costed(
         slots=effort.slots,
         device=target.name,
         device_fingerprint=target.fingerprint,
-        time_limit_s=effort.solver.time_limit_s,
-        seed=effort.solver.seed,
+        options_limits=effort.solver,
+        o_ilp_limits=effort.o_ilp,
         below=below,
         away=away,
     )

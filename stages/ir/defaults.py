@@ -51,3 +51,9 @@ MEMORY_SLOTS: Final = 500
 
 LARGEST_BATCH: Final = 64
 """Samples of the largest batch that is looked at."""
+
+O_ILP_SECONDS: Final = 20.0
+"""Limit of one solve of O-ILP, which decides what is offloaded."""
+
+O_ILP_GAP: Final = 0.01
+"""Relative gap to the optimum at which an answer of O-ILP is good enough."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from stowage.stages.ir.actions import PlanAction as PlanAction
+from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.machine import Home, TierState
 from stowage.stages.ir.trace import StorageRole
@@ -154,7 +154,13 @@ class PlanSummary:
         reserve_bytes: of the budget, what is left to the device's allocator.
         budget_found: how the budget was found where it was not given in bytes: what was free and which reserve was left
             to others, or what was searched for.
-        solver: name and version; status, gap, time limit and seed of the worst solve.
+        solver: what decided the plan: O-ILP with its solver's name and version for a plan that offloads; the rule that
+            put blocks in order (`rk_rotor`, a fixed policy) with the formulations that found their schedules; or a rule
+            alone.
+        status: `optimal` or `feasible` as that solver says of its problem, the worst of several solves; `heuristic`
+            where a rule decided. A plan that reaches the lower bound is `optimal`, whoever decided it.
+        gap: distance to the optimum that the solver proved; of a rule, the distance of the plan to the lower bound.
+        time_limit_s, seed: of one solve; 0 where no solver decided.
     """
 
     plan_hash: str

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stowage.stages.ir.actions import ACTIONS, PlanAction
+from stowage.stages.ir.plan import PlanRow
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Step:
     storage: int
     label: str
     action: PlanAction = "free"
+
+    @staticmethod
+    def of(row: PlanRow) -> Step:
+        """Return the action of a row without its times."""
+        return Step(row.node, -1 if row.action == "compute" else row.storage, row.step, row.action)
 
     @cached_property
     def kind(self) -> PlanAction:

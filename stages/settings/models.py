@@ -17,6 +17,8 @@ from stowage.stages.ir.defaults import (
     MEMORY_SLOTS,
     METHOD,
     MIN_SAMPLES,
+    O_ILP_GAP,
+    O_ILP_SECONDS,
     PEAK_BUDGETS,
     SAVE_BUDGETS,
     SECONDS_PER_CALL,
@@ -37,6 +39,7 @@ Length = Annotated[int, Field(gt=0, le=1 << 28)]
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]
 Every = Annotated[int, Field(ge=0, le=10_000_000)]
 Samples = Annotated[int, Field(gt=0, le=10_000)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Few = Annotated[int, Field(gt=0, le=1_000)]
 """Of budgets and workers."""
 Many = Annotated[int, Field(gt=0, le=100_000)]
@@ -305,6 +308,8 @@ class SolveSettings(_Section):
         method: `rockmate`, `offmate`, or `auto` for the best of everything that applies; the others of `ir/methods.py`,
             `h_ilp` and `h_retention` among them, are there to compare with, or take the whole step as one block.
         memory_slots: resolution of memory in the dynamic program of the chain.
+        time_limit_s: of one solve of O-ILP, which decides what is offloaded; it is asked several times.
+        gap: relative gap to the optimum at which an answer of O-ILP is good enough.
         offload_dir: a folder on a fast disk: parameters, optimizer states and activations that do not fit the device
             budget live there between their uses, on a machine with a GPU those that do not fit the host budget either;
             None for no disk.
@@ -315,6 +320,8 @@ class SolveSettings(_Section):
     device_budget: Budget = "50%"
     method: MethodName = METHOD
     memory_slots: Many = MEMORY_SLOTS
+    time_limit_s: Seconds = O_ILP_SECONDS
+    gap: Share = O_ILP_GAP
     offload_dir: PathText | None = None
     disk_budget: Size | None = None
     host_budget: Size | None = None

@@ -1,4 +1,8 @@
-"""The last run of a block: nobody needs its output any more (see `rk_rotor`), and its effects have happened."""
+"""Costs of options, and the schedule of a block's last run: nobody needs its output any more (`rk_rotor` says when),
+and its effects have happened.
+
+No part of the referee: this makes schedules, and asks the referee of blocks what they cost and whether they are legal.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from stowage.stages.simulate.block import BlockCost, replay_block
 
 
 def with_costs(option: Option, graph: BlockGraph) -> Option:
-    """The option with what its schedule costs.
+    """Return the option with what its schedule costs.
 
     Raises:
         IllegalPlanError: the schedule is illegal.
@@ -30,8 +34,8 @@ def with_costs(option: Option, graph: BlockGraph) -> Option:
 
 
 def with_tail_costs(option: Option, graph: BlockGraph) -> Option:
-    """The option with what its last run costs; where its schedule cannot do without what only the output needs, that
-    is a run like any other.
+    """Return the option with what its last run costs; where its schedule cannot do without what only the output
+    needs, that is a run like any other.
 
     Raises:
         IllegalPlanError: the schedule is illegal.
@@ -47,7 +51,7 @@ def with_tail_costs(option: Option, graph: BlockGraph) -> Option:
 
 
 def tail_of(option: Option, graph: BlockGraph) -> BlockSchedule:
-    """The schedule of the option's last run."""
+    """Return the schedule of the option's last run."""
     return _last_run(graph, schedule_of(option))[1]
 
 
@@ -60,7 +64,7 @@ def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockCost, Bl
 
 
 def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
-    """The same schedule when nobody needs the block's output any more: drop executions that served it alone.
+    """Return the same schedule when nobody needs the block's output any more: drop executions that served it alone.
 
     Once nodes are dropped too if they create nothing: they ran when the block ran first.
     """
@@ -104,7 +108,7 @@ def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGr
 
 
 def _with_effects_done(graph: BlockGraph) -> BlockGraph:
-    """The block on a second run: forward nodes that only have effects have had them, so they cost nothing."""
+    """Return the block on a second run: forward nodes that only have effects have had them, so they cost nothing."""
     return replace(
         graph,
         nodes=tuple(

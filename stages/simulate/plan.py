@@ -11,10 +11,9 @@ from stowage.stages.ir.errors import STAGING, Occupant
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import PlanRow
-from stowage.stages.ir.step import Step as Step
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.copies import Copies
-from stowage.stages.simulate.replay import RANDOM_STATE_BYTES as RANDOM_STATE_BYTES
 from stowage.stages.simulate.replay import Replay
 from stowage.stages.simulate.timing import Timing
 

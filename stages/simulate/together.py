@@ -110,7 +110,7 @@ class _Putting:
         high = max(r.peak_bytes for r in bundle) + held
         if high > self._budget_bytes or any(touched & u.touches for u in self._waiting):
             self._make()
-        self._steps += [_step(row) for row in bundle]
+        self._steps += [Step.of(row) for row in bundle]
 
     def _make(self) -> None:
         """The updates that wait: in as few calls as there is room for their workspaces."""
@@ -129,8 +129,8 @@ class _Putting:
         self._waiting = []
 
     def _call(self, updates: Sequence[_Update]) -> None:
-        self._steps += [_step(u.row) for u in updates]
-        self._steps += [_step(row) for u in updates for row in u.frees]
+        self._steps += [Step.of(u.row) for u in updates]
+        self._steps += [Step.of(row) for u in updates for row in u.frees]
 
 
 def _bundles(rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
@@ -142,7 +142,3 @@ def _bundles(rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
         else:
             found.append([row])
     return found
-
-
-def _step(row: PlanRow) -> Step:
-    return Step(row.node, -1 if row.action == "compute" else row.storage, row.step, row.action)

@@ -33,6 +33,8 @@ from stowage.stages.solve import (
     tier_below,
 )
 from stowage.stages.solve.goals import Solve, kept_of
+from stowage.stages.solve.parameters import o_ilp_limits
+from stowage.stages.solver.outcome import SolverSettings
 
 PROCESS_BYTES = 512 * MIB
 """RAM of the training process besides its tensors: the interpreter and its libraries."""
@@ -87,8 +89,8 @@ def main() -> None:
         slots=wanted.memory_slots,
         device=target.name,
         device_fingerprint=target.fingerprint,
-        time_limit_s=settings.options.time_limit_s,
-        seed=settings.options.seed,
+        options_limits=SolverSettings(time_limit_s=settings.options.time_limit_s, seed=settings.options.seed),
+        o_ilp_limits=o_ilp_limits(settings),
         below=below,
     )
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)

@@ -6,29 +6,28 @@ from collections.abc import Sequence
 
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE
 from stowage.stages.ir.plan import PlanRow, Slot, tier_state
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.simulate.plan import Outcome, Step
-from stowage.stages.simulate.slots import slots_of
-from stowage.stages.simulate.together import updates_together
-from stowage.stages.solve.in_memory import Candidate
-from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.program.chain import Chain, Execution
+from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.proposal import Decision, Proposal
+from stowage.stages.solve.referee import Referee
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import Solved, program_of, summary_of
+from stowage.stages.solve.select import updated_together
+from stowage.stages.solve.summary import KeepingAll, Solved, solved
 
 
 def keep_everything_at_once(trace: TraceTables, nodes: Sequence[ComputeNode], request: PlanRequest) -> Solved | None:
-    """Every node once, in their order, if the referee finds that this fits."""
+    """Run every node once, in their order, if the referee finds that this fits."""
     program = program_of(trace, nodes)
-    everything = _everything(trace, nodes)
-    if everything.peak_bytes > request.device_budget_bytes:
+    if program.peak_bytes(_everything(nodes)) > request.device_budget_bytes:
         return None
-    outcome = updates_together(
-        trace, nodes, program.replay(everything.executions), request.device_budget_bytes, program.judge
+    steps = program.steps(_everything(nodes))
+    return _solved(
+        trace, nodes, Proposal(method="keep_all", steps=steps, decision=Decision("keep_all")), program, request
     )
-    return _solved(trace, nodes, outcome, [], "keep_all", everything, request)
 
 
 def same_rows(
@@ -39,50 +38,42 @@ def same_rows(
     method: str,
     request: PlanRequest,
 ) -> Solved | None:
-    """The rows of a plan of a step that has the same nodes and storages in other sizes, if the referee accepts them."""
-    steps = [_step(row) for row in rows]
-    state = tier_state(slots) if slots else EVERYTHING_ON_DEVICE
-    try:
-        if slots:
-            if request.below is None:
-                return None
-            offloader = Offloader(program_of(trace, nodes), Chain([], nodes, []), request.below)
-            plan = offloader.judged(method, steps, state, state.on_disk)
-            outcome, found = plan.outcome, slots_of(trace, plan.steps, plan.state)
-        else:
-            program = program_of(trace, nodes)
-            executed = [Execution(s.node, s.label) for s in steps if s.kind == "compute"]
-            outcome = updates_together(
-                trace, nodes, program.replay(executed), request.device_budget_bytes, program.judge
-            )
-            found = []
-    except IllegalPlanError:
-        return None
-    if outcome.peak_bytes > request.device_budget_bytes:
-        return None
-    return _solved(trace, nodes, outcome, found, method, _everything(trace, nodes), request)
-
-
-def _everything(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Candidate:
-    executions = [Execution(n.node, "keep") for n in nodes]
-    peak_bytes = program_of(trace, nodes).peak_bytes(executions)
-    return Candidate("keep_all", executions, sum(n.time_s for n in nodes), peak_bytes)
-
-
-def _step(row: PlanRow) -> Step:
-    if row.action == "compute":
-        return Step(row.node, -1, row.step)
-    return Step(row.node, row.storage, row.step, row.action)
+    """Take the rows of a plan of a step that has the same nodes in other sizes, if the referee accepts them."""
+    program = program_of(trace, nodes)
+    decision = Decision("the plan of another size")
+    if slots:
+        if request.below is None:
+            return None
+        state = tier_state(slots)
+        proposal = Proposal(
+            method=method,
+            steps=[Step.of(row) for row in rows],
+            decision=decision,
+            tier=request.below,
+            state=state,
+            wanted_on_disk=state.on_disk,
+        )
+    else:
+        executed = [Execution(row.node, row.step) for row in rows if row.action == "compute"]
+        proposal = Proposal(method=method, steps=program.steps(executed), decision=decision)
+    return _solved(trace, nodes, proposal, program, request)
 
 
 def _solved(
-    trace: TraceTables,
-    nodes: Sequence[ComputeNode],
-    outcome: Outcome,
-    slots: list[Slot],
-    method: str,
-    everything: Candidate,
-    request: PlanRequest,
-) -> Solved:
-    summary = summary_of(trace, nodes, [], outcome, method, everything, outcome.peak_bytes, request)
-    return Solved(outcome.rows, summary, slots)
+    trace: TraceTables, nodes: Sequence[ComputeNode], proposal: Proposal, program: Program, request: PlanRequest
+) -> Solved | None:
+    referee = Referee(program, request.device_budget_bytes)
+    try:
+        plan = referee.judge(proposal)
+    except IllegalPlanError:
+        return None
+    if not referee.fits(plan):
+        return None
+    if plan.tier is None:  # the rows of one that moves say already which updates are together
+        plan = updated_together(trace, nodes, plan, referee, request.device_budget_bytes)
+    keeping_all = KeepingAll(program.peak_bytes(_everything(nodes)), sum(n.time_s for n in nodes))
+    return solved(trace, nodes, plan, keeping_all, plan.peak_bytes, request)
+
+
+def _everything(nodes: Sequence[ComputeNode]) -> list[Execution]:
+    return [Execution(n.node, "keep") for n in nodes]

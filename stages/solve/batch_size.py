@@ -1,4 +1,4 @@
-"""The batch for which the time per sample is least, estimated from one sample batch (thesis 4.5.3).
+"""Estimate the batch for which the time per sample is least, from one sample batch (thesis 4.5.3).
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -31,37 +31,34 @@ from typing import Literal
 from stowage.stages.formulations.chain.rk_rotor import ChainBlock, ChainOption, RkRotor
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
 from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
-from stowage.stages.formulations.offload.problem import (
-    OffloadBlock,
-    OffloadOption,
-    OffloadProblem,
-    ParameterGroup,
-    ParameterTensor,
-)
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.defaults import O_ILP_GAP, O_ILP_SECONDS
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.last_run import with_costs, with_tail_costs
-from stowage.stages.solve.offload.offloader import Below, Offloader
-from stowage.stages.solve.offload.offmate.offmate import OffMate
-from stowage.stages.solve.offload.offmate.search import REACH
-from stowage.stages.solve.offload.plans import OFFMATE_GAP, OFFMATE_SECONDS
+from stowage.stages.solve.batch_problem import problem_of_one
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate.choices import choices_of
+from stowage.stages.solve.offload.offmate.problem import ChainProblem
+from stowage.stages.solve.offload.offmate.search import reach_of
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.program.chain import Chain
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.program.program import shared_storages
 from stowage.stages.solver.outcome import SolverSettings
 
-GRID = 12
+BATCHES_PER_GRID = 12
 """Batches at which RK-Rotor is solved over the whole range, and again around the best of them."""
 
-SLOTS = 100
+ESTIMATE_SLOTS = 100
 """Memory slots of RK-Rotor here: b is rounded anyway."""
 
 
 @dataclass(frozen=True)
 class FractionalBatch:
-    """An estimate.
+    """Says which batch is best, as one formulation estimates it.
 
     Attributes:
         batch: b.
@@ -76,7 +73,8 @@ class FractionalBatch:
 
 @dataclass(frozen=True)
 class _Amounts:
-    """Bytes in memory all the time and seconds outside the blocks: fixed, and proportional to the batch."""
+    """Counts bytes that are in memory all the time, and seconds outside the blocks: fixed, and proportional to the
+    batch."""
 
     fixed_bytes: int
     batch_bytes: int
@@ -95,33 +93,32 @@ def fractional_batch(
     largest: int,
     device_budget_bytes: int,
     method: str = "auto",
-    seed: int = 0,
+    o_ilp_limits: SolverSettings | None = None,
     below: Below | None = None,
 ) -> FractionalBatch | None:
-    """The best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
+    """Estimate the best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
 
     Args:
         trace, nodes, blocks, options: of a batch of `sample` samples.
         growth: of each storage the bytes that are proportional to the batch; see `growth_of`.
-        device_budget_bytes, method, seed, below: see `solve_plan`.
+        device_budget_bytes, method, o_ilp_limits, below: as `PlanRequest` has them.
     """
     chain = Chain(blocks, nodes, options)
-    lean = growing_chain(chain, growth, nodes, options)
+    growing = growing_chain(chain, growth, nodes, options)
     amounts = batch_amounts(trace, nodes, growth)
     found: list[FractionalBatch | None] = []
     if method != "offmate":
-        found.append(_by_rotor(chain, lean, amounts, sample, largest, device_budget_bytes))
+        found.append(_by_rotor(chain, growing, amounts, sample, largest, device_budget_bytes))
     if method != "rockmate" and below is not None:
-        offmate = OffMate(
-            Offloader(program_of(trace, nodes), chain, below),
-            SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed),
-        )
-        found.append(_by_o_ilp(offmate, chain, lean, amounts, sample, largest, device_budget_bytes, seed))
+        limits = o_ilp_limits or SolverSettings(O_ILP_SECONDS, O_ILP_GAP)
+        offloader = Offloader(program_of(trace, nodes), chain, below)
+        offmate = ChainProblem(offloader, choices_of(offloader))
+        found.append(_by_o_ilp(offmate, chain, growing, amounts, sample, largest, device_budget_bytes, limits))
     return min((f for f in found if f is not None), key=lambda f: f.time_per_sample_s, default=None)
 
 
 def growth_of(trace: TraceTables, larger: TraceTables) -> list[int]:
-    """Of each storage of `trace` the bytes that are proportional to the batch; `larger` is of twice as many samples.
+    """Return the bytes of each storage that are proportional to the batch; `larger` is of twice as many samples.
 
     Raises:
         TraceError: the two are not the same computation.
@@ -138,7 +135,8 @@ def growth_of(trace: TraceTables, larger: TraceTables) -> list[int]:
 def growing_chain(
     chain: Chain, growth: Sequence[int], nodes: Sequence[ComputeNode], options: Sequence[Option]
 ) -> list[ChainBlock]:
-    """The chain without what does not grow: the same schedules, costed with only what is proportional to the batch."""
+    """Return the part of the chain that grows: the same schedules, costed with only what is proportional to the
+    batch."""
     blocks, graphs = [], dict[str, BlockGraph]()
     for b, block in enumerate(chain.blocks):
         graph = chain.graph(b)
@@ -158,9 +156,8 @@ def growing_chain(
 
 
 def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequence[int]) -> _Amounts:
-    """What is in memory all the time, and what runs outside the blocks."""
-    read = {s for n in nodes if n.block != SHARED for s in n.reads}
-    made = {s for n in nodes if n.block == SHARED for s in n.creates} & read
+    """Count what is in memory all the time, and what runs outside the blocks."""
+    made = shared_storages(nodes)
     resident = [s for s in trace.storages if s.role != "temporary" or s.storage in made]
     shared = [n for n in nodes if n.block == SHARED]
     return _Amounts(
@@ -175,7 +172,7 @@ def batch_amounts(trace: TraceTables, nodes: Sequence[ComputeNode], growth: Sequ
 
 
 def _by_rotor(
-    chain: Chain, lean: Sequence[ChainBlock], amounts: _Amounts, sample: int, largest: int, budget_bytes: int
+    chain: Chain, growing: Sequence[ChainBlock], amounts: _Amounts, sample: int, largest: int, budget_bytes: int
 ) -> FractionalBatch | None:
     whole = chain.chain_blocks
 
@@ -184,20 +181,24 @@ def _by_rotor(
         room = budget_bytes - amounts.fixed_bytes - share * amounts.batch_bytes
         if room <= 0:
             return math.inf
-        blocks = [at_share(w, part, share) for w, part in zip(whole, lean, strict=True)]
-        table = RkRotor(blocks, SLOTS, max(1, math.ceil(room / SLOTS)))
-        return (table.time_s(SLOTS) + amounts.fixed_s + share * amounts.batch_s) / batch
+        blocks = [at_share(w, part, share) for w, part in zip(whole, growing, strict=True)]
+        table = RkRotor(blocks, ESTIMATE_SLOTS, max(1, math.ceil(room / ESTIMATE_SLOTS)))
+        return (table.time_s(ESTIMATE_SLOTS) + amounts.fixed_s + share * amounts.batch_s) / batch
 
     batch, time_s = least_over(per_sample_s, 1.0, float(largest))
     return None if math.isinf(time_s) else FractionalBatch(batch, time_s, "rk_rotor")
 
 
 def least_over(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """(x, value) of the least value on a geometric grid of `GRID` points, then on one between the neighbours of the
-    best of them. The first of equal values counts."""
+    """Return (x, value) of the least value on a geometric grid of `BATCHES_PER_GRID` points, then on one between the
+    neighbours of the best of them. The first of equal values counts."""
     found: dict[float, float] = {}
     for _ in range(2):
-        points = [low * (high / low) ** (i / (GRID - 1)) for i in range(GRID)] if high > low else [low]
+        points = (
+            [low * (high / low) ** (i / (BATCHES_PER_GRID - 1)) for i in range(BATCHES_PER_GRID)]
+            if high > low
+            else [low]
+        )
         found |= {x: function(x) for x in points if x not in found}
         known = sorted(found)
         best = min(known, key=lambda x: (found[x], x))
@@ -206,8 +207,8 @@ def least_over(function: Callable[[float], float], low: float, high: float) -> t
     return best, found[best]
 
 
-def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
-    """A block of the chain for `share` times the samples; `lean` is the part of `whole` that grows."""
+def at_share(whole: ChainBlock, growing: ChainBlock, share: float) -> ChainBlock:
+    """Return a block of the chain for `share` times the samples; `growing` is the part of `whole` that grows."""
 
     def nbytes(total: int, part: int) -> int:
         return total + math.ceil((share - 1) * part)
@@ -227,13 +228,13 @@ def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
         ]
 
     return ChainBlock(
-        input_bytes=nbytes(whole.input_bytes, lean.input_bytes),
-        gradient_bytes=nbytes(whole.gradient_bytes, lean.gradient_bytes),
+        input_bytes=nbytes(whole.input_bytes, growing.input_bytes),
+        gradient_bytes=nbytes(whole.gradient_bytes, growing.gradient_bytes),
         resident_bytes=whole.resident_bytes,
-        options=options(whole.options, lean.options),
-        tail_options=options(whole.tail_options, lean.tail_options),
-        fast_time_s=seconds(whole.fast_time_s, lean.fast_time_s),
-        fast_peak_bytes=nbytes(whole.fast_peak_bytes, lean.fast_peak_bytes),
+        options=options(whole.options, growing.options),
+        tail_options=options(whole.tail_options, growing.tail_options),
+        fast_time_s=seconds(whole.fast_time_s, growing.fast_time_s),
+        fast_peak_bytes=nbytes(whole.fast_peak_bytes, growing.fast_peak_bytes),
     )
 
 
@@ -241,89 +242,18 @@ def at_share(whole: ChainBlock, lean: ChainBlock, share: float) -> ChainBlock:
 
 
 def _by_o_ilp(
-    offmate: OffMate,
+    offmate: ChainProblem,
     chain: Chain,
-    lean: Sequence[ChainBlock],
+    growing: Sequence[ChainBlock],
     amounts: _Amounts,
     sample: int,
     largest: int,
     budget_bytes: int,
-    seed: int,
+    settings: SolverSettings,
 ) -> FractionalBatch | None:
-    problem = problem_of_one(offmate.problem(budget_bytes), offmate, chain, lean, amounts.batch_bytes, sample)
-    limits = OIlpLimits(batch=(1.0, float(largest)), reach=REACH if problem.steps > 3 * REACH else None)
-    settings = SolverSettings(time_limit_s=OFFMATE_SECONDS, gap=OFFMATE_GAP, seed=seed)
+    problem = problem_of_one(offmate.within(budget_bytes), offmate, chain, growing, amounts.batch_bytes, sample)
+    limits = OIlpLimits(batch=(1.0, float(largest)), reach=reach_of(problem.steps))
     solution = o_ilp(problem, settings, limits=limits).solution
     if solution is None:
         return None
     return FractionalBatch(solution.batch, solution.objective_s + amounts.batch_s / sample, "o_ilp")
-
-
-def problem_of_one(
-    problem: OffloadProblem,
-    offmate: OffMate,
-    chain: Chain,
-    lean: Sequence[ChainBlock],
-    batch_bytes: int,
-    sample: int,
-) -> OffloadProblem:
-    """O-ILP's problem for a batch of 1.
-
-    Args:
-        problem: for `sample` samples; its options are those of `offmate.choices`.
-        lean: see `growing_chain`.
-        batch_bytes: of `problem`'s fixed bytes what is proportional to the batch: inputs, and shared values.
-    """
-    each = math.ceil(batch_bytes / sample)
-    apart = _apart(problem, chain)
-    blocks = []
-    for b, block in enumerate(problem.blocks):
-        whole, part = chain.chain_blocks[b].options, lean[b].options
-        costs = [(whole[c.option], part[c.option]) for c in offmate.choices[b]]
-        fixed = min(w.backward_peak_bytes - p.backward_peak_bytes for w, p in costs)
-        # `problem` counts the updates of small tensors in backward; here a group of their own has them.
-        small_s = sum(chain.nodes[n].time_s for n in apart if chain.nodes[n].block == b)
-
-        def one(option: OffloadOption, fixed: int = fixed, small_s: float = small_s) -> OffloadOption:
-            return OffloadOption(
-                forward_time_s=option.forward_time_s / sample,
-                backward_time_s=max(0.0, option.backward_time_s - small_s) / sample,
-                save_bytes=math.ceil(option.save_bytes / sample),
-                forward_peak_bytes=math.ceil(option.forward_peak_bytes / sample) + each,
-                backward_peak_bytes=math.ceil((option.backward_peak_bytes - fixed) / sample) + fixed + each,
-                offload_bytes=math.ceil(option.offload_bytes / sample),
-            )
-
-        blocks.append(
-            OffloadBlock(
-                options=tuple(map(one, block.options)),
-                forward_resident_bytes=block.forward_resident_bytes,
-                backward_resident_bytes=block.backward_resident_bytes,
-                fixed_backward_bytes=fixed,
-            )
-        )
-    return replace(
-        problem,
-        blocks=tuple(blocks),
-        groups=(*problem.groups, *_other_updates(problem, chain)),
-        machine=replace(problem.machine, fixed_bytes=problem.machine.fixed_bytes - batch_bytes),
-    )
-
-
-def _apart(problem: OffloadProblem, chain: Chain) -> list[int]:
-    """Update nodes of what no group has."""
-    moved = {int(t.name) for group in problem.groups for t in group.tensors}
-    return [n.node for n in chain.nodes if n.phase == "update" and moved.isdisjoint(n.mutates)]
-
-
-def _other_updates(problem: OffloadProblem, chain: Chain) -> list[ParameterGroup]:
-    """Time of updates that no group has, those of small tensors and clipping: every batch pays it once."""
-    left = [0.0] * problem.L
-    for number in _apart(problem, chain):
-        node = chain.nodes[number]
-        left[max(node.block, 0)] += node.time_s
-    return [
-        ParameterGroup(f"updates {b}", (b,), (), (ParameterTensor(f"updates {b}", 0, device_update_s=seconds),))
-        for b, seconds in enumerate(left)
-        if seconds
-    ]

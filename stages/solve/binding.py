@@ -11,7 +11,7 @@ from stowage.stages.simulate.plan import Outcome
 
 
 def infeasible(budget_bytes: int, least: Outcome, trace: TraceTables, nodes: Sequence[ComputeNode]) -> Infeasible:
-    """The result of planning within less than `least`, the leanest plan that was found."""
+    """Return the error for a budget below `least`, the leanest plan that was found."""
     return Infeasible(
         budget_bytes=budget_bytes,
         smallest_feasible_bytes=least.peak_bytes,
@@ -21,7 +21,7 @@ def infeasible(budget_bytes: int, least: Outcome, trace: TraceTables, nodes: Seq
 
 
 def binding_step(outcome: Outcome, trace: TraceTables, nodes: Sequence[ComputeNode]) -> str:
-    """Module and pass of the peak: `blocks.5.mlp, backward`."""
+    """Return the module and pass of the peak: `blocks.5.mlp, backward`."""
     at = {node.node: node for node in nodes}
     # A copy belongs to what runs next.
     later = (at[row.node] for row in outcome.rows[outcome.peak_row :] if row.node in at)

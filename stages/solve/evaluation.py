@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.machine import TierState
-from stowage.stages.ir.plan import PlanSummary, plan_hash
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
-from stowage.stages.simulate.slots import slots_of
 from stowage.stages.solve.binding import infeasible
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import Program
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.proposal import Decision, JudgedPlan
+from stowage.stages.solve.referee import Referee
+from stowage.stages.solve.request import PlanRequest
+from stowage.stages.solve.summary import KeepingAll, Solved, solved
 
 METHOD = "forward"
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -33,7 +33,7 @@ _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass
 class _Stay:
-    """A stretch of nodes during which a weight from below is on the device.
+    """Holds a weight from below on the device for a stretch of nodes.
 
     Attributes:
         storage: which.
@@ -72,46 +72,18 @@ def solve_forward(
     Raises:
         Infeasible: with the smallest budget for which there is a plan.
     """
-    planner = _Planner(trace, nodes, below, tier_in_use)
+    planner = _Planner(trace, nodes, below, tier_in_use, device_budget_bytes)
     gone, fits = planner.who_goes(away, device_budget_bytes)
     if not fits:
-        least = planner.judge(planner.rows(planner.stays(gone)), gone)
+        least = planner.judge(planner.rows(planner.stays(gone)), gone).outcome
         raise infeasible(device_budget_bytes, least, trace, nodes)
-    found = [(steps, planner.judge(steps, gone)) for steps in planner.candidates(gone, device_budget_bytes)]
-    steps, best = min(found, key=lambda pair: (pair[1].time_s, pair[1].reload_bytes))
+    found = [planner.judge(steps, gone) for steps in planner.candidates(gone, device_budget_bytes)]
+    best = min(found, key=lambda plan: (plan.time_s, plan.outcome.reload_bytes))
     if best.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {best.peak_bytes} in a forward")
     whole = planner.judge(planner.rows([]), frozenset())
-    return Solved(
-        best.rows,
-        PlanSummary(
-            plan_hash=plan_hash(best.rows, trace.meta.configuration_hash, device_budget_bytes),
-            configuration_hash=trace.meta.configuration_hash,
-            method=METHOD,
-            device=device,
-            device_budget_bytes=device_budget_bytes,
-            device_peak_bytes=best.peak_bytes,
-            baseline_bytes=best.baseline_bytes,
-            step_time_s=best.time_s,
-            lower_bound_s=best.once_time_s,
-            recomputed_bytes=0,
-            activation_bytes=0,
-            keep_all_peak_bytes=whole.peak_bytes,
-            keep_all_time_s=whole.time_s,
-            smallest_feasible_bytes=planner.smallest(away),
-            solver="greedy",
-            status="optimal" if best.wait_s == 0 else "heuristic",
-            gap=max(0.0, 1 - best.once_time_s / best.time_s),
-            time_limit_s=0.0,
-            seed=0,
-            estimated_nodes=sum(n.estimated for n in nodes),
-            device_fingerprint=device_fingerprint,
-            below_bytes=best.below_bytes,
-            reload_bytes=best.reload_bytes,
-            wait_s=best.wait_s,
-        ),
-        slots_of(trace, steps, _state(gone)),
-    )
+    request = PlanRequest(device_budget_bytes, device=device, device_fingerprint=device_fingerprint)
+    return solved(trace, nodes, best, KeepingAll(whole.peak_bytes, whole.time_s), planner.smallest(away), request)
 
 
 def _state(gone: frozenset[int]) -> TierState:
@@ -120,7 +92,12 @@ def _state(gone: frozenset[int]) -> TierState:
 
 class _Planner:
     def __init__(
-        self, trace: TraceTables, nodes: Sequence[ComputeNode], below: Below | None, tier_in_use: bool
+        self,
+        trace: TraceTables,
+        nodes: Sequence[ComputeNode],
+        below: Below | None,
+        tier_in_use: bool,
+        device_budget_bytes: int,
     ) -> None:
         self._nodes = nodes
         self._storages = trace.storages
@@ -132,7 +109,7 @@ class _Planner:
         self._size = self._program.nbytes
         self._executions = _labelled(nodes)
         self._level = self._program.profile(self._executions)
-        self._resident = sum(s.nbytes for s in trace.storages if s.role != "temporary")
+        self._referee = Referee(self._program, device_budget_bytes)
         changed = {s for n in nodes for s in n.mutates}
         self._movable = [
             s
@@ -148,8 +125,10 @@ class _Planner:
                 self._uses[storage].append(position)
 
     def need(self, gone: frozenset[int]) -> _Bytes:
-        """Device bytes at each node when what is gone is there for the nodes that read it."""
-        found: _Bytes = self._level + (self._resident + self._staging(gone) - sum(self._size[s] for s in gone))
+        """Return the device bytes at each node when what is gone is there for the nodes that read it."""
+        found: _Bytes = self._level + (
+            self._program.base_bytes + self._staging(gone) - sum(self._size[s] for s in gone)
+        )
         for storage in gone:
             found[self._uses[storage]] += self._size[storage]
         return found
@@ -158,7 +137,7 @@ class _Planner:
         return self._below.staging_for(len(gone)) if self._below is not None and (gone or self._staged) else 0
 
     def who_goes(self, away: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
-        """What is below at the start and at the end, and whether that fits.
+        """Choose what is below at the start and at the end, and say whether that fits.
 
         As little as possible besides what is away anyway, yet so much that the next weight can come while one is read.
         """
@@ -175,12 +154,12 @@ class _Planner:
         return (gone, False) if first is None else (first, True)
 
     def _in_order(self, away: frozenset[int]) -> list[int]:
-        """What could go besides: optimizer states, then weights; large ones first."""
+        """Return what could go besides: optimizer states, then weights; large ones first."""
         here = [s for s in self._movable if s.storage not in away]
         return [s.storage for s in sorted(here, key=lambda s: (s.role == "parameter", -s.nbytes, s.storage))]
 
     def smallest(self, away: frozenset[int]) -> int:
-        """The smallest budget with a plan."""
+        """Return the smallest budget with a plan."""
         gone, least = away, int(self.need(away).max(initial=0))
         for more in self._in_order(away):
             gone |= {more}
@@ -188,7 +167,7 @@ class _Planner:
         return least
 
     def candidates(self, gone: frozenset[int], budget: int) -> Iterator[list[Step]]:
-        """Plans that use the room left: for weights that are read again, and for weights that come early."""
+        """Yield plans that use the room left: for weights that are read again, and for weights that come early."""
         largest = max((self._size[s] for s in gone if self._uses[s]), default=0)
         for spared in dict.fromkeys((0, largest, 2 * largest)):
             room: _Bytes = budget - self.need(gone)
@@ -197,7 +176,7 @@ class _Planner:
             yield self.rows(stays)
 
     def stays(self, gone: frozenset[int]) -> list[_Stay]:
-        """One for each time that a weight from below is read, in that order."""
+        """Return one stay for each time that a weight from below is read, in that order."""
         found = [_Stay(s, p, p, p) for s in sorted(gone) for p in self._uses[s]]
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
@@ -223,7 +202,8 @@ class _Planner:
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
     def rows(self, stays: Sequence[_Stay]) -> list[Step]:
-        """The plan. A reload starts before the node of its position; what it brings leaves after its last reader."""
+        """Return the plan. A reload starts before the node of its position; what it brings leaves after its last
+        reader."""
         reload: dict[int, list[int]] = defaultdict(list)
         wait: dict[int, list[int]] = defaultdict(list)
         free: dict[int, list[int]] = defaultdict(list)
@@ -242,21 +222,19 @@ class _Planner:
             found.append(step)
         return [*found, *(Step(-1, s, label, "free") for s in free[position])]
 
-    def judge(self, steps: Sequence[Step], gone: frozenset[int]) -> Outcome:
-        """What the referee says."""
-        replay = partial(replay_plan, link=self._below.link) if self._below is not None else replay_plan
-        return replay(
-            self._storages,
-            self._nodes,
-            steps,
-            keep=self._program.kept,
-            start=_state(gone),
-            staging_bytes=self._staging(gone),
+    def judge(self, steps: Sequence[Step], gone: frozenset[int]) -> JudgedPlan:
+        """Judge a plan, of which what is gone is below between two forwards."""
+        # Training has found room for what is below.
+        tier = self._below.boundless() if self._below is not None else None
+        state, staging_bytes = _state(gone), self._staging(gone)
+        outcome = self._referee.outcome(steps, state, tier, staging_bytes)
+        return JudgedPlan(
+            method=METHOD, steps=steps, state=state, tier=tier, decision=Decision(METHOD), outcome=outcome, hidden=True
         )
 
 
 def _labelled(nodes: Sequence[ComputeNode]) -> list[Execution]:
-    """Every node once; what belongs to no block goes with the block before it."""
+    """Run every node once; what belongs to no block goes with the block before it."""
     found: list[Execution] = []
     block = SHARED
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What `device_budget: auto` stands for: the memory that is free for one process, less a reserve.
+"""Finds what `device_budget: auto` stands for: the memory that is free for one process, less a reserve.
 
 On Linux a process may take what the kernel calls available, and no more than each control group (cgroup, version 1 or
 2) above it still admits; containers and batch systems limit jobs that way. File caches that the kernel would give up
@@ -27,7 +27,7 @@ UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class Free:
-    """Memory that a process may still take.
+    """Says how much memory a process may still take.
 
     Attributes:
         nbytes: how much.
@@ -40,7 +40,7 @@ class Free:
 
 @dataclass(frozen=True)
 class AutoBudget:
-    """The budget that `auto` stands for.
+    """Holds the budget that `auto` stands for.
 
     Attributes:
         nbytes: of the device.
@@ -52,7 +52,7 @@ class AutoBudget:
 
 
 def auto_budget(free: Free, held_bytes: int = 0, extra_bytes: int = 0) -> AutoBudget:
-    """What is free, and what the training step has there already, less a reserve.
+    """Add what is free and what the training step has there already, less a reserve.
 
     Args:
         free: of the device.
@@ -72,7 +72,8 @@ def auto_budget(free: Free, held_bytes: int = 0, extra_bytes: int = 0) -> AutoBu
 
 
 def free_ram(root: Path = Path("/")) -> Free:
-    """Of this process; the least of what the machine and the control groups above it admit.
+    """Return the RAM that is free for this process: the least of what the machine and the control groups above it
+    admit.
 
     Args:
         root: where `proc` and the mounted control groups are looked for.
@@ -89,7 +90,7 @@ def free_ram(root: Path = Path("/")) -> Free:
 
 
 def free_on_gpu(name: str) -> Free:
-    """Of a GPU of this machine, as its driver says.
+    """Return what is free on a GPU of this machine, as its driver says.
 
     Args:
         name: of the device that plans are for; it begins with the GPU's own.
@@ -118,7 +119,7 @@ def _available(root: Path) -> Iterator[Free]:
 
 
 def _cgroups(root: Path) -> Iterator[Free]:
-    """What each control group from the process's own up to the mounted root still admits."""
+    """Yield what each control group from the process's own up to the mounted root still admits."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):

@@ -10,7 +10,7 @@ from stowage.stages.settings.budgets import kind_of_budget, parse_slowdown
 from stowage.stages.settings.sizes import MOST_BYTES
 from stowage.stages.solve.at_once import keep_everything_at_once
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.variants import Variant
 
 Solve = Callable[[int], Solved]
@@ -25,7 +25,7 @@ _TIGHTER = 8
 
 @dataclass(frozen=True)
 class Sought:
-    """A budget that was found.
+    """Holds a budget that was found.
 
     Attributes:
         nbytes: of the device.
@@ -38,7 +38,7 @@ class Sought:
 
 @dataclass(frozen=True)
 class Kept:
-    """The step with everything kept, which others are compared with.
+    """Describes the step with everything kept, which others are compared with.
 
     Attributes:
         nbytes: budget of the device within which it runs.
@@ -50,7 +50,7 @@ class Kept:
 
 
 def kept_of(variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0) -> Kept:
-    """The step as it was recorded, with everything kept.
+    """Return the step as it was recorded, with everything kept.
 
     Args:
         variant: the trace as recorded.
@@ -63,7 +63,7 @@ def kept_of(variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0) 
 
 
 def whole_budget(usable_bytes: int, reserve: Callable[[int], int]) -> int:
-    """The budget of which a plan may take so much: the reserve is in part a share of it."""
+    """Return the budget of which a plan may take so much: the reserve is in part a share of it."""
     nbytes = usable_bytes
     for _ in range(60):
         if usable_bytes + reserve(nbytes) <= nbytes:
@@ -73,7 +73,7 @@ def whole_budget(usable_bytes: int, reserve: Callable[[int], int]) -> int:
 
 
 def sought_budget(budget: str | int, solve: Solve, kept: Kept) -> Sought:
-    """The budget that `smallest` or `+5%` stands for.
+    """Return the budget that `smallest` or `+5%` stands for.
 
     Args:
         budget: as people write it.
@@ -92,7 +92,7 @@ def sought_budget(budget: str | int, solve: Solve, kept: Kept) -> Sought:
 
 
 def least(solve: Solve) -> int:
-    """The least memory for which a plan was found; with less there is none."""
+    """Return the least memory for which a plan was found; with less there is none."""
     try:
         solve(1)
         return 1
@@ -116,7 +116,7 @@ def least(solve: Solve) -> int:
 
 
 def least_at(slowdown: float, solve: Solve, kept: Kept) -> Sought:
-    """The least memory with which a step takes at most `slowdown` longer than with everything kept.
+    """Return the least memory with which a step takes at most `slowdown` longer than with everything kept.
 
     Found by bisection over `NOTCHES` budgets between the least memory and that of keeping everything: with a notch
     less, the step is slower than that, or there is no plan.

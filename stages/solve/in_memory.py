@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -10,40 +10,29 @@ from itertools import islice
 from stowage.stages.formulations.chain.policies import fixed_policies
 from stowage.stages.formulations.chain.rk_rotor import HEADROOM, ChainStep, RkRotor
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.graph import SHARED
+from stowage.stages.ir.plan import Option
 from stowage.stages.solve.known import Known
-from stowage.stages.solve.program.chain import Chain, Execution
+from stowage.stages.solve.program.chain import Chain, Execution, once
+from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.program.program import Program
-from stowage.stages.solve.request import COMPARED, FIXED
+from stowage.stages.solve.proposal import Decision, Proposal, Proposals, Task
+from stowage.stages.solve.request import COMPARED, FIXED, PlanRequest
 
-CANDIDATES = 12
-"""How many of RK-Rotor's plans that fit are polished and compared."""
+ORDERS_COMPARED = 12
+"""How many of RK-Rotor's orders that fit are polished and compared."""
 
-STRIDE = 8
+LEVELS_PASSED_OVER = 8
 """Most plans beyond the budget do not fit: so many at a time are passed over until one does."""
 
-ORDERS = 6
+ORDERS_FOR_SWEEPS = 6
 """Orders of executions, from much memory to little, that a sweep offloads from."""
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan without the tier below.
-
-    Attributes:
-        method: how it was found.
-        executions: in order.
-        time_s, peak_bytes: of it.
-    """
-
-    method: str
-    executions: list[Execution]
-    time_s: float
-    peak_bytes: int
+ROTOR = "rockmate"
+"""The name of RK-Rotor's orders, where nobody asked for another."""
 
 
 class Race:
-    """Makes candidates and keeps what the budget admits."""
+    """Makes orders of executions, and keeps what the budget admits."""
 
     def __init__(
         self,
@@ -68,26 +57,30 @@ class Race:
         self.polishes = polishes
         self.known = known if known is not None else Known()
 
-    def candidate(self, method: str, executions: list[Execution]) -> Candidate:
-        """A plan that runs no more than it must."""
-        return self._judged(method, self.program.without_dead(executions))
+    def order(self, method: str, steps: Sequence[ChainStep]) -> Order:
+        """Return the order of a sequence of the chain's steps, which runs no more than it must."""
+        options = frozenset((s.block, s.option) for s in steps if s.kind in ("forward", "backward"))
+        executions = self.program.without_dead(self.chain.executions(steps))
+        return self.counted(Order(method, executions, 0.0, 0, options))
 
-    def polished(self, plan: Candidate) -> Candidate:
-        """The plan, with what still fits kept instead of made again."""
-        if not self.polishes or plan.peak_bytes > self.budget_bytes:
-            return plan
-        kept = self.program.retain_where_possible(plan.executions, self.budget_bytes)
-        return plan if kept is plan.executions else self._judged(plan.method, kept)
+    def counted(self, order: Order) -> Order:
+        """Return an order with what its executions cost."""
+        time_s = sum(self.program.nodes[e.node].time_s for e in order.executions)
+        return replace(order, time_s=time_s, peak_bytes=self.program.peak_bytes(order.executions))
 
-    def _judged(self, method: str, executions: list[Execution]) -> Candidate:
-        time_s = sum(self.program.nodes[e.node].time_s for e in executions)
-        return Candidate(method, executions, time_s, self.program.peak_bytes(executions))
+    def polished(self, order: Order) -> Order:
+        """Return an order with what still fits kept instead of made again."""
+        if not self.polishes or order.peak_bytes > self.budget_bytes:
+            return order
+        kept = self.program.retain_where_possible(order.executions, self.budget_bytes)
+        return order if kept is order.executions else self.counted(replace(order, executions=kept))
 
     def table(self, nominal_bytes: int, slots: int) -> RkRotor:
+        """Return RK-Rotor's table for so much memory."""
         return RkRotor(self.chain.chain_blocks, slots, max(1, -(-nominal_bytes // slots)))
 
-    def rockmate(self, available_bytes: int, slots: int, *, polish: bool = True) -> Iterator[Candidate]:
-        """RK-Rotor's plans that truly fit, one per distinct time, from the largest nominal memory down."""
+    def rockmate(self, available_bytes: int, slots: int, *, polish: bool = True) -> Iterator[Order]:
+        """Yield RK-Rotor's orders that truly fit, one per distinct time, from the largest nominal memory down."""
         table = self.table(int(available_bytes * HEADROOM), slots)
         smallest = table.smallest_slots()
         if smallest is None:
@@ -95,48 +88,48 @@ class Race:
         levels = [m for m in range(slots, smallest - 1, -1) if m == slots or table.time_s(m) != table.time_s(m + 1)]
 
         @cache
-        def plan(level: int) -> Candidate:
-            return self.candidate("rockmate", self.chain.executions(table.sequence(levels[level])))
+        def order(level: int) -> Order:
+            return self.order(ROTOR, table.sequence(levels[level]))
 
         def fits(level: int) -> bool:
-            return plan(level).peak_bytes <= self.budget_bytes
+            return order(level).peak_bytes <= self.budget_bytes
 
-        coarse = next((k for k in range(0, len(levels), STRIDE) if fits(k)), 0)
-        fitting = (k for k in range(max(0, coarse - STRIDE + 1), len(levels)) if fits(k))
-        for level in islice(fitting, CANDIDATES):
-            yield self.polished(plan(level)) if polish else plan(level)
+        coarse = next((k for k in range(0, len(levels), LEVELS_PASSED_OVER) if fits(k)), 0)
+        fitting = (k for k in range(max(0, coarse - LEVELS_PASSED_OVER + 1), len(levels)) if fits(k))
+        for level in islice(fitting, ORDERS_COMPARED):
+            yield self.polished(order(level)) if polish else order(level)
 
-    def smallest(self, nominal_bytes: int, slots: int) -> Candidate | None:
-        """The plan with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
+    def smallest(self, nominal_bytes: int, slots: int) -> Order | None:
+        """Return the order with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
         return self.known.once(("smallest", nominal_bytes, slots), lambda: self._smallest(nominal_bytes, slots))
 
-    def _smallest(self, nominal_bytes: int, slots: int) -> Candidate | None:
-        best: Candidate | None = None
+    def _smallest(self, nominal_bytes: int, slots: int) -> Order | None:
+        best: Order | None = None
         for _ in range(3):
             table = self.table(nominal_bytes, slots)
             least = table.smallest_slots()
             if least is None:
                 break
             for m in range(least, min(least + 4, slots) + 1):
-                plan = self.candidate("rockmate", self.chain.executions(table.sequence(m)))
-                if best is None or (plan.peak_bytes, plan.time_s) < (best.peak_bytes, best.time_s):
-                    best = plan
+                order = self.order(ROTOR, table.sequence(m))
+                if best is None or (order.peak_bytes, order.time_s) < (best.peak_bytes, best.time_s):
+                    best = order
             nominal_bytes = (least + 1) * table.slot_bytes
         return best
 
-    def below(self, smallest: Candidate, overhead_bytes: int, slots: int) -> Candidate:
-        """The plan from which the race, asked for one byte less than its peak, finds nothing any more.
+    def tighten(self, smallest: Order, overhead_bytes: int, slots: int) -> Order:
+        """Tighten the budget to one byte below the current peak until no order fits; return the last one that did.
 
         Args:
             smallest: where to start.
             overhead_bytes: in memory besides what RK-Rotor counts.
         """
-        found: Candidate = self.known.of(
-            smallest, f"below {overhead_bytes} {slots}", lambda plan: self._below(plan, overhead_bytes, slots)
+        found: Order = self.known.of(
+            smallest, f"tightened {overhead_bytes} {slots}", lambda order: self._tighten(order, overhead_bytes, slots)
         )
         return found
 
-    def _below(self, smallest: Candidate, overhead_bytes: int, slots: int) -> Candidate:
+    def _tighten(self, smallest: Order, overhead_bytes: int, slots: int) -> Order:
         while True:
             race = Race(self.program, self.chain, smallest.peak_bytes - 1, polishes=self.polishes)
             found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
@@ -145,83 +138,124 @@ class Race:
             smallest = min(found, key=lambda p: (p.peak_bytes, p.time_s))
 
 
-def keep_everything(race: Race) -> Candidate:
-    """The plan that computes nothing again: in eager's order, or block by block if that is no slower."""
-    everything = race.known.once(
-        "everything", lambda: race.candidate("keep_all", [Execution(n.node, "keep") for n in race.program.nodes])
-    )
-    labelled = race.polished(
-        race.known.once("by block", lambda: race.candidate("keep_all", race.chain.executions(_once(race.chain))))
-    )
+def race_of(task: Task) -> Race:
+    """Return the race of a task."""
+    return Race(task.program, task.chain, task.budget_bytes, polishes=task.request.polishes, known=task.known)
+
+
+def _policies(race: Race) -> list[Order]:
+    """Return the orders of the fixed policies."""
+    return [race.order(name, steps) for name, steps in fixed_policies(race.chain.chain_blocks).items()]
+
+
+def keep_everything(race: Race) -> Order:
+    """Return the order that computes nothing again: eager's, or block by block if that is no slower."""
+    known = race.known
+    eager = Order("keep_all", [Execution(n.node, "keep") for n in race.program.nodes], 0.0, 0)
+    everything = known.once("everything", lambda: race.counted(eager))
+    by_block = known.once("by block", lambda: race.order("keep_all", once(race.chain.fastest_options)))
+    labelled = race.polished(by_block)
     return labelled if labelled.time_s <= everything.time_s else everything
 
 
-def in_memory(race: Race, everything: Candidate, slots: int, method: str) -> tuple[list[Candidate], Candidate]:
-    """Plans without the tier below, and the one that takes least memory.
+@dataclass(frozen=True)
+class InMemory:
+    """Proposes plans that keep everything on the device.
 
-    Args:
-        race: with the budget.
-        everything: the plan that keeps everything.
-        slots, method: see `PlanRequest`.
+    Attributes:
+        everything: the order that computes nothing again.
+        method, slots: as `PlanRequest` has them.
+        only_bound: only the leanest plan is wanted, to know the smallest budget.
     """
-    budget_bytes, base_bytes = race.budget_bytes, race.program.base_bytes
-    overhead_bytes = base_bytes + race.known.once(
-        "uncounted", lambda: _uncounted_bytes(race)
-    )  # in memory besides what RK-Rotor counts
-    smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
-    policies = race.known.once("policies", lambda: _policies(race))
-    if method in FIXED:
-        found = [p for p in policies if p.method == method]
-        if not found:
-            raise ParameterError(f"method {method} needs a chain of two blocks at least, each of which may run again.")
-        return found, found[0]
-    known = [everything, *policies] if method not in COMPARED else []
-    smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
-    smallest = race.below(smallest, overhead_bytes, slots)
-    plans: list[Candidate] = [race.polished(replace(smallest, method="rockmate"))]
-    if method == "auto":
-        plans.append(everything)
-    if method != "auto" or everything.peak_bytes > budget_bytes:
-        plans += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
+
+    everything: Order
+    method: str
+    slots: int
+    only_bound: bool = False
+
+    def propose(self, task: Task) -> Proposals:
+        """Propose the fastest plan within the budget, and the leanest of all."""
+        race = race_of(task)
+        orders, leanest = self._orders(race)
+        fitting = [o for o in orders if o.peak_bytes <= task.budget_bytes]
+        if fitting and not self.only_bound:
+            best = min(fitting, key=lambda o: (o.time_s, o.method != "keep_all", o.peak_bytes))
+            verdict = yield self._proposal(task, best)
+            if verdict is None or verdict.peak_bytes > task.budget_bytes:
+                raise AssertionError(
+                    f"the referee finds that the plan of {best.method} does not fit, but it was counted"
+                )
+        yield task.known.of(leanest, "proposal", lambda order: replace(self._proposal(task, order), only_bound=True))
+
+    def _proposal(self, task: Task, order: Order) -> Proposal:
+        method = self.method if order.method == ROTOR and self.method != "auto" else order.method
+        decision = decided_by_options(order, task.chain, task.request)
+        return Proposal(method=method, steps=task.program.steps(order.executions), decision=decision)
+
+    def _orders(self, race: Race) -> tuple[list[Order], Order]:
+        """Return orders to choose from, and the one that takes least memory."""
+        budget_bytes, everything, slots, method = race.budget_bytes, self.everything, self.slots, self.method
+        base_bytes = race.program.base_bytes
+        # In memory besides what RK-Rotor counts.
+        inside = (s for b in race.chain.blocks for s in b.storages)
+        overhead_bytes = base_bytes + race.known.once("uncounted", lambda: race.program.uncounted_bytes(inside))
+        smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
+        policies = race.known.once("policies", lambda: _policies(race))
+        if method in FIXED:
+            found = [p for p in policies if p.method == method]
+            if not found:
+                raise ParameterError(
+                    f"method {method} needs a chain of two blocks at least, each of which may run again."
+                )
+            return found, found[0]
+        known = [everything, *policies] if method not in COMPARED else []
+        smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
+        smallest = race.tighten(smallest, overhead_bytes, slots)
+        orders = [race.polished(replace(smallest, method=ROTOR))]
         if method == "auto":
-            plans += [race.polished(policy) for policy in policies]
-    return plans, smallest
+            orders.append(everything)
+        if method != "auto" or everything.peak_bytes > budget_bytes:
+            orders += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
+            if method == "auto":
+                orders += [race.polished(policy) for policy in policies]
+        return orders, smallest
 
 
-def orders(race: Race, everything: Candidate, slots: int) -> Iterator[list[Execution]]:
-    """Executions that a sweep may offload from: nothing computed again, and RK-Rotor's for less and less memory."""
+def decided_by_options(order: Order, chain: Chain, request: PlanRequest) -> Decision:
+    """Return who decided an order: the rule that put blocks in it, and whoever found their schedules.
+
+    The worst of those schedules speaks for all. One that keeps everything needs no proof, for none is faster.
+    """
+    used = [o for o in chain.options_of(order.options) if o.formulation != "keep_all"]
+    solved = [o for o in used if o.status in ("optimal", "feasible")]
+    rule = "rk_rotor" if order.method == ROTOR else order.method
+    names = [rule, *sorted({o.formulation for o in used})]
+    limits = request.options_limits
+    return Decision(
+        ", ".join(dict.fromkeys(names)),
+        _worst_status(rule, used),
+        max((o.gap for o in solved), default=None) if len(solved) == len(used) and rule == "rk_rotor" else None,
+        limits.time_limit_s if solved else 0.0,
+        limits.seed if solved else 0,
+    )
+
+
+def _worst_status(rule: str, used: Sequence[Option]) -> str:
+    if rule != "rk_rotor" or not used or any(o.status not in ("optimal", "feasible") for o in used):
+        return "heuristic"
+    return "feasible" if any(o.status == "feasible" for o in used) else "optimal"
+
+
+def orders(race: Race, everything: Order, slots: int) -> Iterator[list[Execution]]:
+    """Yield executions that a sweep may offload from: all kept, then RK-Rotor's for less and less memory."""
     yield everything.executions
     table = race.table(max(everything.peak_bytes - race.program.base_bytes, 1), slots)
     least = table.smallest_slots()
     if least is None:
         return
     previous = everything.time_s
-    for k in range(ORDERS):
-        m = slots - (slots - least) * (k + 1) // ORDERS
+    for k in range(ORDERS_FOR_SWEEPS):
+        m = slots - (slots - least) * (k + 1) // ORDERS_FOR_SWEEPS
         if table.time_s(m) > previous:
             previous = table.time_s(m)
             yield race.program.without_dead(race.chain.executions(table.sequence(m)))
-
-
-def _policies(race: Race) -> list[Candidate]:
-    """The fixed policies, unpolished."""
-    fixed = fixed_policies(race.chain.chain_blocks)
-    return [race.candidate(name, race.chain.executions(steps)) for name, steps in fixed.items()]
-
-
-def _once(chain: Chain) -> list[ChainStep]:
-    """Every block once, with its fastest option."""
-    blocks = chain.chain_blocks
-    fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, b.options[o].save_bytes)) for b in blocks]
-    forward = [ChainStep("forward", b, o) for b, o in enumerate(fastest)]
-    return forward + [ChainStep("backward", b, fastest[b]) for b in reversed(range(len(blocks)))]
-
-
-def _uncounted_bytes(race: Race) -> int:
-    """What is outside the chain (masks, positions), and what blocks hold for others."""
-    program = race.program
-    made = {s for n in program.nodes if n.block == SHARED for s in n.creates}
-    read = {s for n in program.nodes if n.block != SHARED for s in n.reads}
-    inside = {s for block in race.chain.blocks for s in block.storages}
-    held = {s for n in program.nodes if n.block != SHARED for s in n.creates} - inside
-    return sum(program.nbytes[s] for s in (made & read) | held)

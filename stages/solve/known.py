@@ -1,4 +1,4 @@
-"""What plans of one step within several budgets have in common: it is found once."""
+"""Remembers what plans of one step within several budgets have in common, so that it is found once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Known:
         self._parts: dict[Hashable, Known] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returned when it was first asked for under this key."""
+        """Return what `make` returned when it was first asked for under this key."""
         if key not in self._found:
             self._found[key] = make()
         found: T = self._found[key]
         return found
 
     def of(self, object_: T, name: str, make: Callable[[T], Any]) -> Any:
-        """What `make` returned of this very object, which is kept, so that no other can be taken for it."""
+        """Return what `make` returned of this very object, which is kept, so that no other can be taken for it."""
         return self.once((name, id(object_)), lambda: (object_, make(object_)))[1]
 
     def part(self, key: Hashable) -> Known:
-        """What is known of a part: a variant of the step, or another chain for it."""
+        """Return what is known of a part: a variant of the step, or another chain for it."""
         return self._parts.setdefault(key, Known())

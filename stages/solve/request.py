@@ -1,12 +1,13 @@
-"""What a plan is asked for."""
+"""Says what a plan is asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD
+from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SECONDS
 from stowage.stages.ir.methods import METHODS, method_of
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solver.outcome import SolverSettings
 
 FIXED = tuple(m.name for m in METHODS if m.fixed)
 """Policies that may be asked for by name; see `policies.py`."""
@@ -22,14 +23,16 @@ def check_method(method: str) -> None:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the plan of an iteration is to be.
+    """Says what the plan of an iteration is to be.
 
     Attributes:
         device_budget_bytes: device bytes of the whole iteration: parameters, optimizer states, buffers, inputs,
             gradients, activations, workspace.
         method: the name of one in `ir/methods.py`, which says what each does.
         slots: memory slots of RK-Rotor.
-        device, device_fingerprint, time_limit_s, seed: stated in the summary.
+        device, device_fingerprint: stated in the summary.
+        options_limits: those of the solves that found the options, stated in the summary of a plan made of them.
+        o_ilp_limits: those of one solve of O-ILP.
         below: the tier below the device, if the plan may use one.
         away: names of parameters, states and gradients, as slots have them, that the plan of another micro-batch of the
             same training has below between iterations: they had better be there in this one too.
@@ -40,8 +43,8 @@ class PlanRequest:
     slots: int = MEMORY_SLOTS
     device: str = ""
     device_fingerprint: str = ""
-    time_limit_s: float = 0.0
-    seed: int = 0
+    options_limits: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=0.0))
+    o_ilp_limits: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
     below: Below | None = None
     away: frozenset[str] = frozenset()
 
@@ -50,19 +53,19 @@ class PlanRequest:
 
     @property
     def recomputes_only(self) -> bool:
-        """Whether plans that use the tier below do not count."""
+        """Return whether plans that use the tier below do not count."""
         return method_of(self.method).recomputes_only
 
     @property
     def polishes(self) -> bool:
-        """Whether what still fits is kept instead of made again."""
+        """Return whether what still fits is kept instead of made again."""
         return method_of(self.method).polishes
 
     def takes(self, formulation: str) -> bool:
-        """Whether schedules of blocks that a formulation found are options."""
+        """Return whether schedules of blocks that a formulation found are options."""
         return method_of(self.method).takes(formulation)
 
     @property
     def offloads_only(self) -> bool:
-        """Whether plans that keep everything in the device do not count."""
+        """Return whether plans that keep everything in the device do not count."""
         return method_of(self.method).offloads

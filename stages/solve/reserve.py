@@ -1,4 +1,4 @@
-"""What a plan leaves of the budget to the device's allocator; see `DeviceDescription.reserve_bytes`."""
+"""Leaves a part of the budget to the device's allocator, as `DeviceDescription.reserve_bytes` says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import replace
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 
 
 class Reserve:
-    """Of one budget.
+    """Divides one budget between the plan and the allocator.
 
     Attributes:
         nbytes: what is left to the allocator.
@@ -35,17 +35,17 @@ class Reserve:
         self.usable_bytes = budget_bytes - self.nbytes
 
     def stated(self, solved: Solved) -> Solved:
-        """The plan, which says what it leaves, and how the budget was found."""
+        """Return the plan, which says what it leaves, and how the budget was found."""
         if (solved.summary.reserve_bytes, solved.summary.budget_found) == (self.nbytes, self._said):
             return solved
         return replace(solved, summary=replace(solved.summary, reserve_bytes=self.nbytes, budget_found=self._said))
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """A block that plans within `usable_bytes`.
+        """Let a block plan within `usable_bytes`.
 
         Raises:
-            Infeasible: of the whole budget.
+            Infeasible: the error names the whole budget.
         """
         try:
             yield

@@ -11,14 +11,15 @@ from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.known import Known
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import Solved, lower_bound_s, solve_plan
+from stowage.stages.solve.select import solve_plan
+from stowage.stages.solve.summary import Solved, lower_bound_s
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute the same numbers: its trace, compute nodes and blocks, and clusters of large blocks."""
+    """Holds one way to compute the same numbers: its trace, compute nodes and blocks, and clusters of large blocks."""
 
     name: str
     trace: TraceTables
@@ -30,7 +31,8 @@ class Variant:
 def solve_variants(
     variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known | None = None
 ) -> Solved:
-    """The fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the bounds.
+    """Return the fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the
+    bounds.
 
     Args:
         variants, options: what the earlier stages wrote.
@@ -57,7 +59,7 @@ def solve_variants(
 
 
 def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
-    """What is too small is not the device's budget."""
+    """Say that the tier below is too small, and not the device's budget."""
     room, wanted = below.capacity_bytes, needed.below_bytes
     if below.disk is not None:
         room += below.disk.capacity_bytes
@@ -76,11 +78,13 @@ def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
 def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
+    bound_s = lower_bound_s(variants[0].nodes, request.below)
     for variant in variants:
         hashes = {b.block_hash for b in variant.blocks}
         try:
             own = [o for o in options if o.block_hash in hashes]
-            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request, known.part(variant.name))
+            part = known.part(variant.name)
+            solved = solve_plan(variant.trace, variant.nodes, variant.blocks, own, request, part, bound_s=bound_s)
         except Infeasible as failure:
             failures.append(failure)
             continue
@@ -90,12 +94,5 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
-    once_s = lower_bound_s(variants[0].nodes, request.below)
     best = min(found, key=lambda s: s.summary.step_time_s)
-    summary = replace(
-        best.summary,
-        smallest_feasible_bytes=smallest,
-        lower_bound_s=once_s,
-        gap=max(0.0, 1 - once_s / best.summary.step_time_s),
-    )
-    return replace(best, summary=summary)
+    return replace(best, summary=replace(best.summary, smallest_feasible_bytes=smallest))

@@ -15,7 +15,7 @@ from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.program import load_step
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import assert_equal_training

@@ -16,7 +16,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import Below, PlanRequest, solve_plan
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from tests.runtime.beside_eager import MakeOptimizer, differences, eager_step, same
 from tests.solve.prepared import Prepared
 from tests.zoo import Entry, loss_of

@@ -19,11 +19,12 @@ from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition import Limits, make_chains
 from stowage.stages.partition.clusters.block import block_clusters
 from stowage.stages.solve import Below, Solved
-from stowage.stages.solve.offload import plans as tiered
+from stowage.stages.solve.offload import sources
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.offmate.offmate import OffMate
+from stowage.stages.solve.offload.offmate.choices import choices_of
+from stowage.stages.solve.offload.offmate.problem import ChainProblem
 from stowage.stages.solve.program.chain import Chain
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 from tests.matrix import some
@@ -64,13 +65,13 @@ def test_schedules_of_large_blocks_are_options() -> None:
     assert len(prepared.blocks) > 1
     program = program_of(prepared.trace, prepared.nodes)
     offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
-    offmate = OffMate(offloader, SETTINGS)
+    offmate = ChainProblem(offloader, choices_of(offloader))
     number = max(range(len(prepared.blocks)), key=lambda b: len(prepared.blocks[b].nodes))
     known = offloader.chain.options[prepared.blocks[number].block_hash]
     offered = {known[c.option].formulation for c in offmate.choices[number]}
     assert "tw_remat" in offered
     assert any(f.startswith("h_") for f in offered), offered
-    assert len(offmate.problem(1 << 40).blocks[number].options) == len(offmate.choices[number])
+    assert len(offmate.within(1 << 40).blocks[number].options) == len(offmate.choices[number])
 
 
 def tight(prepared: Prepared, below: Below) -> tuple[int, Solved]:
@@ -85,8 +86,7 @@ def tight(prepared: Prepared, below: Below) -> tuple[int, Solved]:
 @pytest.mark.parametrize("cut", some(["whole", "held"], keep=[]))
 def test_training_from_below_equals_eager(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """O-ILP's own plans, which sweeps beat on models this small."""
-    monkeypatch.setattr(tiered, "sweeps", lambda *arguments: iter(()))
-    monkeypatch.setattr(Offloader, "fixed", lambda self: iter(()))
+    monkeypatch.setattr(sources.Rules, "propose", lambda self, task: iter(()))
     prepared = chains("transformer")[cut == "held"]
     below = replace(BELOW, link=SLOW)
     budget, solved = tight(prepared, below)

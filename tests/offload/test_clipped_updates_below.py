@@ -20,7 +20,7 @@ from stowage.stages.ir.updates import CLIP
 from stowage.stages.runtime.offload import cpu_updates as runtime_below
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import Below, eager_peak_bytes
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from stowage.stages.trace import MicroBatch
 from tests.device.tiers.thread_lanes import ThreadLanes, staged
 from tests.matrix import some

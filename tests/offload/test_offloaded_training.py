@@ -16,7 +16,7 @@ from stowage.stages.device.tiers import DelayedTier, DiskTier, NullTier, Tier
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import eager_peak_bytes
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from tests.matrix import some
 from tests.offload.away import BELOW, actions, assert_equal_below, smallest_below, solve_below
 from tests.runtime.beside_eager import MakeOptimizer, prepare

@@ -16,7 +16,7 @@ from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.plan import Slot
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import Below
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from tests.device.tiers.thread_lanes import staged
 from tests.offload.away import BELOW, actions, assert_equal_below, solve_below
 from tests.offload.test_offloaded_training import OPTIMIZERS, adamw, momentum, prepared_for, without_waits

@@ -11,7 +11,7 @@ from torch import nn
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from stowage.stages.trace import MicroBatch, trace_step
 from tests.solve.prepared import Prepared, prepare_trace
 from tests.zoo import Entry, loss_of

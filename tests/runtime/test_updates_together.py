@@ -16,7 +16,7 @@ from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime import PerParameterUpdates, Program
 from stowage.stages.runtime.bind import bind
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from stowage.stages.trace import MicroBatch
 from tests.matrix import some
 from tests.runtime.beside_eager import MakeOptimizer, assert_equal_training, differences, prepare, same

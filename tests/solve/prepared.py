@@ -12,15 +12,16 @@ from stowage.stages.formulations.block.greedy.selective import selective_frontie
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind
 from stowage.stages.options.generate import options_of
 from stowage.stages.options.tasks import Found
 from stowage.stages.partition import make_blocks
 from stowage.stages.simulate.block import replay_block
-from stowage.stages.simulate.plan import Step, replay_plan
+from stowage.stages.simulate.plan import replay_plan
 from stowage.stages.solve import PlanRequest, solve_plan
-from stowage.stages.solve.select import Solved
+from stowage.stages.solve.summary import Solved
 from tests.solve.synthetic_steps import costs_for
 
 PLENTY = 1 << 50

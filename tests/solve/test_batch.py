@@ -14,18 +14,19 @@ from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.machine import Link
 from stowage.stages.solve import Below, FractionalBatch, fractional_batch
+from stowage.stages.solve.batch_problem import problem_of_one
 from stowage.stages.solve.batch_size import (
     at_share,
     batch_amounts,
     growing_chain,
     growth_of,
     least_over,
-    problem_of_one,
 )
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.offmate.offmate import OffMate
+from stowage.stages.solve.offload.offmate.choices import choices_of
+from stowage.stages.solve.offload.offmate.problem import ChainProblem
 from stowage.stages.solve.program.chain import Chain
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_model
@@ -101,9 +102,9 @@ def test_amounts_are_all_that_is_always_in_memory() -> None:
     assert amounts.fixed_bytes >= persistent - inputs
 
 
-def offmate_of(tables: Prepared) -> OffMate:
+def offmate_of(tables: Prepared) -> ChainProblem:
     offloader = Offloader(program_of(tables.trace, tables.nodes), chain_of(tables), BELOW)
-    return OffMate(offloader, SETTINGS)
+    return ChainProblem(offloader, choices_of(offloader))
 
 
 def test_o_ilp_for_one_sample_is_o_ilp_for_the_batch_divided_by_it() -> None:
@@ -113,7 +114,7 @@ def test_o_ilp_for_one_sample_is_o_ilp_for_the_batch_divided_by_it() -> None:
     lean = growing_chain(chain, growth("gpt2"), tables.nodes, tables.options)
     batch_bytes = batch_amounts(tables.trace, tables.nodes, growth("gpt2")).batch_bytes
     budget = sum(s.nbytes for s in tables.trace.storages if s.role != "temporary")
-    ordinary = offmate.problem(budget)
+    ordinary = offmate.within(budget)
     one = problem_of_one(ordinary, offmate, chain, lean, batch_bytes, SAMPLE)
     held = o_ilp(one, SETTINGS, limits=OIlpLimits(batch=(SAMPLE, SAMPLE))).solution
     whole = o_ilp(ordinary, SETTINGS).solution
@@ -127,7 +128,7 @@ def test_every_update_is_paid_once_whatever_the_batch() -> None:
     tables = prepared("gpt2", SAMPLE)
     offmate, chain = offmate_of(tables), chain_of(tables)
     lean = growing_chain(chain, growth("gpt2"), tables.nodes, tables.options)
-    one = problem_of_one(offmate.problem(1 << 40), offmate, chain, lean, 0, SAMPLE)
+    one = problem_of_one(offmate.within(1 << 40), offmate, chain, lean, 0, SAMPLE)
     paid = sum(g.device_update_s + g.pinned_update_s for g in one.groups)
     assert paid == pytest.approx(sum(n.time_s for n in tables.nodes if n.phase == "update"))
     for block, nodes in zip(one.blocks, tables.blocks, strict=True):

@@ -14,10 +14,12 @@ from stowage.stages.ir.plan import PlanSummary, plan_hash, tier_state
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.stored import check_stored
-from stowage.stages.solve.offload.offloader import Offloader, OffloadPlan
+from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.sweep.late_updates import late_updates
-from stowage.stages.solve.offload.sweep.sweep import _Sweep, sweeps
+from stowage.stages.solve.offload.sweep.sweep import BeladySweep, sweeps
+from stowage.stages.solve.proposal import JudgedPlan
 from tests.matrix import examples
+from tests.solve.judged import hidden, judged
 from tests.solve.offload.test_sweep import QUICK, TINY, executions_of, offloader_of
 from tests.solve.prepared import prepare_trace
 from tests.solve.synthetic_steps import training_steps
@@ -25,7 +27,7 @@ from tests.solve.synthetic_steps import training_steps
 NOTHING = PlanSummary("", "", "", "", 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0.0, 0, "", "", 0.0, 0.0, 0, 0)
 
 
-def stated(trace: TraceTables, plan: OffloadPlan) -> PlanSummary:
+def stated(trace: TraceTables, plan: JudgedPlan) -> PlanSummary:
     """What a plan states about itself."""
     outcome, configuration = plan.outcome, trace.meta.configuration_hash
     return replace(
@@ -40,7 +42,7 @@ def stated(trace: TraceTables, plan: OffloadPlan) -> PlanSummary:
     )
 
 
-def plans_of(trace: TraceTables, share: float, every: int, home: str) -> Iterator[tuple[Offloader, OffloadPlan]]:
+def plans_of(trace: TraceTables, share: float, every: int, home: str) -> Iterator[tuple[Offloader, JudgedPlan]]:
     """With some updates taken by the CPU, or with a disk and buffers of its own."""
     below = replace(TINY, cpu_update_bytes_per_s=1e3)
     if home == "disk":
@@ -48,10 +50,10 @@ def plans_of(trace: TraceTables, share: float, every: int, home: str) -> Iterato
     offloader = offloader_of(prepare_trace(trace), below)
     executions = executions_of(offloader)
     updates = late_updates(offloader, executions)[::every] if home == "host" else []
-    budget = _Sweep(offloader, executions, frozenset(), updates).least_bytes + int(share * 100) + 1000
-    for plan in sweeps(offloader, executions, budget, updates=updates):
+    budget = BeladySweep(offloader, executions, frozenset(), updates).least_bytes + int(share * 100) + 1000
+    for plan in judged(offloader.program, sweeps(offloader, executions, budget, updates=updates)):
         yield offloader, plan
-        yield offloader, offloader.shifted(plan, plan.outcome.peak_bytes)
+        yield offloader, hidden(offloader.program, plan, plan.peak_bytes)
 
 
 @pytest.mark.parametrize("home", ["host", "disk"])

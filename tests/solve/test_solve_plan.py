@@ -11,9 +11,11 @@ from stowage.stages.ir.errors import Infeasible, ParameterError, TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import baseline_bytes
 from stowage.stages.solve.program.chain import Chain, Execution
+from stowage.stages.solve.program.of_trace import eager_peak_bytes, program_of
 from stowage.stages.solve.request import PlanRequest
-from stowage.stages.solve.select import eager_peak_bytes, program_of, solve_plan
+from stowage.stages.solve.select import solve_plan
 from tests.matrix import examples, some
+from tests.solve.judged import replayed
 from tests.solve.prepared import PLENTY, Prepared, prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
 
@@ -65,7 +67,7 @@ def policies_of(prepared: Prepared) -> dict[str, tuple[int, float]]:
     runs = {name: chain.executions(steps) for name, steps in fixed_policies(chain.chain_blocks).items()}
     runs["keep_all"] = [Execution(n.node, "keep") for n in prepared.nodes]
     for name, executions in runs.items():
-        outcome = program.replay(program.without_dead(executions))
+        outcome = replayed(program, program.without_dead(executions))
         found[name] = outcome.peak_bytes, outcome.time_s
     return found
 

@@ -1,4 +1,4 @@
-"""Where what leaves the device lives: in the host, and on the disk behind it what has no room there."""
+"""Decides where what leaves the device lives: in the host, and on the disk behind it what has no room there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
+from stowage.stages.solve.offload.tier import Below
 
 
 @dataclass(frozen=True)
 class Moving:
-    """What a plan moves.
+    """Counts what a plan moves.
 
     Attributes:
         copies: storage -> copies and reads of it by updates in one iteration, all that has a place below.
@@ -28,7 +29,7 @@ class Moving:
 
     @staticmethod
     def of(steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]) -> Moving:
-        """Of a plan without homes."""
+        """Count what a plan moves that says nothing of disks yet."""
         copies = Counter(dict.fromkeys(state.below | state.copied, 0))
         copies.update(s.storage for s in steps if ACTIONS[s.kind].moves)
         gradients: set[int] = set()
@@ -41,8 +42,32 @@ class Moving:
         return Moving(copies, frozenset(gradients), update_bytes)
 
 
+def places_on_disk(
+    tier: Below,
+    steps: Sequence[Step],
+    state: TierState,
+    nodes: Sequence[ComputeNode],
+    sizes: Sequence[int],
+    wanted: frozenset[int],
+) -> frozenset[int]:
+    """Return the storages of a plan whose place below the device is on a disk.
+
+    Args:
+        tier: below the device.
+        steps, state: the plan.
+        nodes, sizes: the program, and the bytes of each of its storages.
+        wanted: what should be on the disk rather than in the host.
+    """
+    if tier.home == "host" and tier.disk is None:
+        return frozenset()
+    moving = Moving.of(steps, state, nodes, sizes)
+    if tier.home == "disk":
+        return frozenset(moving.copies)
+    return storages_on_disk(moving, sizes, wanted, tier.capacity_bytes)
+
+
 def storages_on_disk(moving: Moving, sizes: Sequence[int], wanted: frozenset[int], host_bytes: int) -> frozenset[int]:
-    """Storages with their place on the disk behind the host.
+    """Choose the storages that have their place on the disk behind the host.
 
     What is wanted there goes there first; then, while the host is too full, what is copied least; and what is copied
     most comes back while there is room. An update of what is on the disk reads it into the host: room is left for that.

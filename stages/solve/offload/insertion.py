@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
-from stowage.stages.ir.plan import PlanAction
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
 
 
 @dataclass(frozen=True)
-class StepMoves:
-    """What moves in one step of the cycle (a block's forward or backward); all are storages.
+class StorageMoves:
+    """Names the storages that move in one step of the cycle (a block's forward or backward).
 
     Attributes:
         free: dropped from the device at its start; a copy on its way down is waited for first.
@@ -31,12 +31,9 @@ class StepMoves:
     update: tuple[int, ...] = ()
 
 
-NO_MOVES = StepMoves()
-
-
 @dataclass(frozen=True)
 class Moved:
-    """Rows with copies, and the state of the tiers in which every iteration starts and ends."""
+    """Holds rows with copies, and the state of the tiers in which every iteration starts and ends."""
 
     steps: list[Step]
     state: TierState
@@ -45,7 +42,7 @@ class Moved:
 def insert_moves(
     steps: Sequence[Step],
     step_of: Sequence[int],
-    moves: Sequence[StepMoves],
+    moves: Sequence[StorageMoves],
     nodes: Sequence[ComputeNode],
     below: frozenset[int],
 ) -> Moved:
@@ -82,7 +79,7 @@ class _Insertion:
         self,
         steps: Sequence[Step],
         step_of: Sequence[int],
-        moves: Sequence[StepMoves],
+        moves: Sequence[StorageMoves],
         nodes: Sequence[ComputeNode],
         moving: set[int],
         persistent: set[int],
@@ -141,14 +138,14 @@ class _Insertion:
         self.updating.add(storage)
 
     def _next_use(self, storage: int, position: int) -> int:
-        """Where it is used next, in this iteration or the following one."""
+        """Return where it is used next, in this iteration or the following one."""
         uses = self.uses[storage]
         following = bisect_left(uses, position)
         if following < len(uses):
             return uses[following]
         return len(self.steps) + (uses[0] if uses else 0)
 
-    def _begin(self, moves: StepMoves, position: int, label: str) -> None:
+    def _begin(self, moves: StorageMoves, position: int, label: str) -> None:
         for storage in moves.free:
             if storage in self.offloading or storage in self.reloading:
                 self._wait(storage, label)
@@ -172,7 +169,7 @@ class _Insertion:
         self.offloading.add(storage)
 
     def run(self) -> None:
-        """All rows."""
+        """Write all rows."""
         current = -1
         after: dict[int, list[int]] = defaultdict(list)
         for position, step in enumerate(self.steps):
@@ -204,6 +201,6 @@ class _Insertion:
             self._begin(moves, len(self.steps), "end")
 
     def end(self) -> TierState:
-        """The state after the last row."""
+        """Return the state after the last row."""
         sets = (self.below, self.reloading, self.offloading, self.copied, self.updating)
         return TierState(*(frozenset(found & self.persistent) for found in sets))

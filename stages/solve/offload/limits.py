@@ -1,4 +1,4 @@
-"""What the planner needs to know of the tier below the device: rates of the target, and limits that people set."""
+"""Describes the tier below the device to the planner: rates of the target, and limits that people set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError, size_text
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.settings.sizes import parse_bytes
-from stowage.stages.solve.offload.offloader import Below
+from stowage.stages.solve.offload.tier import Below
 
 
 def tier_below(
@@ -25,7 +25,8 @@ def tier_below(
     names: Mapping[str, str] | None = None,
     here: bool = True,
 ) -> Below | None:
-    """What a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None without any.
+    """Return what a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None
+    without any.
 
     Args:
         target: the device.
@@ -101,7 +102,7 @@ def _disk(
 
 
 def room_in(folder: Path, key: str = "offload_dir") -> int:
-    """Free bytes of a folder, which is made if it is not there.
+    """Return the free bytes of a folder, which is made if it is not there.
 
     Raises:
         ParameterError: it cannot be made or written to; `key` names it.

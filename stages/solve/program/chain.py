@@ -20,7 +20,7 @@ from stowage.stages.simulate.last_run import tail_of
 
 @dataclass(frozen=True)
 class Execution:
-    """A node to run, and the step it belongs to.
+    """Names a node to run, and the step it belongs to.
 
     Attributes:
         node: which.
@@ -33,8 +33,18 @@ class Execution:
     step: int = 0
 
 
+def once(options: Sequence[int]) -> list[ChainStep]:
+    """Return the steps that run every block once, with the given options."""
+    forward = [ChainStep("forward", b, o) for b, o in enumerate(options)]
+    return forward + [ChainStep("backward", b, options[b]) for b in reversed(range(len(options)))]
+
+
+def _best(keys: Sequence[tuple[float, float]]) -> int:
+    return min(range(len(keys)), key=lambda option: keys[option])
+
+
 class Chain:
-    """Blocks with their options."""
+    """Holds blocks with their options, and runs sequences of steps."""
 
     def __init__(self, blocks: Sequence[Block], nodes: Sequence[ComputeNode], options: Sequence[Option]) -> None:
         self.blocks = blocks
@@ -50,12 +60,12 @@ class Chain:
         self._expanded: dict[ChainStep, tuple[list[Execution], set[int]]] = {}
 
     def graph(self, block: int) -> BlockGraph:
-        """The block's graph."""
+        """Return the block's graph."""
         return self._graphs[self.blocks[block].block_hash]
 
     @cached_property
     def chain_blocks(self) -> list[ChainBlock]:
-        """What RK-Rotor solves."""
+        """The blocks as RK-Rotor sees them."""
         distinct: dict[str, tuple[list[ChainOption], list[ChainOption], float, int]] = {}
         found: list[ChainBlock] = []
         for b, block in enumerate(self.blocks):
@@ -77,6 +87,20 @@ class Chain:
             )
         return found
 
+    @cached_property
+    def fastest_options(self) -> list[int]:
+        """The fastest option of each block; of equal ones that which keeps least for backward."""
+        return [_best([(o.time_s, o.save_bytes) for o in b.options]) for b in self.chain_blocks]
+
+    @cached_property
+    def leanest_options(self) -> list[int]:
+        """The option of each block that keeps least for backward; of equal ones the fastest."""
+        return [_best([(o.save_bytes, o.time_s) for o in b.options]) for b in self.chain_blocks]
+
+    def options_of(self, chosen: Iterable[tuple[int, int]]) -> list[Option]:
+        """Return the options that pairs of a block and a number name."""
+        return [self.options[self.blocks[block].block_hash][option] for block, option in sorted(chosen)]
+
     def _costs(self, block_hash: str, graph: BlockGraph) -> tuple[list[ChainOption], list[ChainOption], float, int]:
         options = [
             ChainOption(o.forward_time_s + o.backward_time_s, o.save_bytes, o.forward_peak_bytes, o.backward_peak_bytes)
@@ -91,8 +115,8 @@ class Chain:
         return options, tails, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
 
     def executions(self, steps: Iterable[ChainStep]) -> list[Execution]:
-        """The node executions of a sequence, in order; shared nodes first, what waits for the last gradient at the end.
-        Effects happen once."""
+        """Return the node executions of a sequence, in order; shared nodes first, what waits for the last gradient
+        at the end. Effects happen once."""
         found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
         late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
         tail = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
@@ -109,7 +133,7 @@ class Chain:
         return found + tail
 
     def _runs(self, step: ChainStep) -> tuple[list[Execution], set[int]]:
-        """The executions of a step, and their nodes that may run once in all."""
+        """Return the executions of a step, and their nodes that may run once in all."""
         if step not in self._expanded:
             block = self.blocks[step.block]
             cycle = 2 * len(self.blocks) - 1 - step.block if step.kind == "backward" else step.block
@@ -123,7 +147,7 @@ class Chain:
         return self._expanded[step]
 
     def _positions(self, step: ChainStep) -> tuple[int, ...]:
-        """Nodes of the block that a step runs, by position; the same for equal blocks."""
+        """Return the nodes of the block that a step runs, by position; the same for equal blocks."""
         block_hash = self.blocks[step.block].block_hash
         key = block_hash, step.kind, step.option, step.tail
         if key not in self._computed:

@@ -4,21 +4,30 @@ instead of recompute where memory is left."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
 
-from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.graph import SHARED, ComputeNode
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
-from stowage.stages.simulate.plan import RANDOM_STATE_BYTES, Outcome, Step, replay_plan
+from stowage.stages.simulate.replay import RANDOM_STATE_BYTES
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.range_minima import RangeMinima
 
 
+def shared_storages(nodes: Iterable[ComputeNode]) -> set[int]:
+    """Return what is made outside all blocks and read inside: masks, positions."""
+    nodes = list(nodes)
+    made = {s for n in nodes if n.block == SHARED for s in n.creates}
+    return made.intersection(s for n in nodes if n.block != SHARED for s in n.reads)
+
+
 class Program:
-    """Storages and nodes, and what of them an iteration leaves behind.
+    """Knows storages and nodes, and what of them an iteration leaves behind.
 
     Attributes:
         keep: temporary storages that must exist at its end.
@@ -52,6 +61,20 @@ class Program:
         self._random = any(n.random for n in nodes)
         self._summands = frozenset(s for n in nodes for s in n.takes)
 
+    @cached_property
+    def shared_bytes(self) -> int:
+        """The bytes of what is made outside all blocks and read inside."""
+        return sum(self.nbytes[s] for s in shared_storages(self.nodes))
+
+    def uncounted_bytes(self, of_blocks: Iterable[int]) -> int:
+        """Return the bytes that the chain does not count: shared storages, and what blocks hold for others.
+
+        Args:
+            of_blocks: the storages that blocks know of.
+        """
+        held = {s for n in self.nodes if n.block != SHARED for s in n.creates}.difference(of_blocks)
+        return sum(self.nbytes[s] for s in shared_storages(self.nodes) | held)
+
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
         effects, in eager's order."""
@@ -71,7 +94,7 @@ class Program:
         return kept[::-1]
 
     def last_uses(self, executions: Sequence[Execution]) -> dict[tuple[int, int], int]:
-        """(storage, position where it is made) -> position of the last read of that copy.
+        """Return (storage, position where it is made) -> position of the last read of that copy.
 
         What is consumed was made before the iteration, at -1.
         """
@@ -91,7 +114,7 @@ class Program:
         return last
 
     def steps(self, executions: Sequence[Execution]) -> list[Step]:
-        """The plan: every copy freed right after its last use."""
+        """Return the plan: every copy freed right after its last use."""
         dying: dict[int, list[int]] = defaultdict(list)
         for (storage, _), position in self.last_uses(executions).items():
             dying[position].append(storage)
@@ -102,7 +125,7 @@ class Program:
         return found
 
     def cycle_steps(self, executions: Sequence[Execution]) -> list[int]:
-        """Of each row of `steps` the step of the cycle."""
+        """Return the step of the cycle that each row of `steps` belongs to."""
         rows = iter(executions)
         found: list[int] = []
         current = 0
@@ -112,16 +135,8 @@ class Program:
             found.append(current)
         return found
 
-    def replay(self, executions: Sequence[Execution]) -> Outcome:
-        """What the referee says."""
-        return self.judge(self.steps(executions))
-
-    def judge(self, steps: Sequence[Step]) -> Outcome:
-        """What the referee says of a plan that moves nothing."""
-        return replay_plan(self.storages, self.nodes, steps, keep=self.kept)
-
     def peak_bytes(self, executions: Sequence[Execution]) -> int:
-        """Highest device bytes; the same number as the referee's, without its checks."""
+        """Return the highest device bytes; the same number as the referee's, without its checks."""
         last = self.last_uses(executions)
         level = self._level(executions, last)
         for position, dying in self.sums(executions, last).items():
@@ -146,8 +161,10 @@ class Program:
         return found
 
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Bytes above the baseline during each execution, workspace included, as if no sum took a summand's memory:
-        whoever makes a copy last longer may count on what is left."""
+        """Return the bytes above the baseline during each execution, workspace included.
+
+        An upper bound, as if no sum took a summand's memory: it is used to decide what else can be kept.
+        """
         return self._level(executions, self.last_uses(executions))
 
     def _level(
@@ -229,7 +246,8 @@ class Program:
 
 
 class _Copies:
-    """Copies of storages in an order of executions, some of which are removed: the copy before then lasts longer.
+    """Follows copies of storages in an order of executions, some of which are removed: the copy before then lasts
+    longer.
 
     Attributes:
         removed: positions of executions that are no more.
@@ -250,18 +268,18 @@ class _Copies:
             self._newest[storage] = position
 
     def _wanted(self, storage: int, position: int) -> bool:
-        """Whether anything reads the copy, be it in the place of a later one."""
+        """Return whether anything reads the copy, be it in the place of a later one."""
         return self._last[storage, position] > position or (storage, position) in self._longer
 
     def _source(self, storage: int, position: int) -> int:
-        """The copy that takes the place of one: the one before, of those that were not removed unread."""
+        """Return the copy that takes the place of one: the one before, of those that were not removed unread."""
         source = self._before[storage, position]
         while source in self.removed and not self._wanted(storage, source):
             source = self._before[storage, source]
         return source
 
     def spans(self, storages: Sequence[int], position: int) -> list[tuple[int, int, int]]:
-        """(storage, from, until): what would be in memory besides, if this execution were removed."""
+        """Return (storage, from, until): what would be in memory besides, if this execution were removed."""
         return [
             (s, self._last[s, self._source(s, position)] + 1, position) for s in storages if self._wanted(s, position)
         ]

@@ -9,7 +9,7 @@ Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class RangeMinima:
-    """Of an array as it was."""
+    """Answers for an array as it was when this was made."""
 
     def __init__(self, values: Array) -> None:
         self._levels = [values.copy()]
@@ -20,7 +20,7 @@ class RangeMinima:
             width *= 2
 
     def of(self, start: int, end: int) -> int:
-        """The least of `values[start:end]`, which is not empty."""
+        """Return the least of `values[start:end]`, which is not empty."""
         level = (end - start).bit_length() - 1
         row = self._levels[level]
         return min(int(row[start]), int(row[end - (1 << level)]))

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from stowage.stages.ir.machine import TierState
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
 from stowage.stages.solve.offload.homes import Moving, storages_on_disk
 from tests.simulate.small_plans import GRADIENT, NODES, STORAGES, WEIGHT, X
 

@@ -11,7 +11,7 @@ from stowage.stages.solve.in_memory import Race, keep_everything
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.sweep.late_updates import LateUpdate, in_time, late_updates, sets_of_updates
 from stowage.stages.solve.program.chain import Chain, Execution
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.trace import MicroBatch
 from tests.offload.away import BELOW
 from tests.runtime.beside_eager import adamw, prepare

@@ -11,13 +11,22 @@ from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solve.program.chain import Chain
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.proposal import JudgedPlan, Task
+from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solver.outcome import SolverSettings
 from tests.offload.away import BELOW, smallest_below
 from tests.runtime.beside_eager import adamw, prepare
+from tests.solve.judged import judged
 from tests.zoo import ZOO
 
 SETTINGS = SolverSettings(time_limit_s=10.0, gap=0.01)
+
+
+def plans_of(offloader: Offloader, budget_bytes: int) -> list[JudgedPlan]:
+    """All that a search proposes and the referee accepts."""
+    task = Task(offloader.program, offloader.chain, PlanRequest(budget_bytes, o_ilp_limits=SETTINGS))
+    return judged(offloader.program, search.OffMate(offloader).propose(task), budget_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,7 @@ def test_no_answer_in_time_is_asked_of_the_relaxation(
         return o_ilp(*arguments, method="relax_and_round", **more)
 
     monkeypatch.setattr(search, "o_ilp", too_slow)
-    plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+    plans = plans_of(offloader, budget_bytes)
     assert asked[:2] == ["exact", "relax_and_round"]
     fitting = [p for p in plans if p.outcome.peak_bytes <= budget_bytes]
     assert fitting
@@ -66,7 +75,7 @@ def test_the_relaxation_is_asked_where_little_was_found_in_time(
         return answer
 
     monkeypatch.setattr(search, "o_ilp", late)
-    plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+    plans = plans_of(offloader, budget_bytes)
     slow, rounded = found[:2]
     assert slow.solution is not None
     assert rounded.solution is not None
@@ -78,16 +87,16 @@ def test_with_a_plan_at_hand_slow_solves_end_the_search(
     small: tuple[Offloader, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offloader, budget_bytes = small
-    monkeypatch.setattr(search, "CLOSE", 0.0)  # no plan is good enough to stop for
+    monkeypatch.setattr(search, "CLOSE_TO_O_ILP", 0.0)  # no plan is good enough to stop for
     asked: dict[float, int] = {}
-    for wall_s in (0.0, search.SOLVES * SETTINGS.time_limit_s + 1):
+    for wall_s in (0.0, search.SOLVES_PER_LIMIT * SETTINGS.time_limit_s + 1):
 
         def took(*arguments: Any, wall_s: float = wall_s, **more: Any) -> OIlpAnswer:
             asked[wall_s] = asked.get(wall_s, 0) + 1
             return replace(o_ilp(*arguments, **more), wall_s=wall_s)
 
         monkeypatch.setattr(search, "o_ilp", took)
-        plans = list(search.plans(offloader, budget_bytes, SETTINGS))
+        plans = plans_of(offloader, budget_bytes)
         assert any(p.outcome.peak_bytes <= budget_bytes for p in plans)
     quick, slow = asked.values()
     assert slow == 1 < quick

@@ -10,15 +10,21 @@ import pytest
 
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import Link, TierState
-from stowage.stages.simulate.plan import Outcome, Step, replay_plan
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.offload.hiding.shift import shift
 from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline
-from stowage.stages.solve.offload.insertion import StepMoves, insert_moves
+from stowage.stages.solve.offload.insertion import StorageMoves, insert_moves
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.select import Chain, program_of
+from stowage.stages.solve.offload.streaming import Streaming
+from stowage.stages.solve.program.chain import Chain
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.proposal import Task
+from stowage.stages.solve.request import PlanRequest
 from tests.offload.away import BELOW, smallest_below
 from tests.runtime.beside_eager import adamw, prepare
 from tests.simulate.small_plans import node, storage
+from tests.solve.judged import hidden, judged
 from tests.solve.prepared import Prepared
 from tests.zoo import ZOO
 
@@ -38,17 +44,18 @@ def offloader_of(prepared: Prepared) -> Offloader:
 def test_the_same_rows_wait_less_within_the_budget(slack: float) -> None:
     prepared = prepare(ZOO["gpt2"], adamw)
     offloader = offloader_of(prepared)
-    found = list(offloader.fixed())
+    task = Task(offloader.program, offloader.chain, PlanRequest(1))
+    found = judged(offloader.program, Streaming(offloader).propose(task))
     assert found
     for plan in found:
         budget = int(plan.outcome.peak_bytes * slack)
-        hidden = offloader.shifted(plan, budget)
-        assert hidden.hidden
-        assert offloader.shifted(hidden, budget) is hidden
-        assert hidden.outcome.peak_bytes <= budget
-        assert hidden.outcome.time_s <= plan.outcome.time_s
-        assert rows_of(hidden.steps) == rows_of(plan.steps)
-        assert [s.node for s in hidden.steps if s.kind == "compute"] == [
+        shifted = hidden(offloader.program, plan, budget)
+        assert shifted.hidden
+        assert hidden(offloader.program, shifted, budget) is shifted
+        assert shifted.peak_bytes <= budget
+        assert shifted.time_s <= plan.time_s
+        assert rows_of(shifted.steps) == rows_of(plan.steps)
+        assert [s.node for s in shifted.steps if s.kind == "compute"] == [
             s.node for s in plan.steps if s.kind == "compute"
         ]
     assert smallest_below(prepared) > 0
@@ -112,8 +119,8 @@ def test_moves_at_the_end_of_the_iteration() -> None:
         node(0, [weight], [gradient], phase="backward"),
         node(1, [gradient, weight, state], [], phase="update", mutates=(weight, state), once=True),
     ]
-    down = StepMoves(offload=(gradient,), reload=(weight,))
-    end = StepMoves(free=(gradient, weight), update=(weight,))
+    down = StorageMoves(offload=(gradient,), reload=(weight,))
+    end = StorageMoves(free=(gradient, weight), update=(weight,))
     below = frozenset({weight, state})
     moved = insert_moves([Step(0, -1, "B0"), Step(-1, gradient, "B0")], [0, 0], [down, end], nodes, below)
     assert moved.state.updating == {weight}
@@ -135,7 +142,11 @@ def test_what_never_changes_has_a_copy_below_from_the_start() -> None:
     nodes = [node(0, [weight], [first]), node(1, [first, weight], [second])]
     rows = [Step(0, -1, "F0"), Step(1, -1, "F1"), Step(-1, first, "F1")]
     moved = insert_moves(
-        rows, [0, 2, 2], [StepMoves(), StepMoves(free=(weight,)), StepMoves(reload=(weight,))], nodes, frozenset()
+        rows,
+        [0, 2, 2],
+        [StorageMoves(), StorageMoves(free=(weight,)), StorageMoves(reload=(weight,))],
+        nodes,
+        frozenset(),
     )
     assert moved.state.copied == {weight}
     kinds = [s.kind for s in moved.steps if s.storage == weight]

@@ -11,17 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stowage.stages.ir.machine import Link
+from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.simulate.plan import Step
 from stowage.stages.solve.in_memory import Race, keep_everything
-from stowage.stages.solve.offload.offloader import Below, Offloader, OffloadPlan
+from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.sweep.late_updates import late_updates
-from stowage.stages.solve.offload.sweep.sweep import Gap, _Sweep, sweeps
+from stowage.stages.solve.offload.sweep.sweep import BeladySweep, sweeps
+from stowage.stages.solve.offload.tier import Below
 from stowage.stages.solve.program.chain import Chain, Execution
-from stowage.stages.solve.select import program_of
+from stowage.stages.solve.program.of_trace import program_of
 from tests.matrix import examples
 from tests.offload.away import BELOW
 from tests.runtime.beside_eager import adamw, prepare
+from tests.solve.judged import hidden, judged
 from tests.solve.prepared import Prepared, prepare_trace
 from tests.solve.synthetic_steps import training_steps
 from tests.zoo import ZOO
@@ -49,10 +51,10 @@ def test_random_steps(trace: TraceTables, share: float, activations: bool) -> No
     """Whatever the budget from the least up: plans that the referee accepts, within it, with the same computations."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, activations=activations, gradients=True))
     executions = executions_of(offloader)
-    sweep = _Sweep(offloader, executions, frozenset())
+    sweep = BeladySweep(offloader, executions, frozenset())
     everything = offloader.program.peak_bytes(executions)
     budget = int(sweep.least_bytes + share * max(0, everything - sweep.least_bytes))
-    plans = list(sweeps(offloader, executions, budget))
+    plans = judged(offloader.program, sweeps(offloader, executions, budget))
     assert plans, "the referee refuses none of them"
     for plan in plans:
         assert plan.outcome.peak_bytes <= budget
@@ -69,26 +71,18 @@ def test_random_steps_with_updates_by_the_cpu(trace: TraceTables, share: float, 
     offloader = offloader_of(prepare_trace(trace), replace(TINY, cpu_update_bytes_per_s=1e3))
     executions = executions_of(offloader)
     updates = late_updates(offloader, executions)[::every]
-    sweep = _Sweep(offloader, executions, frozenset(), updates)
+    sweep = BeladySweep(offloader, executions, frozenset(), updates)
     taken = [u.node.node for u in updates]
-    plans = list(sweeps(offloader, executions, sweep.least_bytes + int(share * 100), updates=updates))
+    budget = sweep.least_bytes + int(share * 100)
+    plans = judged(offloader.program, sweeps(offloader, executions, budget, updates=updates))
     assert plans, "the referee refuses none of them"
     for plan in plans:
-        assert plan.outcome.peak_bytes <= sweep.least_bytes + int(share * 100)
+        assert plan.peak_bytes <= budget
         assert sorted(s.node for s in plan.steps if s.kind == "update") == sorted(taken)
         on_device = [s.node for s in plan.steps if s.kind == "compute"]
         assert on_device == [e.node for e in executions if e.node not in taken]
         assert plan.state.updating == {u.weight for u in updates}
-        hidden = offloader.shifted(plan, plan.outcome.peak_bytes)
-        assert hidden.outcome.time_s <= plan.outcome.time_s
-
-
-def moved(plan: OffloadPlan) -> int:
-    return plan.outcome.offload_bytes + plan.outcome.reload_bytes
-
-
-def judged(sweep: _Sweep, gaps: list[Gap]) -> OffloadPlan | None:
-    return next(sweep.plan(gaps), None)
+        assert hidden(offloader.program, plan, plan.peak_bytes).time_s <= plan.time_s
 
 
 @settings(max_examples=examples(40), **QUICK)
@@ -97,15 +91,16 @@ def test_against_all_choices(trace: TraceTables, share: float) -> None:
     """The best of the sweeps copies at most a fifth more than the best of all sets of gaps that fit."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, activations=False))
     executions = executions_of(offloader)
-    sweep = _Sweep(offloader, executions, frozenset())
-    if len(sweep.gaps) > 8:
+    sweep = BeladySweep(offloader, executions, frozenset())
+    if len(sweep.absences) > 8:
         return
     everything = offloader.program.peak_bytes(executions)
     budget = int(sweep.least_bytes + share * max(0, everything - sweep.least_bytes))
-    sets = (list(c) for n in range(len(sweep.gaps) + 1) for c in combinations(sweep.gaps, n))
-    fitting = [p for p in (judged(sweep, gaps) for gaps in sets) if p is not None and p.outcome.peak_bytes <= budget]
-    best = min(map(moved, fitting))
-    found = min(moved(p) for p in sweeps(offloader, executions, budget))
+    sets = (list(c) for n in range(len(sweep.absences) + 1) for c in combinations(sweep.absences, n))
+    every = (sweep.proposal(chosen) for chosen in sets)
+    fitting = [p for p in judged(offloader.program, every) if p.peak_bytes <= budget]
+    best = min(p.moved_bytes for p in fitting)
+    found = min(p.moved_bytes for p in judged(offloader.program, sweeps(offloader, executions, budget)))
     assert best <= found <= 1.2 * best
 
 
@@ -115,5 +110,5 @@ def test_what_rests_below_in_any_case(name: str) -> None:
     offloader = offloader_of(prepared)
     executions = executions_of(offloader)
     away = frozenset(sorted(offloader.movable)[::3])
-    for plan in sweeps(offloader, executions, 1 << 60, away):
+    for plan in judged(offloader.program, sweeps(offloader, executions, 1 << 60, away)):
         assert plan.state.below == away

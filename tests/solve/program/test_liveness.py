@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from stowage.stages.formulations.chain.rk_rotor import RkRotor
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.program.chain import Chain, Execution
+from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.program import Program
-from stowage.stages.solve.select import program_of
 from tests.matrix import examples
 from tests.simulate.small_plans import KEEP, NODES, STORAGES, node, storage
+from tests.solve.judged import replayed
 from tests.solve.prepared import prepare_trace, prepared_zoo
 from tests.solve.synthetic_steps import training_steps
 
@@ -92,10 +93,10 @@ def test_removing_several_repetitions_of_a_node_keeps_the_budget(
     found: tuple[Program, list[Execution]], share: float
 ) -> None:
     program, executions = found
-    assert program.peak_bytes(executions) == program.replay(executions).peak_bytes
+    assert program.peak_bytes(executions) == replayed(program, executions).peak_bytes
     budget = int(program.peak_bytes(executions) * (1 + share))
     retained = program.retain_where_possible(executions, budget)
-    assert program.replay(retained).peak_bytes <= budget
+    assert replayed(program, retained).peak_bytes <= budget
     assert program.without_dead(retained) == retained
     once = program.retain_where_possible(executions, 1 << 50)
     assert len(once) == len(program.nodes)
@@ -105,24 +106,24 @@ def test_removing_several_repetitions_of_a_node_keeps_the_budget(
 @given(training_steps(), st.floats(0, 1))
 def test_peaks_are_the_referees_and_retaining_only_helps(trace: TraceTables, share: float) -> None:
     program, executions = leanest(trace)
-    outcome = program.replay(executions)
+    outcome = replayed(program, executions)
     assert program.peak_bytes(executions) == outcome.peak_bytes
     budget = int(outcome.peak_bytes * (1 + 0.5 * share))
     retained = program.retain_where_possible(executions, budget)
-    after = program.replay(retained)
+    after = replayed(program, retained)
     assert after.peak_bytes == program.peak_bytes(retained) <= budget
     assert after.time_s <= outcome.time_s + 1e-12
     everything = program.retain_where_possible(executions, 1 << 50)
-    assert program.replay(everything).time_s == pytest.approx(outcome.once_time_s)
+    assert replayed(program, everything).time_s == pytest.approx(outcome.once_time_s)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "resnet", "batchnorm"])
 def test_peaks_are_the_referees_on_models(name: str) -> None:
     prepared = prepared_zoo(name)
     program, executions = leanest(prepared.trace)
-    outcome = program.replay(executions)
+    outcome = replayed(program, executions)
     assert outcome.time_s > outcome.once_time_s
     for budget in (outcome.peak_bytes, int(outcome.peak_bytes * 1.1)):
         retained = program.retain_where_possible(executions, budget)
-        found = program.replay(retained)
+        found = replayed(program, retained)
         assert program.peak_bytes(retained) == found.peak_bytes <= budget

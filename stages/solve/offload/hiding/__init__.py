@@ -1,1 +1,2 @@
-"""Copies hidden behind computing."""
+"""Hides copies behind computing: `shift.py` moves rows, `timeline.py` says what is late, `deadlines.py` orders
+updates."""

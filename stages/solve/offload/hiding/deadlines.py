@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 @dataclass(frozen=True)
 class Task:
-    """An update by the CPU.
+    """Describes an update by the CPU for scheduling.
 
     Attributes:
         row: where it starts now.
@@ -28,7 +28,8 @@ class Task:
 
 
 def earliest_deadline_first(tasks: Sequence[Task], period_s: float) -> list[Task]:
-    """The order in which one worker takes tasks that come again every period: of those released, the most urgent."""
+    """Return the order in which one worker takes tasks that come again every period: of those released, the most
+    urgent."""
     waiting = sorted(tasks, key=lambda t: t.release_s)
     late_s = 0.0
     order: list[Task] = []

@@ -14,17 +14,18 @@ from types import MappingProxyType
 
 import numpy as np
 
-from stowage.stages.ir.plan import PlanAction
-from stowage.stages.simulate.plan import Outcome, Step
+from stowage.stages.ir.actions import PlanAction
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.offload.hiding.deadlines import Task, earliest_deadline_first
 from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline, Wait
 
-FREE_ROUNDS = 6
+FREE_RUNNING_ROUNDS = 6
 """Rounds that look at everything that would be late; then rounds that look at what computing waits for."""
 
 ROUNDS = 24
-PATIENCE = 4
-WORTHWHILE = 5e-4
+IDLE_ROUNDS = 4
+WORTHWHILE_SHARE = 5e-4
 """Rounds end when that many have not made the iteration faster by this share."""
 
 
@@ -36,7 +37,7 @@ def shift(
     judge: Callable[[Sequence[Step]], Outcome | None],
     touched: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> tuple[list[Step], Outcome]:
-    """The same computations and copies, waiting less.
+    """Move copies so that computing waits less for them; what is computed and copied stays the same.
 
     Args:
         steps, outcome: a plan within the budget, and what the referee says of it.
@@ -46,11 +47,11 @@ def shift(
         touched: storages that each update by the CPU uses, by its node.
     """
     best, judged = list(steps), outcome
-    for timeline, rounds in ((FreeRunning, FREE_ROUNDS), (Timeline, ROUNDS)):
+    for timeline, rounds in ((FreeRunning, FREE_RUNNING_ROUNDS), (Timeline, ROUNDS)):
         current, now, idle = best, judged, 0
         for _ in range(rounds):
             moved = _Round(current, now, sizes, budget_bytes, touched, timeline).run()
-            if moved is None or moved == current or idle == PATIENCE:
+            if moved is None or moved == current or idle == IDLE_ROUNDS:
                 break
             found = judge(moved)
             if found is None or found.peak_bytes > budget_bytes:
@@ -58,7 +59,7 @@ def shift(
             current, now = moved, found
             idle += 1
             if found.time_s < judged.time_s:
-                if found.time_s < judged.time_s * (1 - WORTHWHILE):
+                if found.time_s < judged.time_s * (1 - WORTHWHILE_SHARE):
                     idle = 0
                 best, judged = moved, found
     return best, judged
@@ -87,7 +88,7 @@ class _Round:
         self.keys: dict[int, float] = {}
 
     def run(self) -> list[Step] | None:
-        """The rows in their new order, or None if nothing moves."""
+        """Return the rows in their new order, or None if nothing moves."""
         for wait in sorted(self.time.waits(), key=lambda w: -w.late_s):
             if wait.action == "offload":
                 self._later(wait)
@@ -102,8 +103,8 @@ class _Round:
         return [self.steps[i] for i in order]
 
     def _order_updates(self) -> None:
-        """Updates by the CPU in the order of their deadlines, as far as gradients are there; each starts as early as
-        that order admits."""
+        """Put updates by the CPU in the order of their deadlines, as far as gradients are there; each starts as
+        early as that order admits."""
         tasks = [self._task(i) for i, step in enumerate(self.steps) if step.kind == "update"]
         position = -1.0
         for number, task in enumerate(earliest_deadline_first(tasks, self.time.period_s)):
@@ -136,7 +137,7 @@ class _Round:
                 self.keys[last] = target - 0.6
 
     def _follows(self, wait: Wait, kind: PlanAction) -> bool:
-        """Whether the row after a wait does that with its storage."""
+        """Return whether the row after a wait does that with its storage."""
         row = wait.row + 1
         return row < len(self.steps) and self.steps[row].kind == kind and self.steps[row].storage == wait.storage
 
@@ -177,12 +178,12 @@ class _Round:
 
     @cached_property
     def _shared(self) -> set[int]:
-        """What several updates by the CPU use."""
+        """The storages that several updates by the CPU use."""
         uses = Counter(s for step in self.steps if step.kind == "update" for s in self.touched[step.node])
         return {s for s, count in uses.items() if count > 1}
 
     def _later_for_updates(self, wait: Wait) -> None:
-        """Of what several updates by the CPU read, the scale of clipping: computing goes on until it is below."""
+        """Postpone the wait for the copy of the clipping scale: several CPU updates read it, the device does not."""
         if wait.storage not in self._shared:
             return
         ceiling = min((j for j in self.of[wait.storage] if j > wait.row), default=len(self.steps))

@@ -9,12 +9,13 @@ from functools import cached_property
 
 from stowage.stages.ir.actions import ACTIONS, LaneName, PlanAction
 from stowage.stages.ir.plan import PlanRow
-from stowage.stages.simulate.plan import Outcome, Step
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A row that ends with what is under way for its storage.
+    """Describes a row that ends with what is under way for its storage.
 
     Attributes:
         row, storage: which.
@@ -32,7 +33,7 @@ class Wait:
 
 
 class Timeline:
-    """Times of rows and the waits in them.
+    """Knows when rows start, and which of them wait.
 
     Attributes:
         at_s: start of each row.
@@ -55,16 +56,16 @@ class Timeline:
         return [self.at_s[i] for i in self._positions]
 
     def row_at(self, time_s: float) -> int:
-        """The last row of the compute stream that starts no later than a time."""
+        """Return the last row of the compute stream that starts no later than a time."""
         return self._positions[max(0, bisect_right(self._starts, time_s) - 1)]
 
     def row_after(self, time_s: float) -> int:
-        """The first row of the compute stream that starts no earlier than a time, or the number of rows."""
+        """Return the first row of the compute stream that starts no earlier than a time, or the number of rows."""
         position = bisect_left(self._starts, time_s)
         return self._positions[position] if position < len(self._positions) else len(self._steps)
 
     def _pairs(self) -> list[tuple[int, int, bool]]:
-        """(row of the wait, row of what it waits for, which began in the iteration before)."""
+        """Return (row of the wait, row of what it waits for, which began in the iteration before)."""
         found: list[tuple[int, int, bool]] = []
         under_way: dict[int, int] = {}
         for i, step in enumerate(self._steps):
@@ -88,7 +89,7 @@ class Timeline:
         return [i for i, s in enumerate(self._steps) if s.kind == "reload"]
 
     def ahead_of(self, reload: int) -> list[int]:
-        """Rows of reloads that are before one in the queue of the link, and are waited for later."""
+        """Return the rows of reloads that are before one in the queue of the link, and are waited for later."""
         before = self._steps[:reload]
         issued = next((i for i in range(reload - 1, -1, -1) if not ACTIONS[before[i].kind].beside), 0)
         issued_s = self._rows[issued].start_s
@@ -101,7 +102,7 @@ class Timeline:
         return found[::-1]
 
     def waits(self) -> list[Wait]:
-        """Where computing waits; what is wanted reaches a little further, for rows move."""
+        """Return where computing waits; what is wanted reaches a little further, for rows move."""
         found: list[Wait] = []
         for row, copy, _ in self._pairs():
             start, end = self._rows[row].start_s, self._rows[row].end_s
@@ -109,16 +110,16 @@ class Timeline:
             if late > 1e-9:
                 # Rows after the wait will start earlier by the time that it no longer takes.
                 early = ACTIONS[action].takes_device_memory
-                wanted = self._rows[copy].start_s - late * MARGIN if early else end + late * MARGIN
+                wanted = self._rows[copy].start_s - late * WANTED_MARGIN if early else end + late * WANTED_MARGIN
                 found.append(Wait(row, self._steps[row].storage, late, copy, action, wanted))
         return found
 
 
-MARGIN = 1.05
+WANTED_MARGIN = 1.05
 
 
 class FreeRunning(Timeline):
-    """Computing never waits: whatever is late then, not only what computing waits for first."""
+    """Shows the rows as if computing never waited: whatever is late then, not only what computing waits for first."""
 
     def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
         super().__init__(steps, outcome, of)
@@ -131,7 +132,7 @@ class FreeRunning(Timeline):
         self._time_s = {i: r.end_s - r.start_s for i, r in enumerate(outcome.rows) if ACTIONS[steps[i].kind].beside}
 
     def _ends(self, action: PlanAction) -> dict[int, float]:
-        """When each copy of one queue is over; what is left of an iteration goes on in the next."""
+        """Return when each copy of one queue is over; what is left of an iteration goes on in the next."""
         rows = [i for i in self._time_s if self._steps[i].kind == action]
         free, found = 0.0, dict[int, float]()
         for _ in range(2):
@@ -141,7 +142,7 @@ class FreeRunning(Timeline):
         return found
 
     def waits(self) -> list[Wait]:
-        """What is late; what takes memory of the device while it comes, from the last deadline backward."""
+        """Return what is late; what takes memory of the device while it comes, from the last deadline backward."""
         found: list[Wait] = []
         ends: dict[int, float] = {}
         for action, kind in ACTIONS.items():

@@ -3,66 +3,85 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.offload.bounds import lower_bound
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, OIlpSolution, o_ilp
 from stowage.stages.formulations.offload.problem import OffloadProblem
 from stowage.stages.formulations.offload.rounding.rounding import RoundedPlan, round_o_ilp
-from stowage.stages.ir.errors import IllegalPlanError
-from stowage.stages.solve.offload.offloader import Offloader, OffloadPlan
-from stowage.stages.solve.offload.offmate.offmate import OffMate
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate.answer import Translator
+from stowage.stages.solve.offload.offmate.choices import choices_of
+from stowage.stages.solve.offload.offmate.problem import ChainProblem
+from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal, Proposals, Task
 from stowage.stages.solver.outcome import SolverSettings
 
 ATTEMPTS = 4
 """The referee counts row by row what O-ILP counts step by step: when it finds more, O-ILP is asked again with less."""
 
-CLOSE = 1.02
+CLOSE_TO_O_ILP = 1.02
 """A plan within this factor of O-ILP's own is good enough."""
 
-POOR = 1.05
+FAR_FROM_O_ILP = 1.05
 """A plan worse than this is rounded in the other way too."""
 
-NOTICEABLE = 1e-3
+NOTICEABLE_WAIT = 1e-3
 """Share of an iteration that computing may wait for one update by the CPU."""
 
-BARRINGS = 4
+ROUNDINGS_PER_ANSWER = 4
 """Roundings of one answer; each but the first without updates that were too slow before."""
 
-SOLVES = 4
+SOLVES_PER_LIMIT = 4
 """Where a plan fits, O-ILP is asked again only until its solves took this many times the limit of one."""
 
-REACH = 8
+TRANSFER_REACH_STEPS = 8
 """In long chains a transfer happens at most this many steps from the use that it follows or serves: ten times faster to
 solve, and on the models tried with the same objective."""
 
+Judged = Generator[Proposal, JudgedPlan | None, list[JudgedPlan]]
+"""Proposals, and at the end the plans among them that the referee accepted."""
 
-def plans(
-    offloader: Offloader, device_budget_bytes: int, settings: SolverSettings, *, preprint: bool = False
-) -> Iterator[OffloadPlan]:
-    """O-ILP's plans that the referee accepts, their copies hidden where they are within the budget.
 
-    Where the budget has none, those for the smallest budget that has. See `OffMate` for `preprint`.
+def reach_of(steps: int) -> int | None:
+    """Return how far a transfer may be from its use in a cycle of so many steps, or None where that does not matter."""
+    return TRANSFER_REACH_STEPS if steps > 3 * TRANSFER_REACH_STEPS else None
+
+
+@dataclass(frozen=True)
+class OffMate:
+    """Proposes O-ILP's plans; where the budget has none, of those for the smallest budget that has.
+
+    Attributes:
+        offloader: the program and the tier below it.
+        preprint: give blocks the three options that the OffMate preprint gives them.
     """
-    search = _Search(offloader, device_budget_bytes, settings, preprint)
-    yield from search.run()
-    others: list[_Search] = []
-    if offloader.below.cpu_update_bytes_per_s:
-        # A plan without updates on the CPU may be better once tensors are whole.
-        without = Offloader(offloader.program, offloader.chain, replace(offloader.below, cpu_update_bytes_per_s=0.0))
-        others.append(_Search(without, device_budget_bytes, settings, preprint))
-    if not preprint:
-        # So may one from fewer options: fractions of updates fall otherwise.
-        others.append(_Search(offloader, device_budget_bytes, settings, preprint=True))
-    best_s = search.best_s
-    spent_s = search.spent_s
-    for other in others:
-        if best_s > search.bound_s * CLOSE and not (best_s < math.inf and spent_s > SOLVES * settings.time_limit_s):
-            yield from other.run()
-            best_s = min(best_s, other.best_s)
-            spent_s += other.spent_s
+
+    offloader: Offloader
+    preprint: bool = False
+
+    def propose(self, task: Task) -> Proposals:
+        """Propose plans of several searches, each only while the plans so far are far from what O-ILP can do."""
+        offloader, settings = self.offloader, task.request.o_ilp_limits
+        search = _Search(offloader, task.budget_bytes, settings, self.preprint)
+        yield from search.run()
+        others: list[_Search] = []
+        if offloader.below.cpu_update_bytes_per_s:
+            # A plan without updates on the CPU may be better once tensors are whole.
+            below = replace(offloader.below, cpu_update_bytes_per_s=0.0)
+            without = Offloader(offloader.program, offloader.chain, below)
+            others.append(_Search(without, task.budget_bytes, settings, self.preprint))
+        if not self.preprint:
+            # So may one from fewer options: fractions of updates fall otherwise.
+            others.append(_Search(offloader, task.budget_bytes, settings, preprint=True))
+        best_s, spent_s = search.best_s, search.spent_s
+        for other in others:
+            too_long = best_s < math.inf and spent_s > SOLVES_PER_LIMIT * settings.time_limit_s
+            if best_s > search.bound_s * CLOSE_TO_O_ILP and not too_long:
+                yield from other.run()
+                best_s = min(best_s, other.best_s)
+                spent_s += other.spent_s
 
 
 class _Search:
@@ -80,22 +99,22 @@ class _Search:
         self, offloader: Offloader, device_budget_bytes: int, settings: SolverSettings, preprint: bool
     ) -> None:
         self._offloader = offloader
-        self._offmate = OffMate(offloader, settings, preprint=preprint)
+        self._problem = ChainProblem(offloader, choices_of(offloader, preprint=preprint))
+        self._translator = Translator(self._problem)
         self._budget_bytes = device_budget_bytes
         self._settings = settings
         self.best_s = math.inf
         self.bound_s = 0.0
         self.fractional_s = 0.0
         self.spent_s = 0.0
-        self.rates_bound_s = lower_bound(self._offmate.problem(device_budget_bytes)).total_s
+        self.rates_bound_s = lower_bound(self._problem.within(device_budget_bytes)).total_s
 
-    def run(self) -> Iterator[OffloadPlan]:
-        """All plans."""
+    def run(self) -> Proposals:
+        """Propose all plans."""
         budget_bytes = asked_bytes = self._budget_bytes
-        count = len(self._offloader.chain.blocks)
-        limits = OIlpLimits(reach=REACH if 2 * count > 3 * REACH else None)
+        limits = OIlpLimits(reach=reach_of(2 * len(self._offloader.chain.blocks)))
         for _ in range(ATTEMPTS):
-            problem = self._offmate.problem(asked_bytes)
+            problem = self._problem.within(asked_bytes)
             answer = self._ask(problem, limits)
             feasible = answer.solution is not None
             if not feasible and answer.smallest_budget_bytes is not None:
@@ -106,25 +125,24 @@ class _Search:
                 return
             if not self.fractional_s:
                 self.bound_s, self.fractional_s = answer.bound_s, answer.solution.objective_s
-            found: list[OffloadPlan] = []
-            for smoothed, close in ((False, CLOSE), (True, POOR)):
+            found: list[JudgedPlan] = []
+            for smoothed, close in ((False, CLOSE_TO_O_ILP), (True, FAR_FROM_O_ILP)):
                 if self.best_s > answer.solution.objective_s * close:
-                    found += self._rounded(problem, answer.solution, limits.reach, smoothed=smoothed)
-                    self.best_s = min([self.best_s, *(p.outcome.time_s for p in found if self._fits(p))])
-            for plan in found:
-                yield replace(plan, fractional_s=self.fractional_s, rates_bound_s=self.rates_bound_s)
-            # With less asked for, the leanest plan fits; if one fits already, those that bring activations early.
+                    found += yield from self._rounded(problem, answer, answer.solution, limits.reach, smoothed=smoothed)
+                    self.best_s = min([self.best_s, *(p.time_s for p in found if self._fits(p))])
+            # If no plan fits yet, ask for less by the smallest excess; otherwise by the largest, to admit plans that
+            # bring activations early too.
             closest = min if math.isinf(self.best_s) else max
-            excess = closest((p.outcome.peak_bytes for p in found), default=0) - budget_bytes
-            good = self.best_s <= answer.solution.objective_s * CLOSE
-            late = self.best_s < math.inf and self.spent_s > SOLVES * self._settings.time_limit_s
+            excess = closest((p.peak_bytes for p in found), default=0) - budget_bytes
+            good = self.best_s <= answer.solution.objective_s * CLOSE_TO_O_ILP
+            late = self.best_s < math.inf and self.spent_s > SOLVES_PER_LIMIT * self._settings.time_limit_s
             if not feasible or excess <= 0 or good or late or asked_bytes < budget_bytes // 2:
                 return
             asked_bytes -= excess
 
     def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
-        """O-ILP's answer; where time is over before it is within the gap, its relaxation's with rounded options, if
-        that is faster."""
+        """Ask O-ILP; where time is over before it is within the gap, ask its relaxation with rounded options too, and
+        return the faster answer."""
         answer = o_ilp(problem, self._settings, limits=limits)
         self.spent_s += answer.wall_s
         if answer.status in ("unknown", "feasible"):
@@ -134,38 +152,56 @@ class _Search:
             answer = replace(min(answer, rounded, key=_objective_s), bound_s=bound_s)
         return answer
 
-    def _fits(self, plan: OffloadPlan) -> bool:
-        return plan.outcome.peak_bytes <= self._budget_bytes
-
     def _rounded(
-        self, problem: OffloadProblem, solution: OIlpSolution, reach: int | None, *, smoothed: bool
-    ) -> list[OffloadPlan]:
-        """Plans of whole tensors; again without updates by the CPU that computing waits for, while there are such."""
-        found: list[OffloadPlan] = []
+        self,
+        problem: OffloadProblem,
+        answer: OIlpAnswer,
+        solution: OIlpSolution,
+        reach: int | None,
+        *,
+        smoothed: bool,
+    ) -> Judged:
+        """Propose plans of whole tensors; again without updates by the CPU that computing waits for, while there are
+        such."""
+        found: list[JudgedPlan] = []
         barred: frozenset[str] = frozenset()
-        for _ in range(BARRINGS):
+        decision = self._decision(answer)
+        for _ in range(ROUNDINGS_PER_ANSWER):
             rounded = round_o_ilp(problem, solution, self._settings, reach=reach, smoothed=smoothed, barred=barred)
-            placed = list(self._placed(rounded))
+            placed = yield from self._placed(rounded, decision)
             found += placed
-            slow = barred.union(str(s) for p in placed for s in self._slow_updates(p))
+            slow = barred.union(self._problem.name_of[s] for p in placed for s in self._slow_updates(p))
             if slow == barred:
                 break
             barred = slow
         return found
 
-    def _placed(self, rounded: RoundedPlan) -> Iterator[OffloadPlan]:
-        """What the referee accepts of a rounded plan, with copies as well hidden as the budget allows."""
+    def _placed(self, rounded: RoundedPlan, decision: Decision) -> Judged:
+        """Propose a rounded plan with its activations early and late, and return what the referee accepts."""
+        accepted: list[JudgedPlan] = []
         for early in (True, False):
-            moves, below, executions = self._offmate.moves(rounded, early=early)
-            try:
-                on_disk = self._offmate.on_disk(rounded)
-                plan = self._offloader.plan("offmate", executions, moves, below, on_disk)
-            except IllegalPlanError:
-                continue
-            yield self._offloader.shifted(plan, self._budget_bytes) if self._fits(plan) else plan
+            moves, below, executions = self._translator.moves(rounded, early=early)
+            verdict = yield replace(
+                self._offloader.proposal("offmate", executions, moves, below, decision),
+                wanted_on_disk=self._translator.on_disk(rounded),
+                hide_at_once=True,
+                fractional_s=self.fractional_s,
+                rates_bound_s=self.rates_bound_s,
+            )
+            if verdict is not None:
+                accepted.append(verdict)
+        return accepted
 
-    def _slow_updates(self, plan: OffloadPlan) -> set[int]:
-        """Parameters of which computing waits for the update by the CPU."""
+    def _decision(self, answer: OIlpAnswer) -> Decision:
+        limits = self._settings
+        solver = f"o_ilp, {answer.solver}"
+        return Decision(solver, answer.status, answer.gap, limits.time_limit_s, limits.seed)
+
+    def _fits(self, plan: JudgedPlan) -> bool:
+        return plan.peak_bytes <= self._budget_bytes
+
+    def _slow_updates(self, plan: JudgedPlan) -> set[int]:
+        """Return the parameters of which computing waits for the update by the CPU."""
         updated = {s.storage for s in plan.steps if s.kind == "update"}
         if not plan.hidden or not updated:
             return set()
@@ -176,7 +212,7 @@ class _Search:
                 updating.add(step.storage)
             elif step.kind == "wait" and step.storage in updating:
                 updating.discard(step.storage)
-                if row.end_s - row.start_s > NOTICEABLE * plan.outcome.time_s:
+                if row.end_s - row.start_s > NOTICEABLE_WAIT * plan.outcome.time_s:
                     waiting.add(step.storage)
         return waiting
 

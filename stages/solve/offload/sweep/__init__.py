@@ -1,1 +1,1 @@
-"""Plans by a sweep over the executions of an iteration."""
+"""Plans by a sweep: `sweep.py` decides what leaves, `rows.py` writes the plan, `late_updates.py` serves the CPU."""

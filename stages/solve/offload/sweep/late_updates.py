@@ -29,13 +29,14 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
 
-SHARES = (1.0, 0.7, 1.3)
-"""Of the updates that are in time by the estimate, which knows nothing of queues, and not what stays on the device."""
+SHARES_OF_THOSE_IN_TIME = (1.0, 0.7, 1.3)
+"""Shares of the updates that are in time by the estimate, which knows nothing of queues, and not what stays on the
+device."""
 
 
 @dataclass(frozen=True)
 class LateUpdate:
-    """An update that the CPU may take.
+    """Describes an update that the CPU may take.
 
     Attributes:
         node: the update.
@@ -53,7 +54,7 @@ class LateUpdate:
 
 
 def late_updates(offloader: Offloader, executions: Sequence[Execution]) -> list[LateUpdate]:
-    """All updates that the CPU may take, in the order in which forward needs the weights."""
+    """Return all updates that the CPU may take, in the order in which forward needs the weights."""
     program = offloader.program
     first: dict[int, int] = {}
     for position, execution in enumerate(executions):
@@ -69,14 +70,14 @@ def late_updates(offloader: Offloader, executions: Sequence[Execution]) -> list[
         if node.phase != "update" or math.isinf(time_s) or len(weights) != 1 or weights[0] not in first:
             continue
         down = [s for s in node.reads if s not in node.mutates]
-        gradients = [s for s in down if s not in offloader.late]
+        gradients = [s for s in down if s not in offloader.clipping]
         if len(gradients) == 1 and gradients[0] in completed and _has_a_place(offloader, gradients[0]):
             found.append(LateUpdate(node, weights[0], tuple(down), time_s, first[weights[0]]))
     return sorted(found, key=lambda u: (u.first_use, u.node.node))
 
 
 def _has_a_place(offloader: Offloader, gradient: int) -> bool:
-    """Below; one that waits from an earlier micro-batch may have none there."""
+    """Return whether a gradient has a place below; one that waits from an earlier micro-batch may have none."""
     role = offloader.program.storages[gradient].role
     return role == "temporary" or (role == "gradient" and gradient in offloader.gradients)
 
@@ -84,7 +85,8 @@ def _has_a_place(offloader: Offloader, gradient: int) -> bool:
 def sets_of_updates(
     offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
 ) -> list[tuple[LateUpdate, ...]]:
-    """Sets to try, each in the order of `updates`: all; more than are in time as far as can be told; as many; fewer.
+    """Return sets to try, each in the order of `updates`: all; more than are in time as far as can be told; as many;
+    fewer.
 
     Args:
         offloader: of the program.
@@ -93,14 +95,14 @@ def sets_of_updates(
         spare_bytes: device memory for weights and states that need not move.
     """
     count = in_time(offloader, executions, updates, spare_bytes)
-    sizes = {min(len(updates), round(share * count)) for share in SHARES} | {len(updates)}
+    sizes = {min(len(updates), round(share * count)) for share in SHARES_OF_THOSE_IN_TIME} | {len(updates)}
     return [tuple(updates[len(updates) - size :]) for size in sorted(sizes - {0}, reverse=True)]
 
 
 def in_time(
     offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
 ) -> int:
-    """How many of the last updates the CPU can do in time; see `sets_of_updates`."""
+    """Return how many of the last updates the CPU can do in time; see `sets_of_updates`."""
     ends_in_time = _InTime(offloader, executions, updates, spare_bytes)
     low, high = 0, len(updates)
     while low < high:
@@ -110,7 +112,7 @@ def in_time(
 
 
 class _InTime:
-    """Whether the CPU is in time with the last so many updates."""
+    """Tells whether the CPU is in time with the last so many updates."""
 
     def __init__(
         self, offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
@@ -123,7 +125,8 @@ class _InTime:
         self._clock = np.concatenate([[0.0], np.cumsum(times)])
 
     def _end_s(self, device: Sequence[LateUpdate]) -> float:
-        """Of the updates that the device does: weight, states and gradient come up, the former two go down again."""
+        """Return the time of the updates that the device does: weight, states and gradient come up, the former two
+        go down again."""
         kept = sum(self._size[s] for u in device for s in u.node.mutates)
         gradients = sum(max(self._size[s] for s in u.down) for u in device)
         moving = max(0, kept + gradients - self._spare_bytes)

@@ -1,4 +1,4 @@
-"""From gaps to rows: copies, and updates by the CPU, that nothing hides yet."""
+"""Turns absences into rows: copies, and updates by the CPU, that nothing hides yet."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.machine import TierState
-from stowage.stages.ir.plan import PlanAction
-from stowage.stages.simulate.plan import Step
+from stowage.stages.ir.step import Step
 from stowage.stages.solve.offload.sweep.late_updates import LateUpdate
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import Program
 
 
 @dataclass(frozen=True)
-class Gap:
-    """A stretch of executions during which a storage may be below.
+class Absence:
+    """Describes a stretch of executions during which a storage may be below.
 
     Attributes:
         storage: which.
         after: position of its last use before; -1 where it is there when the iteration starts.
         before: position of its next use; beyond the number of executions where that is in the next iteration, and that
             number where there is none.
-        fresh: what it holds has been made or changed since the gap before.
+        fresh: what it holds has been made or changed since the absence before.
         returns: it comes back.
     """
 
@@ -35,7 +35,7 @@ class Gap:
 
 
 class SweepRows:
-    """Rows for some gaps.
+    """Writes the rows for some absences.
 
     Attributes:
         complete: position at which what goes down for an update by the CPU is complete.
@@ -48,7 +48,7 @@ class SweepRows:
         updates: Sequence[LateUpdate],
         persistent: frozenset[int],
     ) -> None:
-        """`executions` without `updates`, which are in the order in which the CPU takes them."""
+        """Take `executions` without `updates`, which are in the order in which the CPU takes them."""
         self._program = program
         self._executions = executions
         self._count = len(executions)
@@ -76,8 +76,8 @@ class SweepRows:
             self._awaited[position].append(update)
 
     def _ends(self, ready: Sequence[int]) -> list[int]:
-        """Positions in the next iteration at which updates are done, as if computing never waited; at the latest those
-        of the weights' next uses."""
+        """Return the positions in the next iteration at which updates are done, as if computing never waited; at the
+        latest those of the weights' next uses."""
         ends: list[float] = [0.0]
         for execution in self._executions:
             ends.append(ends[-1] + self._program.nodes[execution.node].time_s)
@@ -91,8 +91,8 @@ class SweepRows:
             found[i] = min(position, update.first_use)
         return [found[i] for i in range(len(ready))]
 
-    def plan(self, chosen: Sequence[Gap]) -> tuple[list[Step], TierState]:
-        """The rows, and the state of the tiers in which every iteration starts and ends."""
+    def plan(self, chosen: Sequence[Absence]) -> tuple[list[Step], TierState]:
+        """Return the rows, and the state of the tiers in which every iteration starts and ends."""
         program = self._program
         persistent = {g.storage for g in chosen} & self._persistent
         changing = {s for n in program.nodes for s in n.mutates}
@@ -107,9 +107,9 @@ class SweepRows:
         return steps, TierState(below=below, copied=copied, updating=self._weights)
 
     def _rows(
-        self, chosen: Sequence[Gap], below: frozenset[int], copied: frozenset[int]
+        self, chosen: Sequence[Absence], below: frozenset[int], copied: frozenset[int]
     ) -> tuple[list[Step], frozenset[int]]:
-        """Rows, and what has a copy below at the end."""
+        """Return rows, and what has a copy below at the end."""
         leaving: dict[int, list[int]] = defaultdict(list)
         coming: dict[int, list[int]] = defaultdict(list)
         for gap in chosen:

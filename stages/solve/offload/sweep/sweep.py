@@ -8,20 +8,20 @@ with a price for copies that are not below yet.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
 import numpy as np
 
-from stowage.stages.ir.errors import IllegalPlanError
-from stowage.stages.solve.offload.offloader import Offloader, OffloadPlan
+from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.sweep.late_updates import LateUpdate
-from stowage.stages.solve.offload.sweep.rows import Gap, SweepRows
+from stowage.stages.solve.offload.sweep.rows import Absence, SweepRows
 from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal
 
 METHOD = "sweep"
-SPARED = (0.0, 1.0, 2.0, 4.0, 8.0)
+SPARED_SIZES = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Room left for copies that start early or end late, in sizes of the largest tensor that moves."""
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -33,8 +33,8 @@ def sweeps(
     budget_bytes: int,
     away: frozenset[int] = frozenset(),
     updates: Sequence[LateUpdate] = (),
-) -> Iterator[OffloadPlan]:
-    """Plans for given executions, copies not hidden yet; where none fits, the one that needs least.
+) -> Generator[Proposal, JudgedPlan | None, int]:
+    """Propose plans for given executions; where none fits, the one that needs least. Return how many were accepted.
 
     Args:
         offloader: of the program.
@@ -43,30 +43,37 @@ def sweeps(
         away: what is to be below between iterations in any case.
         updates: those that the CPU does, of some of the executions, in its order; weight and states are below for them.
     """
-    sweep = _Sweep(offloader, executions, away, updates)
+    sweep = BeladySweep(offloader, executions, away, updates)
     if sweep.least_bytes > budget_bytes:
-        yield from sweep.plan(sweep.gaps)
-        return
-    largest = max((offloader.program.nbytes[g.storage] for g in sweep.gaps), default=0)
-    seen: list[list[Gap]] = []
-    for spared in SPARED:
+        return (yield from _heard(sweep.proposal(sweep.absences)))
+    largest = max((offloader.program.nbytes[g.storage] for g in sweep.absences), default=0)
+    seen: list[list[Absence]] = []
+    accepted = 0
+    for spared in SPARED_SIZES:
         limit = max(budget_bytes - int(spared * largest), sweep.least_bytes)
         chosen = sweep.choose(limit)
         if chosen not in seen:
             seen.append(chosen)
-            yield from sweep.plan(chosen)
+            accepted += yield from _heard(sweep.proposal(chosen))
+    return accepted
+
+
+def _heard(proposal: Proposal) -> Generator[Proposal, JudgedPlan | None, int]:
+    """Propose a plan, and return 1 where the referee accepts it."""
+    verdict = yield proposal
+    return int(verdict is not None)
 
 
 def least_bytes(offloader: Offloader, executions: Sequence[Execution]) -> int:
-    """The peak of given executions where everything leaves that can, and the device updates."""
-    return _Sweep(offloader, executions, frozenset()).least_bytes
+    """Return the peak of given executions where everything leaves that can, and the device updates."""
+    return BeladySweep(offloader, executions, frozenset()).least_bytes
 
 
-class _Sweep:
-    """Which storages are below, and when.
+class BeladySweep:
+    """Decides which storages are below, and when.
 
     Attributes:
-        gaps: all that there are.
+        absences: all that there may be.
         least_bytes: the peak where everything leaves that can.
     """
 
@@ -85,8 +92,7 @@ class _Sweep:
         self._executions = executions
         self._size = program.nbytes
         self._count = len(executions)
-        resident = sum(s.nbytes for s in program.storages if s.role != "temporary")
-        self._level: _Bytes = program.profile(executions) + resident
+        self._level: _Bytes = program.profile(executions) + program.base_bytes
         self._clock = np.concatenate([[0.0], np.cumsum([program.nodes[e.node].time_s for e in executions])])
         self._changed = [frozenset((*n.mutates, *n.creates)) for n in program.nodes]
         # What is there in every iteration, gradients that wait included.
@@ -94,20 +100,20 @@ class _Sweep:
         self._rows = SweepRows(program, executions, updates, self._persistent)
         # What goes down for an update by the CPU does not come back.
         down = {s: self._rows.complete[s] for u in updates for s in u.down}
-        gaps = (*self._persistent_gaps(), *self._temporary_gaps())
-        self.gaps = [g for g in gaps if g.after < down.get(g.storage, self._count)]
+        gaps = (*self._persistent_absences(), *self._temporary_absences())
+        self.absences = [g for g in gaps if g.after < down.get(g.storage, self._count)]
         self._away = {
-            n for n, g in enumerate(self.gaps) if g.storage in away and (g.before >= self._count or g.after < 0)
+            n for n, g in enumerate(self.absences) if g.storage in away and (g.before >= self._count or g.after < 0)
         }
-        self._lost = self._take_memory({g.storage for g in self.gaps})
-        self._level += offloader.below.staging_for(len({g.storage for g in self.gaps}))
+        self._lost = self._take_memory({g.storage for g in self.absences})
+        self._level += offloader.below.staging_for(len({g.storage for g in self.absences}))
         relieved = self._level.copy()
-        for gap in self.gaps:
-            self._shift(relieved, gap, -1)
+        for absence in self.absences:
+            self._shift(relieved, absence, -1)
         self.least_bytes = int(relieved.max(initial=0))
 
-    def _persistent_gaps(self) -> Iterator[Gap]:
-        """Of what is there when the iteration starts."""
+    def _persistent_absences(self) -> Iterator[Absence]:
+        """Yield absences of parameters, states and gradients that exist before the iteration."""
         uses: dict[int, list[int]] = {s: [] for s in self._persistent}
         for position, execution in enumerate(self._executions):
             node = self._program.nodes[execution.node]
@@ -115,16 +121,16 @@ class _Sweep:
                 uses[storage].append(position)
         for storage, own in sorted(uses.items()):
             if not own:
-                yield Gap(storage, -1, self._count, fresh=False)
+                yield Absence(storage, -1, self._count, fresh=False)
                 continue
             if storage in self._program.consumed:  # it is used up; the iteration before left it where it is
-                yield Gap(storage, -1, own[0], fresh=False)
+                yield Absence(storage, -1, own[0], fresh=False)
             around = own if storage in self._program.consumed else [*own, own[0] + self._count]
             for a, b in pairwise(around):
-                yield Gap(storage, a, b, fresh=storage in self._changed[self._executions[a].node])
+                yield Absence(storage, a, b, fresh=storage in self._changed[self._executions[a].node])
 
-    def _temporary_gaps(self) -> Iterator[Gap]:
-        """Of copies that are made once in the iteration and read later."""
+    def _temporary_absences(self) -> Iterator[Absence]:
+        """Yield absences of what is made once in the iteration and read later."""
         smallest = self._offloader.below.smallest_bytes
         program = self._program
         last = program.last_uses(self._executions)
@@ -149,15 +155,15 @@ class _Sweep:
                 uses[storage].append(position)
         for storage, own in sorted(uses.items()):
             for a, b in pairwise(own):
-                yield Gap(storage, a, b, fresh=storage in self._changed[self._executions[a].node])
+                yield Absence(storage, a, b, fresh=storage in self._changed[self._executions[a].node])
             if storage in program.keep:
-                yield Gap(storage, own[-1], self._count, fresh=True, returns=False)
+                yield Absence(storage, own[-1], self._count, fresh=True, returns=False)
 
-    def _ranges(self, gap: Gap) -> list[tuple[int, int]]:
-        """Positions at which its storage is below."""
-        if gap.before <= self._count:
-            return [(gap.after + 1, gap.before)]
-        return [(gap.after + 1, self._count), (0, gap.before - self._count)]
+    def _ranges(self, absence: Absence) -> list[tuple[int, int]]:
+        """Return the positions at which its storage is below."""
+        if absence.before <= self._count:
+            return [(absence.after + 1, absence.before)]
+        return [(absence.after + 1, self._count), (0, absence.before - self._count)]
 
     def _take_memory(self, movable: set[int]) -> dict[int, int]:
         """Count what sums take from summands; returns the sums that no longer can if their summand moves."""
@@ -169,81 +175,83 @@ class _Sweep:
                 lost.update(dict.fromkeys(dying, position))
         return lost
 
-    def _shift(self, level: _Bytes, gap: Gap, sign: int) -> None:
-        for start, end in self._ranges(gap):
-            level[start:end] += sign * self._size[gap.storage]
-        if gap.storage in self._lost:
-            level[self._lost[gap.storage]] -= sign * self._size[gap.storage]
+    def _shift(self, level: _Bytes, absence: Absence, sign: int) -> None:
+        for start, end in self._ranges(absence):
+            level[start:end] += sign * self._size[absence.storage]
+        if absence.storage in self._lost:
+            level[self._lost[absence.storage]] -= sign * self._size[absence.storage]
 
     def _at_s(self, position: int) -> float:
         return float(self._clock[position % self._count] + self._clock[-1] * (position // self._count))
 
-    def _copy_s(self, gap: Gap, copied: set[int]) -> float:
-        """What it costs to leave."""
-        link, size = self._offloader.below.link, self._size[gap.storage]
-        down_s = size / link.offload_bytes_per_s if gap.fresh or gap.storage not in copied else 0.0
-        return down_s + (size / link.reload_bytes_per_s if gap.returns else 0.0)
+    def _copy_s(self, absence: Absence, copied: set[int]) -> float:
+        """Return the seconds of copies that an absence costs."""
+        link, size = self._offloader.below.link, self._size[absence.storage]
+        down_s = size / link.offload_bytes_per_s if absence.fresh or absence.storage not in copied else 0.0
+        return down_s + (size / link.reload_bytes_per_s if absence.returns else 0.0)
 
-    def choose(self, limit_bytes: int) -> list[Gap]:
-        """Gaps that keep every execution below a limit, in the order of `gaps`."""
+    def choose(self, limit_bytes: int) -> list[Absence]:
+        """Choose absences that keep every execution below a limit, in the order of `absences`."""
         level = self._level.copy()
         starting: dict[int, list[int]] = defaultdict(list)
-        for number, gap in enumerate(self.gaps):
-            for start, end in self._ranges(gap):
+        for number, absence in enumerate(self.absences):
+            for start, end in self._ranges(absence):
                 if start < end:
                     starting[start].append(number)
         # What changes within the iteration has left before, where it is short of memory.
-        copied = {g.storage for g in self.gaps if g.before >= self._count}
+        copied = {g.storage for g in self.absences if g.before >= self._count}
         for number in self._away:
-            self._shift(level, self.gaps[number], -1)
-        open_gaps: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+            self._shift(level, self.absences[number], -1)
+        leaving: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
         chosen: set[int] = set(self._away)
         for position in range(self._count):
             for number in starting.get(position, ()):
-                gap = self.gaps[number]
+                absence = self.absences[number]
                 # The next use, on this round's clock: where a gap goes on from the iteration before, it is near.
-                due = gap.before - self._count if position < gap.after + 1 else gap.before
-                heappush(open_gaps[gap.fresh or gap.storage not in copied], (-self._at_s(due), number))
+                due = absence.before - self._count if position < absence.after + 1 else absence.before
+                heappush(leaving[absence.fresh or absence.storage not in copied], (-self._at_s(due), number))
             while level[position] > limit_bytes:
-                furthest = self._furthest(position, open_gaps, chosen, copied)
+                furthest = self._furthest(position, leaving, chosen, copied)
                 if furthest is None:
                     break
                 chosen.add(furthest)
-                copied.add(self.gaps[furthest].storage)
-                self._shift(level, self.gaps[furthest], -1)
-        return [self.gaps[n] for n in sorted(self._needed(chosen, level, limit_bytes))]
+                copied.add(self.absences[furthest].storage)
+                self._shift(level, self.absences[furthest], -1)
+        return [self.absences[n] for n in sorted(self._needed(chosen, level, limit_bytes))]
 
     def _furthest(
-        self, position: int, open_gaps: dict[bool, list[tuple[float, int]]], chosen: set[int], copied: set[int]
+        self, position: int, leaving: dict[bool, list[tuple[float, int]]], chosen: set[int], copied: set[int]
     ) -> int | None:
-        """Of the gaps around a position the one that lasts longest for what it costs."""
+        """Return the absence around a position that lasts longest for what it costs."""
         best: tuple[float, int] | None = None
-        for waiting in open_gaps.values():
+        for waiting in leaving.values():
             while waiting and (waiting[0][1] in chosen or -waiting[0][0] <= self._at_s(position)):
                 heappop(waiting)
             if waiting:
                 due_s, number = -waiting[0][0], waiting[0][1]
-                gap = self.gaps[number]
-                worth = self._size[gap.storage] * (due_s - self._at_s(position)) / max(self._copy_s(gap, copied), 1e-12)
+                absence = self.absences[number]
+                worth = (
+                    self._size[absence.storage]
+                    * (due_s - self._at_s(position))
+                    / max(self._copy_s(absence, copied), 1e-12)
+                )
                 best = max(best, (worth, number)) if best is not None else (worth, number)
         return best[1] if best is not None else None
 
     def _needed(self, chosen: set[int], level: _Bytes, limit_bytes: int) -> set[int]:
-        """Without gaps that later choices made needless; dear and short ones first."""
+        """Drop absences that later choices made needless; dear and short ones first."""
         left = set(chosen)
-        for number in sorted(chosen - self._away, key=lambda n: (self.gaps[n].before - self.gaps[n].after, n)):
-            gap = self.gaps[number]
-            self._shift(level, gap, 1)
-            if all(level[a:b].max(initial=0) <= limit_bytes for a, b in self._ranges(gap)):
+        for number in sorted(chosen - self._away, key=lambda n: (self.absences[n].before - self.absences[n].after, n)):
+            absence = self.absences[number]
+            self._shift(level, absence, 1)
+            if all(level[a:b].max(initial=0) <= limit_bytes for a, b in self._ranges(absence)):
                 left.discard(number)
             else:
-                self._shift(level, gap, -1)
+                self._shift(level, absence, -1)
         return left
 
-    def plan(self, chosen: Sequence[Gap]) -> Iterator[OffloadPlan]:
-        """The plan, if the referee accepts it."""
+    def proposal(self, chosen: Sequence[Absence]) -> Proposal:
+        """Return the plan in which the chosen storages are below."""
         steps, state = self._rows.plan(chosen)
-        try:
-            yield self._offloader.judged(METHOD, steps, state)
-        except IllegalPlanError:
-            return
+        tier = self._offloader.below
+        return Proposal(method=METHOD, steps=steps, state=state, decision=Decision("belady"), tier=tier)

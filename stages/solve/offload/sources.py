@@ -1,0 +1,111 @@
+"""Who makes plans that use the tier below the device: O-ILP, fixed policies, and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stowage.stages.ir.graph import SHARED
+from stowage.stages.ir.methods import method_of
+from stowage.stages.solve.judged_plans import JudgedPlans
+from stowage.stages.solve.offload.offloader import Offloader
+from stowage.stages.solve.offload.offmate.search import OffMate
+from stowage.stages.solve.offload.streaming import Streaming
+from stowage.stages.solve.offload.sweep.late_updates import LateUpdate, late_updates, sets_of_updates
+from stowage.stages.solve.offload.sweep.sweep import least_bytes, sweeps
+from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.program.chain import Execution
+from stowage.stages.solve.proposal import Proposals, Source, Task
+
+POOR_ROUNDING = 1.05
+"""Plans of whole tensors that take this much longer than O-ILP's fractions compete with sweeps and policies."""
+
+
+def offload_sources(
+    task: Task, below: Below, orders: Iterable[Sequence[Execution]], plans: JudgedPlans
+) -> Iterator[Source]:
+    """Yield sources, the later ones only where plans so far are poor.
+
+    Args:
+        task: the program with its chain.
+        below: the tier below the device.
+        orders: executions that a sweep may offload from.
+        plans: what was judged so far.
+    """
+    offloader = Offloader(task.program, task.chain, below)
+    before = len(plans.judged), len(plans.fitting)
+    if gradients_wait(offloader):
+        listed = list(orders)
+        yield LateSweeps(offloader, listed)
+        if below.activations and not any(plans.referee.fits(p) for p in plans.judged[before[0] :]):
+            # Gradients that wait may leave no room below for activations. RK-Rotor's orders, which have all of them in
+            # memory, then save too little of those.
+            lean = Offloader(task.program, task.chain, replace(below, activations=False))
+            yield LateSweeps(lean, [*listed, lean.leanest()])
+        return
+    preprint = method_of(task.request.method).whole_blocks
+    yield OffMate(offloader, preprint=preprint)
+    fitting = plans.fitting[before[1] :]
+    if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
+        sweep = not fitting or not below.cpu_update_bytes_per_s  # a sweep updates on the device
+        yield Rules(offloader, orders if sweep else ())
+
+
+def gradients_wait(offloader: Offloader) -> bool:
+    """Return whether gradients outlive the step of the cycle that completes them: O-ILP knows of none that do.
+
+    They wait for the norm of all of them, or for a later micro-batch.
+    """
+    late = any(n.block == SHARED and n.phase == "update" and n.mutates for n in offloader.program.nodes)
+    return late or bool(offloader.gradients)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Proposes plans that need no solver: fixed policies, and sweeps over some orders."""
+
+    offloader: Offloader
+    orders: Iterable[Sequence[Execution]]
+
+    def propose(self, task: Task) -> Proposals:
+        """Propose the fixed policies, then sweeps."""
+        yield from Streaming(self.offloader).propose(task)
+        resting = resting_below(self.offloader, task)
+        for order in self.orders:
+            yield from sweeps(self.offloader, order, task.budget_bytes, resting)
+
+
+@dataclass(frozen=True)
+class LateSweeps:
+    """Proposes sweeps for programs whose gradients wait: with more and fewer updates by the CPU."""
+
+    offloader: Offloader
+    orders: Sequence[Sequence[Execution]]
+
+    def propose(self, task: Task) -> Proposals:
+        """Propose sweeps over each order."""
+        for order in self.orders:
+            yield from self._over(order, task)
+
+    def _over(self, executions: Sequence[Execution], task: Task) -> Proposals:
+        offloader, budget_bytes = self.offloader, task.budget_bytes
+        resting = resting_below(offloader, task)
+        accepted = yield from sweeps(offloader, executions, budget_bytes, resting)
+        if not accepted:
+            return  # with updates by the CPU more is below
+        updates = late_updates(offloader, executions)
+        spare_bytes = budget_bytes - least_bytes(offloader, executions)
+        taken: Sequence[LateUpdate] = ()
+        accepted = 0
+        for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
+            accepted += yield from sweeps(offloader, executions, budget_bytes, resting, taken)
+        while taken and not accepted:  # the host has no room for so many: half of them
+            taken = taken[(len(taken) + 1) // 2 :]
+            if taken:
+                accepted += yield from sweeps(offloader, executions, budget_bytes, resting, taken)
+
+
+def resting_below(offloader: Offloader, task: Task) -> frozenset[int]:
+    """Return the storages that rest below between iterations in the plans of other micro-batches."""
+    names = {s: offloader.program.storages[s].name for s in offloader.movable} | offloader.gradients
+    return frozenset(s for s, name in names.items() if name in task.request.away)

@@ -1,0 +1,159 @@
+"""Judges plans and hides their copies: no other place of `solve` does either."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+
+from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome, replay_plan
+from stowage.stages.solve.known import Known
+from stowage.stages.solve.offload.cpu_updates import CpuUpdates
+from stowage.stages.solve.offload.hiding.shift import shift
+from stowage.stages.solve.offload.homes import places_on_disk
+from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.proposal import JudgedPlan, Proposal
+
+SAME_SUM = 1e-9
+"""Relative difference of sums of the same times in another order."""
+
+
+class Referee:
+    """Judges plans of one program within one budget."""
+
+    def __init__(self, program: Program, budget_bytes: int, known: Known | None = None) -> None:
+        self._program = program
+        self._budget_bytes = budget_bytes
+        self._known = known if known is not None else Known()
+        self._cpu_update_s: dict[Below, dict[int, float]] = {}
+
+    def fits(self, plan: JudgedPlan) -> bool:
+        """Return whether a plan keeps within the budget."""
+        return plan.peak_bytes <= self._budget_bytes
+
+    def listen(self, proposals: Generator[Proposal, JudgedPlan | None, object]) -> Iterator[JudgedPlan]:
+        """Judge proposals one by one, and send each verdict back to whoever proposes.
+
+        Raises:
+            IllegalPlanError: a plan that moves nothing is refused, which no source should propose.
+        """
+        verdict: JudgedPlan | None = None
+        while True:
+            try:
+                proposal = proposals.send(verdict)
+            except StopIteration:
+                return
+            try:
+                verdict = self.judge(proposal)
+            except IllegalPlanError:
+                if proposal.tier is None:
+                    raise
+                verdict = None
+                continue
+            yield verdict
+
+    def judge(self, proposal: Proposal) -> JudgedPlan:
+        """Find everything that moves a place below the device, and judge the plan.
+
+        Raises:
+            IllegalPlanError: the plan is not legal.
+        """
+        tier, state, program = proposal.tier, proposal.state, self._program
+        if tier is not None:
+            wanted = proposal.wanted_on_disk
+            on_disk = places_on_disk(tier, proposal.steps, state, program.nodes, program.nbytes, wanted)
+            state = replace(state, on_disk=on_disk)
+        if proposal.only_bound:  # the same for every budget
+            outcome: Outcome = self._known.of(proposal, "outcome", lambda p: self.outcome(p.steps, state, tier))
+        else:
+            outcome = self.outcome(proposal.steps, state, tier)
+        plan = JudgedPlan(**{**vars(proposal), "state": state}, outcome=outcome)
+        return self.hide(plan) if proposal.hide_at_once and self.fits(plan) else plan
+
+    def outcome(
+        self,
+        steps: Sequence[Step],
+        state: TierState = EVERYTHING_ON_DEVICE,
+        tier: Below | None = None,
+        staging_bytes: int | None = None,
+    ) -> Outcome:
+        """Replay a plan.
+
+        Args:
+            steps, state: the plan.
+            tier: what it may use below the device.
+            staging_bytes: device memory that the tier needs for itself; by default for the tensors that are reloaded.
+
+        Raises:
+            IllegalPlanError: the plan is not legal.
+        """
+        program = self._program
+        if tier is not None and staging_bytes is None:
+            staging_bytes = tier.staging_for(len({s.storage for s in steps if s.kind == "reload"}))
+        return replay_plan(
+            program.storages,
+            program.nodes,
+            steps,
+            keep=program.kept,
+            start=state,
+            staging_bytes=staging_bytes or 0,
+            link=tier.link if tier is not None else None,
+            disk=tier.disk.link if tier is not None and tier.disk is not None else None,
+            host_room_bytes=tier.host_room_bytes if tier is not None else None,
+            disk_room_bytes=tier.disk_room_bytes if tier is not None else None,
+            cpu_update_s=self._updates(tier) if tier is not None else None,
+        )
+
+    def _updates(self, tier: Below) -> dict[int, float]:
+        if tier not in self._cpu_update_s:
+            updates = CpuUpdates(self._program, tier)
+            self._cpu_update_s[tier] = {n.node: updates.seconds(n) for n in self._program.nodes if n.phase == "update"}
+        return self._cpu_update_s[tier]
+
+    def hide(self, plan: JudgedPlan) -> JudgedPlan:
+        """Return the plan with its copies hidden behind computing as well as the budget allows."""
+        if plan.hidden or plan.tier is None:
+            return plan
+
+        def judge(steps: Sequence[Step]) -> Outcome | None:
+            try:
+                return self.outcome(steps, plan.state, plan.tier)
+            except IllegalPlanError:
+                return None
+
+        program = self._program
+        touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
+        steps, outcome = shift(plan.steps, plan.outcome, program.nbytes, self._budget_bytes, judge, touched)
+        return replace(plan, steps=steps, outcome=outcome, hidden=True)
+
+    def hide_all(self, plans: Sequence[JudgedPlan], fastest_s: float) -> Iterator[JudgedPlan]:
+        """Hide the copies of the plans that fit, but for those that one resource alone makes slower than another plan.
+
+        Args:
+            plans: what is judged.
+            fastest_s: the time of the fastest plan so far.
+        """
+        fitting = [(self._least_s(p), p) for p in plans if self.fits(p)]
+        for at_least_s, plan in sorted(fitting, key=lambda pair: pair[0]):
+            if at_least_s >= fastest_s * (1 + SAME_SUM):
+                return
+            hidden = self.hide(plan)
+            fastest_s = min(fastest_s, hidden.time_s)
+            yield hidden
+
+    def _least_s(self, plan: JudgedPlan) -> float:
+        """Return the time of each resource alone, however well copies are hidden: computing, copying each way, and
+        updating by the CPU."""
+        found, tier = plan.outcome, plan.tier
+        if tier is None:
+            return found.time_s
+        update_s = self._updates(tier)
+        cpu_s = sum(update_s[s.node] for s in plan.steps if s.kind == "update")
+        down_s, up_s = (
+            found.offload_bytes / tier.link.offload_bytes_per_s,
+            found.reload_bytes / tier.link.reload_bytes_per_s,
+        )
+        return max(found.time_s - found.wait_s, cpu_s, down_s, up_s)

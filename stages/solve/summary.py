@@ -1,0 +1,129 @@
+"""Says what a plan states about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot, plan_hash
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.simulate.plan import Outcome
+from stowage.stages.simulate.slots import slots_of
+from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.proposal import JudgedPlan
+from stowage.stages.solve.request import PlanRequest
+
+PROVEN = 1e-9
+"""A plan this close to the lower bound of the step is proven optimal, whoever decided it."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Holds a plan that the referee accepted, with what it states about itself.
+
+    Attributes:
+        rows: the plan.
+        summary: what it states.
+        slots: places below the device of what it moves.
+    """
+
+    rows: list[PlanRow]
+    summary: PlanSummary
+    slots: list[Slot] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class KeepingAll:
+    """Says what the same iteration takes where nothing is computed again and nothing moves."""
+
+    peak_bytes: int
+    time_s: float
+
+
+def solved(
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    plan: JudgedPlan,
+    keeping_all: KeepingAll,
+    smallest_feasible_bytes: int,
+    request: PlanRequest,
+    bound_s: float | None = None,
+) -> Solved:
+    """Return the plan with its summary and its slots.
+
+    Args:
+        trace, nodes: the program.
+        plan: what was chosen.
+        keeping_all: to compare with.
+        smallest_feasible_bytes: the smallest budget for which a plan was found.
+        request: what was asked for.
+        bound_s: a lower bound on the step's time; by default that of these nodes.
+    """
+    bound_s = lower_bound_s(nodes, request.below) if bound_s is None else bound_s
+    slots = slots_of(trace, plan.steps, plan.state) if plan.tier is not None else []
+    return Solved(
+        plan.outcome.rows,
+        _summary_of(trace, nodes, plan, keeping_all, smallest_feasible_bytes, request, bound_s),
+        slots,
+    )
+
+
+def _summary_of(
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    plan: JudgedPlan,
+    keeping_all: KeepingAll,
+    smallest_feasible_bytes: int,
+    request: PlanRequest,
+    bound_s: float,
+) -> PlanSummary:
+    outcome, decision = plan.outcome, plan.decision
+    status, gap = proven(outcome, decision.status, decision.gap, bound_s)
+    return PlanSummary(
+        plan_hash=plan_hash(outcome.rows, trace.meta.configuration_hash, request.device_budget_bytes),
+        configuration_hash=trace.meta.configuration_hash,
+        method=plan.method,
+        device=request.device,
+        device_budget_bytes=request.device_budget_bytes,
+        device_peak_bytes=outcome.peak_bytes,
+        baseline_bytes=outcome.baseline_bytes,
+        step_time_s=outcome.time_s,
+        lower_bound_s=min(bound_s, outcome.time_s),  # the same times, added up in another order
+        recomputed_bytes=outcome.recomputed_bytes,
+        activation_bytes=outcome.activation_bytes,
+        keep_all_peak_bytes=keeping_all.peak_bytes,
+        keep_all_time_s=keeping_all.time_s,
+        smallest_feasible_bytes=smallest_feasible_bytes,
+        solver=decision.solver,
+        status=status,
+        gap=gap,
+        time_limit_s=decision.time_limit_s,
+        seed=decision.seed,
+        device_fingerprint=request.device_fingerprint,
+        estimated_nodes=sum(n.estimated for n in nodes),
+        below_bytes=outcome.below_bytes,
+        offload_bytes=outcome.offload_bytes,
+        reload_bytes=outcome.reload_bytes,
+        wait_s=outcome.wait_s,
+        fractional_time_s=plan.fractional_s,
+        rates_bound_s=plan.rates_bound_s,
+        disk_bytes=outcome.disk_bytes,
+    )
+
+
+def proven(outcome: Outcome, status: str, gap: float | None, bound_s: float) -> tuple[str, float]:
+    """Return status and gap of a plan: its solver's, but for a plan that reaches the lower bound of the step.
+
+    A plan of a rule, of which no solver says anything, states its distance to that lower bound.
+    """
+    to_bound = max(0.0, 1 - bound_s / outcome.time_s)
+    if to_bound < PROVEN:
+        return "optimal", 0.0
+    return status, to_bound if gap is None else gap
+
+
+def lower_bound_s(nodes: Iterable[ComputeNode], below: Below | None) -> float:
+    """Return the time of every node once; updates only where the CPU cannot take them over."""
+    beside = below is not None and below.cpu_update_bytes_per_s > 0
+    return sum(n.time_s for n in nodes if not (beside and n.phase == "update"))
