@@ -19,7 +19,7 @@ OFFMATE_SECONDS = 20.0
 OFFMATE_GAP = 0.01
 """Limit and relative gap of one solve of O-ILP."""
 
-POOR = 1.05
+FAR_FROM_FRACTIONAL = 1.05
 """Plans of whole tensors that take this much longer than O-ILP's fractions are raced against sweeps and policies."""
 
 _SAME = 1e-9
@@ -58,7 +58,7 @@ def tiered_plans(
     preprint = method_of(request.method).whole_blocks
     found = list(search.plans(offloader, budget_bytes, settings, preprint=preprint))
     fitting = list(_shifted(offloader, found, budget_bytes, fastest_s))
-    if not preprint and not any(p.outcome.time_s <= p.fractional_s * POOR for p in fitting):
+    if not preprint and not any(p.outcome.time_s <= p.fractional_s * FAR_FROM_FRACTIONAL for p in fitting):
         others = list(offloader.fixed())
         if not fitting or not offloader.below.cpu_update_bytes_per_s:  # a sweep updates on the device
             others += swept()

@@ -22,7 +22,7 @@ ATTEMPTS = 4
 CLOSE = 1.02
 """A plan within this factor of O-ILP's own is good enough."""
 
-POOR = 1.05
+SMOOTHED = 1.05
 """A plan worse than this is rounded in the other way too."""
 
 NOTICEABLE = 1e-3
@@ -107,7 +107,7 @@ class _Search:
             if not self.fractional_s:
                 self.bound_s, self.fractional_s = answer.bound_s, answer.solution.objective_s
             found: list[OffloadPlan] = []
-            for smoothed, close in ((False, CLOSE), (True, POOR)):
+            for smoothed, close in ((False, CLOSE), (True, SMOOTHED)):
                 if self.best_s > answer.solution.objective_s * close:
                     found += self._rounded(problem, answer.solution, limits.reach, smoothed=smoothed)
                     self.best_s = min([self.best_s, *(p.outcome.time_s for p in found if self._fits(p))])
