@@ -10,6 +10,7 @@ from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.defaults import SOLVE_SECONDS
 from stowage.stages.ir.encoding import encode, schedule_of
 from stowage.stages.ir.hierarchy import BlockCluster
+from stowage.stages.ir.pareto import undominated
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.clusters.regions import clusters_by_block
 from stowage.stages.options.clusters.work import HierarchyWork
@@ -203,18 +204,14 @@ def _undominated(options: Sequence[Option]) -> list[Option]:
     """Fixed policies, and what no other option is no worse than in every respect; fastest first."""
     fixed = {policy.name for policy in sources_of(Fixed)}
     ordered = sorted(options, key=lambda o: (*_costs(o), o.formulation not in fixed, o.gap, o.forward, o.backward))
-    kept: list[Option] = []
-    for option in ordered:
-        if option.formulation in fixed or not any(_no_worse(_costs(other), _costs(option)) for other in kept):
-            kept.append(option)
-    return kept
+
+    def no_worse(one: Option, two: Option) -> bool:
+        return two.formulation not in fixed and all(a <= b for a, b in zip(_costs(one), _costs(two), strict=True))
+
+    return undominated(ordered, no_worse)
 
 
 def _costs(option: Option) -> tuple[float, int, int, int]:
     """Rounded: the same computations in another order are the same time."""
     time_s = float(f"{option.forward_time_s + option.backward_time_s:.12g}")
     return time_s, option.save_bytes, option.forward_peak_bytes, option.backward_peak_bytes
-
-
-def _no_worse(one: tuple[float, int, int, int], two: tuple[float, int, int, int]) -> bool:
-    return all(a <= b for a, b in zip(one, two, strict=True))

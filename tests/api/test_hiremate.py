@@ -87,7 +87,7 @@ def test_auto_is_never_worse_than_what_it_is_compared_with(method: str, costed: 
 @pytest.mark.parametrize(
     ("method", "name"),
     some(
-        [("h_ilp", "resnet"), ("tw_remat", "resnet"), ("tw_remat", "unet")],
+        [("h_ilp", "resnet"), ("h_retention", "resnet"), ("tw_remat", "resnet"), ("tw_remat", "unet")],
         keep=[("tw_remat", "resnet")],
     ),
 )

@@ -16,7 +16,7 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.defaults import MAX_EXACT_NODES
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import HELD
+from stowage.stages.ir.variant import HELD, UNHELD
 from stowage.stages.partition import make_chains
 from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for
@@ -141,3 +141,17 @@ def test_training_around_held_values_equals_eager(tmp_path: Path) -> None:
     for one, other in zip(step.model.state_dict().values(), eager.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert step.measure(BATCH).peak_bytes <= budget
+
+
+def test_what_is_too_large_to_be_solved_exactly_is_cut_into_clusters() -> None:
+    """With one threshold no block is neither."""
+    trace = traced("gpt2")
+    costs = costs_for(trace)
+    largest = max(len(b.nodes) for b in make_chains(trace, costs)[UNHELD].blocks)
+    assert largest <= MAX_EXACT_NODES
+    limit = largest - 1
+    for made in make_chains(trace, costs, max_exact_nodes=limit).values():
+        large = {b.block_hash for b in made.blocks if len(b.nodes) > limit}
+        assert {c.block_hash for c in made.clusters} == large or HELD in make_chains(
+            trace, costs, max_exact_nodes=limit
+        )

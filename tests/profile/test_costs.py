@@ -25,7 +25,9 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.kernels import ReturnedStore
 from stowage.stages.optimizers import Bench
 from stowage.stages.profile import CostStore, profile_trace, timing
+from stowage.stages.profile import store as costs_of_devices
 from stowage.stages.profile.sequence import NOTHINGS, alive_bytes, last_touched
+from stowage.stages.profile.store import code_of_costs
 from stowage.stages.profile.timing import FEW
 from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.trace import trace_step
@@ -49,7 +51,7 @@ HERE = replace(ELSEWHERE, fingerprint=device_of("cpu").fingerprint(), name="here
 
 
 def path_in(folder: Path) -> Path:
-    return folder / f"device.{FORMAT_VERSION}.parquet"
+    return folder / f"device.{code_of_costs()}.{FORMAT_VERSION}.parquet"
 
 
 def cost(signature: str, time_s: float = 1.0, source: Any = "measured") -> Cost:
@@ -306,3 +308,11 @@ def test_an_operator_that_does_not_run_here_is_named(tmp_path: Path) -> None:
     calls = [*trace.calls[:position], broken, *trace.calls[position + 1 :]]
     with pytest.raises(TableError, match=r"aten.addmm.default .* does not run on this device"):
         profile_trace(replace(trace, calls=calls), HERE, CostStore(tmp_path), seconds_per_call=0.001, min_samples=1)
+
+
+def test_costs_measured_by_other_code_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CostStore(tmp_path)
+    store.add("device", [cost("a")])
+    assert list(store.read("device")) == ["a"]
+    monkeypatch.setattr(costs_of_devices, "MEASURING", (*costs_of_devices.MEASURING, "stowage.stages.profile.similar"))
+    assert store.read("device") == {}

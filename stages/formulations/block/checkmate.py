@@ -32,7 +32,7 @@ Where this differs from the thesis, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -46,10 +46,10 @@ from stowage.stages.formulations.block.staged_order import (
     units,
 )
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
+from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
 
-Constraints = Iterator[tuple[str, Any]]
 _LARGEST_MEMORY = 1_000_000
 
 
@@ -225,20 +225,12 @@ EQUATIONS: dict[str, Callable[[Checkmate], Constraints]] = {
 """Equation -> the function that writes it. A constraint's name is `eq_c_7_…`, or `save`, `once_…`, `outgoing_…`, …"""
 
 
-def constraint_prefix(number: str) -> str:
-    """How the names of an equation's constraints begin."""
-    return f"eq_{number.lower().replace('.', '_')}" if "." in number else number
-
-
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> Checkmate:
     """The whole model."""
     m = Checkmate.of(block, peak_bytes, save_bytes)
     lower = [(t, i) for t in range(m.T) for i in range(t + 1)]
     m.problem += pulp.lpSum(m.graph.nodes[i].time_s * m.R[t, i] for t, i in lower), "time"
-    for number, equation in EQUATIONS.items():
-        prefix = constraint_prefix(number)
-        for name, constraint in equation(m):
-            m.problem += constraint, f"{prefix}_{name}" if name else prefix
+    add_equations(m.problem, EQUATIONS, m)
     return m
 
 

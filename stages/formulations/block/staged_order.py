@@ -172,9 +172,13 @@ def memory_unit(graph: StagedGraph, budgets: Iterable[int], largest: int) -> int
     Sizes are rounded up to units and budgets down, so that a schedule within the rounded budget is within the true one.
     """
     sizes = [*graph.nbytes, *(node.workspace_bytes for node in graph.nodes)]
-    total = max([sum(graph.nbytes) + max((n.workspace_bytes for n in graph.nodes), default=0), *budgets, 1])
-    common = math.gcd(*sizes) or 1
-    return max(common, -(-total // largest))
+    most = sum(graph.nbytes) + max((n.workspace_bytes for n in graph.nodes), default=0)
+    return unit_of(sizes, max(most, *budgets, 1), largest)
+
+
+def unit_of(sizes: Iterable[int], most: int, largest: int) -> int:
+    """Bytes per unit of memory: the greatest common divisor of `sizes`, or more where `most` would pass `largest`."""
+    return max(math.gcd(*sizes) or 1, -(-most // largest))
 
 
 def units(nbytes: int, unit: int) -> int:

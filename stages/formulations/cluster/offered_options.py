@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stowage.stages.ir import pareto
 from stowage.stages.ir.h_graph import HOption
 
 Costs = tuple[float, int, int, int]
@@ -25,12 +26,7 @@ def costs_of(option: HOption) -> Costs:
 
 def undominated(options: Sequence[HOption]) -> list[HOption]:
     """Options that no other is no worse than in everything, fastest first; of equals the first."""
-    kept: list[HOption] = []
-    for option in sorted(options, key=lambda o: (costs_of(o), len(o.backward.reads))):
-        mine, reads = costs_of(option), set(option.backward.reads)
-        if not any(_no_larger(costs_of(o), mine) and set(o.backward.reads) <= reads for o in kept):
-            kept.append(option)
-    return kept
+    return pareto.undominated(sorted(options, key=lambda o: (costs_of(o), len(o.backward.reads))), _no_worse)
 
 
 def select_options(options: Sequence[HOption], count: int) -> tuple[HOption, ...]:
@@ -84,6 +80,10 @@ def _regret(options: Sequence[HOption], chosen: Sequence[HOption]) -> tuple[floa
         lacking = min(sum(max(0, c[i + 1] - mine[i + 1]) / largest[i] for i in range(3)) for c in taken)
         found.append((span or 1.0) * (1.0 + lacking))
     return max(found), sum(found)
+
+
+def _no_worse(one: HOption, two: HOption) -> bool:
+    return _no_larger(costs_of(one), costs_of(two)) and set(one.backward.reads) <= set(two.backward.reads)
 
 
 def _no_larger(one: Sequence[float], two: Sequence[float]) -> bool:

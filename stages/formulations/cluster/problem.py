@@ -6,12 +6,11 @@ loss node runs, what it makes left out (in both, `ir/h_graph.py` says what count
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from stowage.stages.formulations.block.staged_order import StagedGraph
+from stowage.stages.formulations.block.staged_order import StagedGraph, unit_of
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.h_graph import HGraph, HNode, HRun, HStep, HValue
 
@@ -144,7 +143,7 @@ class HProblem:
         ]
         phantoms = sum(max(o.phantom_bytes for o in c.options) for c in self.graph.clusters)
         most = sum(self.nbytes) + phantoms + max((step.internal_bytes for step in steps), default=0)
-        return max(math.gcd(*sizes) or 1, -(-max(most, *budgets, 1) // largest))
+        return unit_of(sizes, max(most, *budgets, 1), largest)
 
 
 def distinct_steps(steps: tuple[HStep, ...]) -> tuple[HStep, ...]:

@@ -6,10 +6,11 @@ import re
 
 from hypothesis import HealthCheck, given, settings
 
-from stowage.stages.formulations.block.checkmate import EQUATIONS, _warm_start, build, checkmate, constraint_prefix
+from stowage.stages.formulations.block.checkmate import EQUATIONS, _warm_start, build, checkmate
 from stowage.stages.formulations.block.rk_checkmate.solve import rk_checkmate
 from stowage.stages.formulations.block.staged_order import StagedGraph, cost_of, run_once, timeline
 from stowage.stages.ir.block import BlockAllocation, BlockGraph
+from stowage.stages.solver.equations import constraint_prefix
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.block.brute import fastest
 from tests.formulations.block.budgets import blocks_and_budgets, checked, total_s

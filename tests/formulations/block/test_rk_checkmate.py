@@ -6,11 +6,12 @@ import re
 
 from hypothesis import HealthCheck, given, settings
 
-from stowage.stages.formulations.block.rk_checkmate.model import EQUATIONS, build, constraint_prefix
+from stowage.stages.formulations.block.rk_checkmate.model import EQUATIONS, build
 from stowage.stages.formulations.block.rk_checkmate.solve import rk_checkmate
 from stowage.stages.formulations.block.staged_order import StagedGraph, run_once
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.simulate.block import replay_block
+from stowage.stages.solver.equations import constraint_prefix
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.block.brute import fastest
 from tests.formulations.block.budgets import blocks_and_budgets, checked, peak_of, total_s

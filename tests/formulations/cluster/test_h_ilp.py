@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.formulations.block.rk_checkmate.solve import rk_checkmate
-from stowage.stages.formulations.cluster.h_ilp.equations import EQUATIONS, build, constraint_prefix
+from stowage.stages.formulations.cluster.h_ilp.equations import EQUATIONS, build
 from stowage.stages.formulations.cluster.h_ilp.solve import h_ilp
 from stowage.stages.formulations.cluster.problem import HProblem, flat
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.h_graph import HCluster, HGraph, HOption, HRun, HStep
 from stowage.stages.simulate.h_graph import replay_h_graph
+from stowage.stages.solver.equations import constraint_prefix
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.block.budgets import blocks_and_budgets
 from tests.formulations.cluster.h_brute import fastest_h

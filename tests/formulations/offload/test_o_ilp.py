@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stowage.stages.formulations.offload.bounds import lower_bound
-from stowage.stages.formulations.offload.o_ilp.equations import EQUATIONS, TRANSFER_COST, build, constraint_prefix
+from stowage.stages.formulations.offload.o_ilp.equations import EQUATIONS, TRANSFER_COST, build
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp, smallest_budget
 from stowage.stages.formulations.offload.problem import (
@@ -23,6 +23,7 @@ from stowage.stages.formulations.offload.problem import (
     group_parameters,
 )
 from stowage.stages.ir.machine import Link
+from stowage.stages.solver.equations import constraint_prefix
 from stowage.stages.solver.outcome import SolverSettings
 from tests.formulations.offload.offload_problems import GIB, compute_s, llama, problems, rtx3060
 from tests.matrix import examples

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from stowage.stages.formulations.block.greedy.lazy import Candidate, Choice, candidate_of, drop_after_forward
 from stowage.stages.formulations.block.greedy.relief import polish, relieve
 from stowage.stages.formulations.block.staged_order import StagedGraph, schedule_of
+from stowage.stages.ir import pareto
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 
 # Above this many nodes fewer ways are tried.
@@ -91,11 +92,7 @@ def frontier(graph: StagedGraph, levels: int) -> list[Candidate]:
 
 def undominated(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Drop what another is no worse than in time, save and both peaks; fastest first."""
-    kept: list[Candidate] = []
-    for c in sorted(candidates, key=_by_time):
-        if not any(_no_worse(other, c) for other in kept):
-            kept.append(c)
-    return kept
+    return pareto.undominated(sorted(candidates, key=_by_time), _no_worse)
 
 
 def _no_worse(one: Candidate, two: Candidate) -> bool:

@@ -34,16 +34,16 @@ Where this differs from the thesis, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from stowage.stages.formulations.block.staged_order import StagedGraph, memory_unit, units
 from stowage.stages.ir.block import BlockGraph
+from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
 
-Constraints = Iterator[tuple[str, Any]]
 _LARGEST_MEMORY = 1_000_000
 
 
@@ -342,18 +342,10 @@ EQUATIONS: dict[str, Callable[[RkCheckmate], Constraints]] = {
 """Equation -> the function that writes it. A constraint's name is `eq_2_7_…`, or `one_way_…`, `alive_…`, `U_…`."""
 
 
-def constraint_prefix(number: str) -> str:
-    """How the names of an equation's constraints begin."""
-    return f"eq_{number.replace('.', '_')}" if number[0].isdigit() else number
-
-
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> RkCheckmate:
     """The whole model. The objective counts fast-forward time, which the thesis leaves out."""
     m = RkCheckmate.of(block, peak_bytes, save_bytes)
     lower = [(t, k) for t in range(m.T) for k in range(t + 1)]
     m.problem += pulp.lpSum(m.graph.nodes[k].time_s * m.executed(t, k) for t, k in lower), "time"
-    for number, equation in EQUATIONS.items():
-        prefix = constraint_prefix(number)
-        for name, constraint in equation(m):
-            m.problem += constraint, f"{prefix}_{name}" if name else prefix
+    add_equations(m.problem, EQUATIONS, m)
     return m

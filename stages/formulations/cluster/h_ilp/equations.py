@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from stowage.stages.formulations.block.staged_order import units
 from stowage.stages.formulations.cluster.h_ilp.model import HIlp, Objective
 from stowage.stages.formulations.cluster.problem import HProblem
+from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
-
-Constraints = Iterator[tuple[str, Any]]
 
 
 def eq_3_4(m: HIlp) -> Constraints:
@@ -328,19 +327,11 @@ def total_time(m: HIlp) -> Any:
     return pulp.lpSum(way.time_s * m.Comp[t, k, w] for t, k in m.stages_and_nodes for w, way in enumerate(ways[k]))
 
 
-def constraint_prefix(number: str) -> str:
-    """How the names of an equation's constraints begin."""
-    return f"eq_{number.replace('.', '_')}" if number[0].isdigit() else number
-
-
 def build(
     data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool = True, minimise: Objective = "time"
 ) -> HIlp:
     """The whole model; the objective is 3.4.2.2, with one index for the node (the thesis has i and k), or the peak."""
     m = HIlp.of(data, peak_bytes, save_bytes, corrections=corrections, minimise=minimise)
     m.problem += (total_time(m), "time") if minimise == "time" else (m.limit, "peak")
-    for number, equation in EQUATIONS.items():
-        prefix = constraint_prefix(number)
-        for name, constraint in equation(m):
-            m.problem += constraint, f"{prefix}_{name}" if name else prefix
+    add_equations(m.problem, EQUATIONS, m)
     return m

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from stowage.stages.formulations.offload.o_ilp.model import Home, Moving, OIlp, OIlpLimits, Portion, finite
 from stowage.stages.formulations.offload.problem import OffloadProblem
 from stowage.stages.ir.machine import Link
+from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
-
-Constraints = Iterator[tuple[str, Any]]
 
 TRANSFER_COST = 2e-4
 """Weight of transfer time in the objective, so that nothing moves in vain. Both directions together take at most twice
@@ -325,11 +324,6 @@ TIMES = frozenset({"4.19", "4.20", "4.21", "4.22", "duplex", "4.23", "disk_read"
 """What says how long a step takes, and is left out where the smallest budget is looked for."""
 
 
-def constraint_prefix(number: str) -> str:
-    """How the names of an equation's constraints begin."""
-    return f"eq_{number.replace('.', '_')}" if number[0].isdigit() else number
-
-
 def build(problem: OffloadProblem, limits: OIlpLimits) -> OIlp:
     """The whole model. Minimises Σ Time, or the budget."""
     m = OIlp(problem, limits)
@@ -340,10 +334,5 @@ def build(problem: OffloadProblem, limits: OIlpLimits) -> OIlp:
         down = pulp.lpSum(m.down(t) for t in range(problem.steps)) * (1 / link.offload_bytes_per_s / m.time_unit)
         up = pulp.lpSum(m.up(t) for t in range(problem.steps)) * (1 / link.reload_bytes_per_s / m.time_unit)
         m.model += pulp.lpSum(m.time) + TRANSFER_COST * (down + up), "time"
-    for number, equation in EQUATIONS.items():
-        if limits.device_free and number in TIMES:
-            continue
-        prefix = constraint_prefix(number)
-        for name, constraint in equation(m):
-            m.model += constraint, f"{prefix}_{name}" if name else prefix
+    add_equations(m.model, EQUATIONS, m, leave_out=TIMES if limits.device_free else ())
     return m
