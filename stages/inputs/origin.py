@@ -10,10 +10,13 @@ from pathlib import Path
 
 from stowage.stages.inputs.listing import listed_inputs
 from stowage.stages.inputs.named import TRACE, named_inputs
+from stowage.stages.ir.command import ARTIFACTS
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.table import read_record, write_record
 from stowage.stages.settings import Settings
 
+ORIGIN = ARTIFACTS / "origin.json"
+"""Beside the trace and not in it: an edit that leaves the trace as it was makes only `train` stale."""
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf"}
 """Suffixes of files that no trace reads: shapes are in the configuration."""
 
@@ -75,7 +78,7 @@ def require_origin(path: Path, root: Path, settings: Settings, configuration_has
     now = content_hashes(root, origin.files)
     changed += [name for name, was in zip(origin.files, origin.hashes) if now.get(name) != was]
     if origin.configuration_hash != configuration_hash:
-        changed.append(str(path.parent))
+        changed.append(str(path.parent / "trace"))
     if changed:
         raise PlanMismatchError(
             f"{', '.join(changed[:4])} {'is' if len(changed) == 1 else 'are'} not what the plan was made from: run "

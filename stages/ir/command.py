@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from stowage.stages.ir.code_record import require_recorded
 from stowage.stages.ir.errors import StowageError
 
 ARTIFACTS = Path("artifacts")
@@ -46,6 +47,7 @@ def run_stage(main: Callable[[], None]) -> None:
         about = [sys.modules["__main__"].__doc__, main.__doc__, _STAGE]
         Parser("\n\n".join(text.strip() for text in about if text)).parse_args()
         asked = True
+        require_recorded(Path(), _running().rpartition(".")[2])
         main()
     except StowageError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from stowage.stages.inputs import TRACE, ExecutedFiles, imported_files, look_in_src, require_listed
-from stowage.stages.inputs.origin import write_origin
+from stowage.stages.inputs.origin import ORIGIN, write_origin
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
@@ -57,7 +57,7 @@ def main() -> None:
     require_listed(root, parameters, TRACE, files)
     folder = ARTIFACTS / "trace"
     trace.save(folder)
-    write_origin(folder / "origin.json", root, parameters, files, trace.meta.configuration_hash)
+    write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 
 

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from stowage.stages.device.heap import keep_freed_memory, trim
 from stowage.stages.device.tiers import open_tier
 from stowage.stages.inputs import TRAIN, imported_files, listed_inputs, look_in_src, mend, require_listed
-from stowage.stages.inputs.origin import require_origin
+from stowage.stages.inputs.origin import ORIGIN, require_origin
 from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
@@ -38,7 +38,7 @@ def main() -> None:
     look_in_src(root)
     require_listed(root, settings, TRAIN, ())
     summary = read_record(SOLVE / "summary.json", PlanSummary)
-    require_origin(ARTIFACTS / "trace" / "origin.json", root, settings, summary.configuration_hash)
+    require_origin(ORIGIN, root, settings, summary.configuration_hash)
     check_device(summary, settings.trace.device)
     trace = load_variant(ARTIFACTS / "trace", summary.variant)
     source, manifest = read_source(summary)
