@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, about: str | None) -> None:
         super().__init__(
-            prog=f"python -m {_running()}",
+            prog=_program(),
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -90,6 +90,14 @@ def _unexpected(error: Exception) -> str:
         "them again (`dvc repro --force`); else it is a mistake in the model's code or in Stowage, and "
         "STOWAGE_TRACEBACK=long shows where."
     )
+
+
+def _program() -> str:
+    """How one starts what is running: a module, or a command of the program `stowage`."""
+    name = _running()
+    if "." in name:
+        return f"python -m {name}"
+    return " ".join(["stowage", *sys.argv[1:2]])
 
 
 def _running() -> str:
