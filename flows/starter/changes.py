@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,12 +111,11 @@ def _place_of(root: Path, module: str) -> Path:
     return Path("src") / path if (root / "src").is_dir() else path
 
 
-def _join(found: list[Change], root: Path, name: str, wanted: str, join: object) -> None:
+def _join(found: list[Change], root: Path, name: str, wanted: str, join: Callable[[str, str, str], str]) -> None:
     path = root / name
     if not path.is_file():
         found.append(Change(Path(name), None, wanted))
         return
-    assert callable(join)
     text = _read(path)
     if (after := join(text, wanted, str(path))) != text:
         found.append(Change(Path(name), text, after))

@@ -20,7 +20,7 @@ from stowage.flows.starter.start import start
 from stowage.flows.starter.templates import WORKFLOW, parameters, template, workflow
 from stowage.stages.ir.code_record import RECORD, read_code, record_code, require_recorded
 from stowage.stages.ir.errors import ParameterError, StowageError
-from stowage.stages.settings import parse_settings
+from stowage.stages.settings import load_settings, parse_settings
 from stowage.version import __version__
 
 MODEL = Model("callable", "my_model:build")
@@ -105,6 +105,7 @@ def test_what_is_there_stays_and_what_is_added_is_shown(theirs: Path) -> None:
     )
     (theirs / "prefect.yaml").write_text("name: theirs\ndeployments:\n- name: nightly\n  entrypoint: jobs.py:run\n")
     (theirs / "my_model.py").write_text("def build():\n    ...\n")
+    (theirs / "params.yaml").write_text("featurize:\n  columns: 3  # of ours\n")
     said = "\n".join(started(theirs))
     assert "updated .gitignore:\n    +.stowage/\n    +.worktrees/" in said
     assert (theirs / ".gitignore").read_text() == "*.log\n__pycache__\n.stowage/\n.worktrees/\n"
@@ -113,6 +114,9 @@ def test_what_is_there_stays_and_what_is_added_is_shown(theirs: Path) -> None:
     assert "featurize:   # ours" in (theirs / "dvc.yaml").read_text()
     names = [d["name"] for d in yaml.safe_load((theirs / "prefect.yaml").read_text())["deployments"]]
     assert names == ["nightly", "local", "local"]
+    text = (theirs / "params.yaml").read_text()
+    assert text.startswith("featurize:\n  columns: 3  # of ours\n")
+    assert load_settings(theirs / "params.yaml").trace.model.callable == "my_model:build"
     assert (theirs / "my_model.py").read_text() == "def build():\n    ...\n"
     assert "callable: my_model:batches" not in "".join(
         line for line in (theirs / "params.yaml").read_text().splitlines() if not line.strip().startswith("#")
