@@ -90,7 +90,7 @@ def _model_file(root: Path, model: Model, found: list[Change]) -> str | None:
     path = module_file(root, model.module)
     if path is None:
         path = _place_of(root, model.module)
-        found.append(Change(path, None, template("my_model.txt", build=model.function)))
+        found.append(Change(path, None, template("my_model.py", build=model.function)))
         return f"{model.module}:batches"
     names = names_in(root / path)
     if model.function not in names:

@@ -13,8 +13,11 @@ WORKFLOW = ".github/workflows/stowage.yml"
 
 
 def template(file: str, /, **values: str) -> str:
-    """A file of the folder `templates`, with `${key}` replaced."""
-    text = files("stowage.flows.starter").joinpath("templates", file).read_text(encoding="utf-8")
+    """A file of the folder `templates`, with `${key}` replaced.
+
+    Names there end in `.template`: DVC takes every `dvc.yaml` in a repository for a pipeline.
+    """
+    text = files("stowage.flows.starter").joinpath("templates", f"{file}.template").read_text(encoding="utf-8")
     return Template(text).substitute(values) if values else text
 
 

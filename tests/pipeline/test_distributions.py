@@ -85,7 +85,11 @@ def test_the_sdist_makes_the_same_wheel(tree: Path, wheel: Path, tmp_path: Path)
     one, other = ({i.filename: i.CRC for i in zipfile.ZipFile(w).infolist()} for w in (wheel, again))
     assert one.keys() == other.keys()
     assert {name for name in one if one[name] != other[name]} <= {name for name in one if name.endswith("/RECORD")}
-    assert {"stowage/py.typed", "stowage/__init__.py", "stowage/flows/starter/templates/dvc.yaml"} <= one.keys()
+    assert {
+        "stowage/py.typed",
+        "stowage/__init__.py",
+        "stowage/flows/starter/templates/dvc.yaml.template",
+    } <= one.keys()
     assert any(name.endswith("/licenses/LICENSE") for name in one)
 
 

@@ -157,6 +157,12 @@ def test_the_wheel_has_every_package() -> None:
     assert set(listed) == found | {"stowage"}
 
 
+def test_this_is_the_only_pipeline_that_dvc_finds_here() -> None:
+    """DVC takes every `dvc.yaml` of a repository for a pipeline, and reads it with every command."""
+    found = [path for folder in ("flows", "stages", "package", "docs") for path in (ROOT / folder).rglob("dvc.yaml")]
+    assert found == []
+
+
 def test_projects_elsewhere_have_the_same_stages() -> None:
     """Sections are tracked as wholes there, so that params.yaml may be short; code by the hashes of the record."""
     elsewhere = yaml.safe_load(template("dvc.yaml"))["stages"]
