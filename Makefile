@@ -13,7 +13,7 @@ DEVICE ?= cpu
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-# One importable package `stowage` out of flows/ and stages/, for tools that read code without running it.
+# One importable package `stowage` out of package/, flows/ and stages/, for tools that read code without running it.
 PACKAGE := build/typing/stowage
 
 # A stage that finds files which dvc.yaml did not name lists them and ends with an error: then once more.
@@ -78,7 +78,7 @@ format:
 	ruff check --fix .
 	ruff format .
 
-$(PACKAGE):
+$(PACKAGE): $(wildcard package/*.py*)
 	mkdir -p $@
-	ln -sfn ../../../flows $@/flows
-	ln -sfn ../../../stages $@/stages
+	for part in flows stages $^; do ln -sfn ../../../$$part $@/$$(basename $$part); done
+	touch $@

@@ -1,7 +1,16 @@
-"""What people run: `fit` and `best_batch` in a script, `stow` on a Hugging Face Trainer; `plan`, `train`, `batch_size`,
-`benchmark` and `compare` from a shell or as deployments."""
+"""What people run.
 
-from typing import TYPE_CHECKING, Any
+In a script: `fit`, `best_batch` and `TrainingStep`; `stow` for a Hugging Face Trainer. From a shell, as the command
+`stowage` or as `python -m stowage.flows.NAME`: `init`, `plan`, `train`, `show`, `compare`, `batch_size`, `device`,
+`benchmark` and `gpu`; `plan` and `train` are Prefect deployments too.
+
+Folders: `api` (what is imported), `cli` (the command), `starter` (files of a new project), `pipeline` (DVC, Git and
+Prefect), `planning` (the stages in one process), `comparison` (two plans) and `benchmarks`.
+"""
+
+from typing import TYPE_CHECKING
+
+from stowage.flows.api.public import find as __getattr__  # noqa: F401 - the module's own
 
 if TYPE_CHECKING:
     from stowage.flows.api.best_batch import best_batch
@@ -13,22 +22,3 @@ if TYPE_CHECKING:
     from stowage.stages.runtime.masters import MasterWeights
 
 __all__ = ["BatchChoice", "MasterWeights", "Offload", "TrainingStep", "best_batch", "fit", "stow"]
-
-_HOME = {
-    "BatchChoice": "stowage.flows.planning.batch_sizes",
-    "MasterWeights": "stowage.stages.runtime.masters",
-    "Offload": "stowage.flows.api.offload",
-    "TrainingStep": "stowage.flows.api.training_step",
-    "best_batch": "stowage.flows.api.best_batch",
-    "fit": "stowage.flows.api.fit",
-    "stow": "stowage.flows.api.trainer.trainer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import torch only when `fit` is asked for: flows that only orchestrate start faster."""
-    if name in _HOME:
-        from importlib import import_module
-
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

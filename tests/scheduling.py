@@ -8,6 +8,7 @@ TOGETHER = {
     "tests/pipeline/test_end_to_end.py": "one planned project, one Prefect server",
     "tests/pipeline/test_fan_out.py": "one planned project, one Prefect server",
     "tests/pipeline/test_server.py": "one planned project, one Prefect server",
+    "tests/pipeline/test_fresh_repository.py": "one planned project, one Prefect server",
     "tests/offload/test_offloaded_training.py": "models from below",
     "tests/offload/test_three_tiers.py": "models from below",
 }

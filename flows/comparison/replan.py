@@ -8,6 +8,7 @@ from typing import Any
 
 from stowage.flows.pipeline.dvc import StageFailedError, changed_stages, dvc_output, reproduce
 from stowage.flows.pipeline.project import PLAN_STAGES
+from stowage.stages.ir.code_record import renew_code
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.table import read_record, read_rows
@@ -34,6 +35,8 @@ def replan(root: Path, log: Callable[[str], None], here: set[str] | None = None)
         NeedsDeviceError: see there.
         StowageError: a stage failed, or a stored trace cannot be had.
     """
+    for sentence in renew_code(root):
+        log(sentence)
     target = read_record(root / "artifacts" / "device.json", DeviceDescription)
     kinds = machine_kinds() if here is None else here
     if target.type in kinds:

@@ -23,6 +23,7 @@ from stowage.flows.pipeline.results import RunResult, collect, markdown
 from stowage.flows.pipeline.task_runner import runner_of
 from stowage.flows.pipeline.workspace import open_workspace
 from stowage.stages.inputs import refresh
+from stowage.stages.ir.code_record import renew_code
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.settings import load_settings
 
@@ -54,7 +55,7 @@ def _run_chain(stages: Sequence[str], overrides: Mapping[str, Any], root: Path |
     project = find_root(root)
     with open_workspace(project, overrides, logger.info) as workspace:
         settings = load_settings(workspace.root / "params.yaml")
-        for sentence in refresh(workspace.root, settings):
+        for sentence in (*renew_code(workspace.root), *refresh(workspace.root, settings)):
             logger.info(sentence)
         if "options" in stages:
             # Said before the stages that come first.

@@ -48,12 +48,18 @@ def run_command(main: Callable[..., None]) -> NoReturn:
     """Run `main` with the options that its signature says; a mistake in them is one line and status 2."""
     application = typer.Typer(add_completion=False)
     application.command()(main)
+    run_typer(application)
+
+
+def run_typer(application: typer.Typer) -> NoReturn:
+    """Run a program with the words of the command line; a mistake in them is one line and status 2."""
     command = typer.main.get_command(application)
     usage_error: Any = typer.BadParameter.__bases__[0]  # click's UsageError, wherever typer has click from
     try:
         status = command.main(standalone_mode=False)
     except usage_error as error:
-        typer.echo(f"error: {error.format_message()} (`--help` says what there is)", err=True)
+        if said := error.format_message():
+            typer.echo(f"error: {said} (`--help` says what there is)", err=True)
         sys.exit(USAGE_STATUS)
     except typer.Abort:
         typer.echo("interrupted", err=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stowage.flows.pipeline.extras import PIPELINE, require_extra
 from stowage.flows.pipeline.project import stage_environment
 from stowage.stages.inputs import state
 from stowage.stages.ir.errors import StowageError
@@ -27,7 +28,8 @@ BUSY = re.compile(
 _ADVICE = re.compile(
     r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`|^WARNING: '.*' is empty\.$"
 )
-_NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce|^Running stage|^> ")
+_NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce '\S+'?(: failed to run: .*)?$|^Running stage|^> ")
+_PREFIX = re.compile(r"^error: (failed to reproduce '\S+': )?", re.IGNORECASE)
 
 _MENDED = 3
 """How often a stage may find inputs that were not listed, one run after the other."""
@@ -37,9 +39,19 @@ class StageFailedError(StowageError):
     """A stage ended with an error; the text has the stage's own last words."""
 
 
+def python_command(module: str, *arguments: str) -> list[str]:
+    """A module run by this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
 def dvc_command(*arguments: str) -> list[str]:
-    """DVC run by this interpreter, so that no other installation of it is picked up."""
-    return [sys.executable, "-m", "dvc", *arguments]
+    """DVC run by this interpreter, so that no other installation of it is picked up.
+
+    Raises:
+        MissingExtraError: it has none.
+    """
+    require_extra("dvc", PIPELINE)
+    return python_command("dvc", *arguments)
 
 
 def run_quietly(command: Sequence[str], root: Path) -> tuple[int, str]:
@@ -133,4 +145,4 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 def _last_words(tail: Sequence[str]) -> str:
     said = [line for line in tail if not _NOT_THE_REASON.search(line)]
-    return re.sub(r"^error: ", "", said[-1], flags=re.IGNORECASE) if said else "it said nothing; see its log above."
+    return _PREFIX.sub("", said[-1]) if said else "it said nothing; see its log above."

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 
+from stowage.flows.pipeline.extras import PIPELINE, require_extra
+
 DEFAULTS = {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
@@ -13,6 +15,7 @@ DEFAULTS = {
 }
 for _name, _value in DEFAULTS.items():
     os.environ.setdefault(_name, _value)
+require_extra("prefect", PIPELINE)
 
 from prefect import flow, get_run_logger, task, unmapped  # noqa: E402
 from prefect.artifacts import create_markdown_artifact  # noqa: E402

@@ -84,9 +84,9 @@ def _locked(path: Path, log: Callable[[str], None]) -> Iterator[None]:
 
 def _connect(root: Path, inside: Path) -> None:
     """Share DVC's cache, the stores and ignored inputs of `root` with the checkout `inside`."""
-    local = root / ".dvc" / "config.local"
+    local = _dvc_folder(root) / "config.local"
     if local.is_file():
-        shutil.copyfile(local, inside / ".dvc" / "config.local")
+        shutil.copyfile(local, _dvc_folder(inside) / "config.local")
     cache = (root / dvc_output(root, "cache", "dir").strip()).resolve()
     dvc_output(inside, "cache", "dir", "--local", str(cache))
     for name in SHARED_STORES:
@@ -95,6 +95,11 @@ def _connect(root: Path, inside: Path) -> None:
         _link(inside / ".stowage" / name, store)
     for path in input_paths(root, load_settings(inside / "params.yaml")):
         _link(inside / path, root / path)
+
+
+def _dvc_folder(root: Path) -> Path:
+    """DVC's folder of a project, which may be that of a repository around it."""
+    return next((f / ".dvc" for f in (root, *root.parents) if (f / ".dvc").is_dir()), root / ".dvc")
 
 
 def _link(place: Path, target: Path) -> None:

@@ -4,7 +4,7 @@
 What parameters name is listed before anything runs; what the model imports is known once its step has been traced.
 """
 
-from stowage.stages.inputs.listing import LIST, StaleInputsError, listed_inputs, state
+from stowage.stages.inputs.listing import LIST, StaleInputsError, added_inputs, listed_inputs, state
 from stowage.stages.inputs.mending import mend, refresh, require_listed
 from stowage.stages.inputs.named import TRACE, TRAIN, named_inputs
 from stowage.stages.inputs.recorded import ExecutedFiles, imported_files, look_in_src
@@ -15,6 +15,7 @@ __all__ = [
     "TRAIN",
     "ExecutedFiles",
     "StaleInputsError",
+    "added_inputs",
     "imported_files",
     "listed_inputs",
     "look_in_src",

@@ -17,6 +17,8 @@ from stowage.stages.ir.files import UnwritableError, write_atomically
 
 LIST = Path("artifacts/inputs.yaml")
 PIPELINE = Path("dvc.yaml")
+_OURS = (Path("artifacts"), Path(__file__).resolve().parents[1])
+"""Folders of deps that are results or code of stages."""
 _HEAD = """\
 # Files that the model and data of params.yaml are made of. Written by `trace`, the flows and
 # `python -m stowage.stages.inputs`, which put each of them among the deps of its stage in dvc.yaml; not by hand.
@@ -44,6 +46,21 @@ def listed_inputs(root: Path) -> dict[str, list[str]]:
             f"{path} is not a list of files: delete it, and `python -m stowage.stages.inputs` renews it."
         )
     return {reader: [str(path) for path in paths] for reader, paths in listed.items()}
+
+
+def added_inputs(root: Path, reader: str) -> set[str]:
+    """Files and folders that people wrote among the deps of a stage in `dvc.yaml`: data that their code reads.
+
+    Raises:
+        StowageError: `dvc.yaml` is damaged.
+    """
+    pipeline = root / PIPELINE
+    content = _load(pipeline) if pipeline.is_file() else {}
+    stages = content.get("stages") if isinstance(content, Mapping) else None
+    stage = stages.get(reader) if isinstance(stages, Mapping) else None
+    deps = (stage.get("deps") or []) if isinstance(stage, Mapping) else []
+    known = {*listed_inputs(root)[reader], *(str(path) for path in _OURS)}
+    return {str(dep) for dep in deps if not covers(root, known, str(dep)) and (root / str(dep)).exists()}
 
 
 def write_inputs(root: Path, wanted: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Files and folders that parameters name: model, loss, text, tokenizer."""
+"""Files and folders that parameters name: model, loss, batches, text, tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def named_inputs(root: Path, settings: Settings) -> dict[str, set[str]]:
     """Reader -> files and folders that `settings` name and that exist, relative to `root` where they are below it."""
     model, data = settings.trace.model, settings.train.data
     both = {model.directory, _module_file(root, model.callable), _module_file(root, settings.trace.loss)}
-    found = {TRACE: both, TRAIN: both | {data.source, data.tokenizer}}
+    found = {TRACE: both, TRAIN: both | {_module_file(root, data.callable), data.source, data.tokenizer}}
     return {reader: {_relative(root, p) for p in paths if p and (root / p).exists()} for reader, paths in found.items()}
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from stowage.stages.inputs.listing import listed_inputs
 from stowage.stages.inputs.named import TRACE, named_inputs
+from stowage.stages.ir.command import ARTIFACTS
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.table import read_record, write_record
 from stowage.stages.settings import Settings
 
+ORIGIN = ARTIFACTS / "origin.json"
+"""Beside the trace and not in it: an edit that leaves the trace as it was makes only `train` stale."""
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf"}
 """Suffixes of files that no trace reads: shapes are in the configuration."""
 
@@ -27,12 +30,14 @@ class Origin:
         files: of the user's, as dvc.yaml names them.
         hashes: SHA-256 of the content of each.
         configuration_hash: of the trace.
+        locations: of each call of the trace `file:line` in the user's code, or "".
     """
 
     parameters: str
     files: tuple[str, ...]
     hashes: tuple[str, ...]
     configuration_hash: str
+    locations: tuple[str, ...] = ()
 
 
 def content_hashes(root: Path, files: Iterable[str]) -> dict[str, str]:
@@ -57,10 +62,27 @@ def _hash(path: Path) -> str:
         return ""
 
 
-def write_origin(path: Path, root: Path, settings: Settings, files: Iterable[str], configuration_hash: str) -> None:
-    """Say what a trace was made from; `files` it has been seen to execute."""
+def write_origin(
+    path: Path,
+    root: Path,
+    settings: Settings,
+    files: Iterable[str],
+    configuration_hash: str,
+    locations: Iterable[str] = (),
+) -> None:
+    """Say what a trace was made from.
+
+    Args:
+        path: where to write it.
+        root: the project.
+        settings: its parameters.
+        files: what the trace has been seen to execute.
+        configuration_hash: of the trace.
+        locations: of its calls.
+    """
     hashes = content_hashes(root, {*files, *named_inputs(root, settings)[TRACE], *listed_inputs(root)[TRACE]})
-    write_record(path, Origin(_parameters(settings), tuple(hashes), tuple(hashes.values()), configuration_hash))
+    content = tuple(hashes), tuple(hashes.values())
+    write_record(path, Origin(_parameters(settings), *content, configuration_hash, tuple(locations)))
 
 
 def require_origin(path: Path, root: Path, settings: Settings, configuration_hash: str) -> None:
@@ -75,7 +97,7 @@ def require_origin(path: Path, root: Path, settings: Settings, configuration_has
     now = content_hashes(root, origin.files)
     changed += [name for name, was in zip(origin.files, origin.hashes) if now.get(name) != was]
     if origin.configuration_hash != configuration_hash:
-        changed.append(str(path.parent))
+        changed.append(str(path.parent / "trace"))
     if changed:
         raise PlanMismatchError(
             f"{', '.join(changed[:4])} {'is' if len(changed) == 1 else 'are'} not what the plan was made from: run "

@@ -75,8 +75,7 @@ def _libraries(root: Path) -> Iterator[Path]:
     yield from (Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     yield from (Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages()))
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
-    if not (stages := _own_stages()).is_relative_to(root):
-        yield from (stages, stages.parent / "flows")
+    yield from (folder for folder in _own_folders() if not folder.is_relative_to(root))
 
 
 def _is_pythons(path: Path) -> bool:
@@ -91,14 +90,15 @@ def _standard_library() -> tuple[str, ...]:
     return tuple({paths["stdlib"], paths["platstdlib"]})
 
 
-def _own_stages() -> Path:
-    """What a stage runs of our own code is among its deps already, as folders."""
-    return Path(__file__).resolve().parents[1]
+def _own_folders() -> tuple[Path, ...]:
+    """What a stage runs of our own code is among its deps already, as folders or by its hash."""
+    stages = Path(__file__).resolve().parents[1]
+    return (stages, stages.parent / "flows", stages.parent / "package")
 
 
 def _is_installed(path: Path, root: Path, libraries: list[Path]) -> bool:
     if path.is_relative_to(root):
-        return path.is_relative_to(_own_stages()) or not _INSTALLED.isdisjoint(path.relative_to(root).parts)
+        return any(map(path.is_relative_to, _own_folders())) or not _INSTALLED.isdisjoint(path.relative_to(root).parts)
     return not _INSTALLED.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in libraries)
 
 

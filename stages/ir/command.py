@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from stowage.stages.ir.code_record import require_recorded
 from stowage.stages.ir.errors import StowageError
 
 ARTIFACTS = Path("artifacts")
@@ -28,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, about: str | None) -> None:
         super().__init__(
-            prog=f"python -m {_running()}",
+            prog=_program(),
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -46,6 +47,7 @@ def run_stage(main: Callable[[], None]) -> None:
         about = [sys.modules["__main__"].__doc__, main.__doc__, _STAGE]
         Parser("\n\n".join(text.strip() for text in about if text)).parse_args()
         asked = True
+        require_recorded(Path(), _running().rpartition(".")[2])
         main()
     except StowageError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
@@ -88,6 +90,14 @@ def _unexpected(error: Exception) -> str:
         "them again (`dvc repro --force`); else it is a mistake in the model's code or in Stowage, and "
         "STOWAGE_TRACEBACK=long shows where."
     )
+
+
+def _program() -> str:
+    """How one starts what is running: a module, or a command of the program `stowage`."""
+    name = _running()
+    if "." in name:
+        return f"python -m {name}"
+    return " ".join(["stowage", *sys.argv[1:2]])
 
 
 def _running() -> str:

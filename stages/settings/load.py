@@ -16,6 +16,8 @@ from ruamel.yaml.error import YAMLError
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.settings.models import Settings
 
+_ALIKE = 0.8
+"""How alike the name of a section is to one of ours if it is a misspelled one: `sovle` is, `training` is not."""
 _DEPTH, _ITEMS = 40, 100_000
 """What parameters take at most: deeper or more is an alias that repeats itself."""
 
@@ -92,15 +94,24 @@ def _not_plain(content: Any) -> str | None:
 def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -> Settings:
     """Check parameters that are already in memory; `source` names them in messages.
 
+    Sections of other tools, which share the file in people's own repositories, are left alone: of a name that is not
+    one of ours only one that looks like a mistake is refused.
+
     Raises:
         ParameterError: a key is unknown or missing, or a value is wrong.
     """
     try:
-        return Settings.model_validate(dict(content))
+        return Settings.model_validate({name: value for name, value in content.items() if not _of_others(name)})
     except ValidationError as error:
         found = error.errors(include_url=False)
         more = f" ({len(found) - 1} more to mend after that)" if len(found) > 1 else ""
         raise ParameterError(f"{source}: {_sentence(found[0])}{more}.") from error
+
+
+def _of_others(name: object) -> bool:
+    """Whether a section is no misspelled one of ours."""
+    known = Settings.model_fields
+    return isinstance(name, str) and name not in known and not difflib.get_close_matches(name, known, 1, _ALIKE)
 
 
 def _sentence(error: Mapping[str, Any]) -> str:

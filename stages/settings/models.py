@@ -183,17 +183,28 @@ class ScheduleSettings(_Section):
 
 
 class DataSettings(_Section):
-    """Where the training text comes from.
+    """Where the training data come from.
 
     Attributes:
+        callable: `package.module:function` that makes batches: a function of `seed` and `iteration`, or one that
+            returns an iterable. It takes the place of `source`, `column` and `tokenizer`.
         source: `pydoc_topics` (the text of Python's own help), or the path of a text or `.parquet` file.
         column: the text column of a `.parquet` file.
         tokenizer: directory of a local tokenizer; None for bytes.
     """
 
+    callable: FunctionPath | None = None
     source: PathText = "pydoc_topics"
     column: str | None = None
     tokenizer: PathText | None = None
+
+    @model_validator(mode="after")
+    def _batches_or_text(self) -> DataSettings:
+        text = [name for name in ("source", "column", "tokenizer") if name in self.model_fields_set]
+        given = [name for name in text if getattr(self, name) not in (None, "pydoc_topics")]
+        if self.callable is not None and given:
+            raise ValueError(f"callable makes the batches, and {given[0]} is for text: remove one of them")
+        return self
 
     @model_validator(mode="after")
     def _column_of_parquet(self) -> DataSettings:

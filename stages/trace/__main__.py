@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from stowage.stages.inputs import TRACE, ExecutedFiles, imported_files, look_in_src, require_listed
-from stowage.stages.inputs.origin import write_origin
+from stowage.stages.inputs.origin import ORIGIN, write_origin
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
@@ -56,8 +57,10 @@ def main() -> None:
     files = imported_files(root, executed.paths)
     require_listed(root, parameters, TRACE, files)
     folder = ARTIFACTS / "trace"
-    trace.save(folder)
-    write_origin(folder / "origin.json", root, parameters, files, trace.meta.configuration_hash)
+    locations = [call.location for call in trace.calls]
+    # A line more in a file moves the lines of all calls below it, and changes no later result.
+    replace(trace, calls=[replace(call, location="") for call in trace.calls]).save(folder)
+    write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 
 

@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from stowage.stages.device.heap import keep_freed_memory, trim
 from stowage.stages.device.tiers import open_tier
-from stowage.stages.inputs import TRAIN, imported_files, listed_inputs, look_in_src, mend, require_listed
-from stowage.stages.inputs.origin import require_origin
+from stowage.stages.inputs import TRAIN, added_inputs, imported_files, listed_inputs, look_in_src, mend, require_listed
+from stowage.stages.inputs.origin import ORIGIN, require_origin
 from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
@@ -38,7 +38,7 @@ def main() -> None:
     look_in_src(root)
     require_listed(root, settings, TRAIN, ())
     summary = read_record(SOLVE / "summary.json", PlanSummary)
-    require_origin(ARTIFACTS / "trace" / "origin.json", root, settings, summary.configuration_hash)
+    require_origin(ORIGIN, root, settings, summary.configuration_hash)
     check_device(summary, settings.trace.device)
     trace = load_variant(ARTIFACTS / "trace", summary.variant)
     source, manifest = read_source(summary)
@@ -47,7 +47,7 @@ def main() -> None:
     if on_cpu:
         keep_freed_memory()  # plain PyTorch has what the plan has
     setup = Setup.of(settings)
-    code = {*listed_inputs(root)[TRAIN], *imported_files(root)}
+    code = {*listed_inputs(root)[TRAIN], *added_inputs(root, TRAIN), *imported_files(root)}
     name = run_name(root, settings, summary, setup, code)
     folder = STORE / "checkpoints" / file_name(summary.plan_hash, "a plan")
     steps = settings.train.steps

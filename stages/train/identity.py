@@ -36,6 +36,7 @@ def run_name(root: Path, settings: Settings, summary: PlanSummary, setup: Setup,
         "trace": settings.trace.model_dump(),
         "seed": train.seed,
         "schedule": train.schedule.model_dump() if train.schedule else None,
+        "batches": train.data.callable,
         "code": content_hashes(root, code),
         "torch": torch.__version__,
     }
@@ -43,7 +44,8 @@ def run_name(root: Path, settings: Settings, summary: PlanSummary, setup: Setup,
     for name, tensor in [*setup.model.named_parameters(), *setup.model.named_buffers()]:
         digest.update(f"{name}:".encode(errors="surrogatepass"))
         _add(digest, tensor)
-    data = [setup.stream] if setup.stream is not None else pytree.tree_leaves(setup.sample)
+    sample = setup.sample if setup.made is None else setup.made(0)
+    data = [setup.stream] if setup.stream is not None else pytree.tree_leaves(sample)
     for leaf in data:
         if isinstance(leaf, torch.Tensor):
             _add(digest, leaf)

@@ -16,6 +16,7 @@ from stowage.stages.workload.calls import call_model, loss_of
 from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import resolve, vocabulary_size
+from stowage.stages.workload.user_batches import UserBatches
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Setup:
     """A model with what trains it.
 
     Attributes:
-        stream: the text as tokens; None where batches are made up, or the callable's own.
+        stream: the text as tokens; None where batches are made up, or a function's of the user.
+        made: batches that a function of the user's makes; None without one.
     """
 
     model: nn.Module
@@ -32,6 +34,7 @@ class Setup:
     scheduler: Any
     loss: Callable[[Any], torch.Tensor]
     stream: torch.Tensor | None
+    made: UserBatches | None = None
 
     @staticmethod
     def of(settings: Settings) -> Setup:
@@ -57,6 +60,7 @@ class Setup:
             scheduler,
             lambda batch: loss_of(call_model(model, batch), batch, function),
             _stream(settings, model, workload.batch),
+            _made(settings, workload.batch),
         )
 
     def batches(self, settings: Settings) -> Batches:
@@ -67,6 +71,8 @@ class Setup:
         def moved(batch: Any) -> Any:
             return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
+        if self.made is not None:
+            return self.made
         if trace.model.callable is not None:
             return lambda _: self.sample
         stream = self.stream
@@ -77,7 +83,16 @@ class Setup:
 
 def _stream(settings: Settings, model: nn.Module, sample: Any) -> torch.Tensor | None:
     """Text is for models of tokens."""
-    if settings.trace.model.callable is not None or set(sample) != {"input_ids", "labels"}:
-        return None
     data = settings.train.data
+    other = data.callable is not None or settings.trace.model.callable is not None
+    if other or set(sample) != {"input_ids", "labels"}:
+        return None
     return token_stream(data.source, data.column, data.tokenizer, vocabulary=vocabulary_size(model))
+
+
+def _made(settings: Settings, sample: Any) -> UserBatches | None:
+    """Batches of `train.data.callable`."""
+    function = settings.train.data.callable
+    if function is None:
+        return None
+    return UserBatches(function, settings.train.seed, sample, torch.device(settings.trace.device))

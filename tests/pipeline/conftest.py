@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import websockets.asyncio.connection as connection
 import yaml
+from installed import Installed, build, copy_of_the_tree, install
 from pipeline_projects import ROOT, TINY, TOY_STAGE, TOY_STAGES, commit, run, set_parameters
 
 from stowage.flows.pipeline.project import import_path
@@ -79,3 +80,21 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert prefect_imports.DEFAULTS.keys() <= os.environ.keys()
     with prefect_test_harness(server_startup_timeout=120):
         yield
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout, to build distributions from."""
+    return copy_of_the_tree(tmp_path_factory.mktemp("tree"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This checkout's wheel."""
+    return build(tree, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment with this checkout's wheel."""
+    return install(tmp_path_factory.mktemp("installed"), wheel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -14,12 +13,17 @@ import yaml
 from pydantic import BaseModel
 
 from stowage.flows.pipeline.project import TRAIN_STAGES
+from stowage.flows.starter.templates import template
 from stowage.stages.inputs import LIST
 from stowage.stages.inputs.named import READERS
+from stowage.stages.inputs.origin import ORIGIN
+from stowage.stages.ir.code_record import RECORD
+from stowage.stages.ir.own_code import closure, file_of
 from stowage.stages.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
-MODULE = re.compile(r"stowage(\.\w+)+")
+NOBODYS = "stages/__init__.py"
+"""Runs in every stage, holds no code, and is nobody's dependency."""
 NOT_PARAMETERS = {
     "profile.seconds_per_call",
     "profile.min_samples",
@@ -36,54 +40,20 @@ def pipeline() -> dict[str, Any]:
     return content
 
 
-def file_of(module: str) -> Path | None:
-    """The file of `stowage.a.b`, None when there is no such module."""
-    path = ROOT.joinpath(*module.split(".")[1:])
-    if (path / "__init__.py").is_file():
-        return path / "__init__.py"
-    return path.with_suffix(".py") if path.with_suffix(".py").is_file() else None
+def file_in_root(module: str) -> str:
+    """The file of a module of ours, as `dvc.yaml` would name it."""
+    path = file_of(module)
+    assert path is not None
+    return path.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path, module: str) -> set[str]:
-    """Modules of ours that a file imports, anywhere in it, or names in a string (to run as a process),
-    with the packages that they are in."""
-    found: set[str] = set()
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
-            found.add(node.value)
-        elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                base = ".".join([*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])])
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
-    ours = {name for name in found if name.startswith("stowage.") and file_of(name)}
-    return ours | {name.rsplit(".", cut)[0] for name in ours for cut in range(1, name.count("."))}
-
-
-def closure(start: str) -> set[str]:
-    """Every module of ours that running `start` may import."""
-    todo, seen = [start, start.rpartition(".")[0]], set[str]()
-    while todo:
-        module = todo.pop()
-        path = file_of(module)
-        if module in seen or path is None:
-            continue
-        seen.add(module)
-        todo.extend(imports(path, module) - seen)
-    return seen
-
-
-def packages(modules: set[str]) -> set[str]:
-    """Folders directly below `stages` (and `flows`) that these modules are in."""
-    parts = [module.split(".")[1:] for module in modules]
-    return {"/".join(part[:2]) for part in parts if part[0] == "stages" and len(part) > 1} | {
-        "flows" for part in parts if part[0] == "flows"
-    }
+def packages(modules: set[str], listed: set[str]) -> set[str]:
+    """For each module the longest listed folder or file that it is in; its own file if there is none."""
+    found = set[str]()
+    for file in {file_in_root(m) for m in modules} - {NOBODYS}:
+        holding = [dep for dep in listed if file == dep or file.startswith(f"{dep}/")]
+        found.add(max(holding, key=len, default=file))
+    return found
 
 
 def test_the_stages_are_the_chain_of_the_flows() -> None:
@@ -97,12 +67,27 @@ def test_dependencies_are_the_packages_that_a_stage_imports(stage: str) -> None:
     main = f"stowage.stages.{stage}.__main__"
     assert file_of(main), f"stages/{stage}/__main__.py is missing"
     listed = {dep for dep in pipeline()[stage]["deps"] if dep.startswith(("stages/", "flows"))}
-    assert listed == packages(closure(main))
+    assert listed == packages(closure(main), listed)
+
+
+@pytest.mark.parametrize("stage", TRAIN_STAGES)
+def test_formulations_are_listed_by_the_folders_that_a_stage_imports(stage: str) -> None:
+    """An edit of O-ILP leaves the options of blocks as they are."""
+    folder = "stages/formulations"
+    listed = {dep for dep in pipeline()[stage]["deps"] if dep.startswith(folder)}
+    parts = [file_in_root(m).split("/")[:3] for m in closure(f"stowage.stages.{stage}.__main__")]
+    assert listed == {"/".join(part) for part in parts if "/".join(part[:2]) == folder}
+
+
+def test_a_module_belongs_to_the_longest_listed_folder() -> None:
+    modules = {"stowage.stages.formulations", "stowage.stages.formulations.offload.bounds", "stowage.stages.ir.plan"}
+    listed = {"stages/formulations/__init__.py", "stages/formulations", "stages/formulations/offload", "stages"}
+    assert packages(modules, listed) == {"stages/formulations/__init__.py", "stages/formulations/offload", "stages"}
+    assert packages(modules, set()) == {file_in_root(m) for m in modules}
 
 
 def test_what_no_stage_lists_holds_no_code() -> None:
-    """`stages/__init__.py` runs in every stage and is nobody's dependency."""
-    body = ast.parse((ROOT / "stages" / "__init__.py").read_text()).body
+    body = ast.parse((ROOT / NOBODYS).read_text()).body
     assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
 
 
@@ -157,7 +142,9 @@ def test_stages_write_only_their_own_folder() -> None:
         outs = [*stage.get("outs", []), *stage.get("metrics", []), *stage.get("plots", [])]
         paths = [next(iter(out)) if isinstance(out, dict) else out for out in outs]
         assert paths
-        assert all(path == f"artifacts/{name}" or path.startswith(f"artifacts/{name}/") for path in paths)
+        own = f"artifacts/{name}"
+        others = [path for path in paths if not (path == own or path.startswith(f"{own}/"))]
+        assert others == ([str(ORIGIN)] if name == "trace" else [])
 
 
 def test_the_wheel_has_every_package() -> None:
@@ -167,4 +154,26 @@ def test_the_wheel_has_every_package() -> None:
         for folder in ("flows", "stages")
         for path in (ROOT / folder).rglob("__init__.py")
     }
-    assert set(listed) == found
+    assert set(listed) == found | {"stowage"}
+
+
+def test_this_is_the_only_pipeline_that_dvc_finds_here() -> None:
+    """DVC takes every `dvc.yaml` of a repository for a pipeline, and reads it with every command."""
+    found = [path for folder in ("flows", "stages", "package", "docs") for path in (ROOT / folder).rglob("dvc.yaml")]
+    assert found == []
+
+
+def test_projects_elsewhere_have_the_same_stages() -> None:
+    """Sections are tracked as wholes there, so that params.yaml may be short; code by the hashes of the record."""
+    elsewhere = yaml.safe_load(template("dvc.yaml"))["stages"]
+    assert list(elsewhere) == list(pipeline())
+    for name, stage in pipeline().items():
+        there = elsewhere[name]
+        for key in ("desc", "cmd", "outs", "metrics", "plots"):
+            assert there.get(key) == stage.get(key), f"{name}.{key}"
+        assert there.get("deps", []) == [dep for dep in stage["deps"] if dep.startswith("artifacts/")]
+        sections = list(dict.fromkeys(key.partition(".")[0] for key in parameters(stage)))
+        files = [entry for entry in stage.get("params", []) if isinstance(entry, dict)]
+        assert sorted(map(str, there["params"])) == sorted(
+            map(str, [*sections, *files, {str(RECORD): [f"stages.{name}"]}])
+        )

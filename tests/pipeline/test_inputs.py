@@ -16,7 +16,7 @@ from pipeline_projects import ROOT, TINY, commit, run, set_parameters
 from stowage.flows.pipeline.dvc import changed_stages, reproduce
 from stowage.flows.pipeline.project import import_path, stage_environment
 from stowage.flows.pipeline.workspace import open_workspace
-from stowage.stages.inputs import LIST, imported_files, listed_inputs, mend, recorded, refresh
+from stowage.stages.inputs import LIST, added_inputs, imported_files, listed_inputs, mend, recorded, refresh
 from stowage.stages.inputs.listing import write_inputs
 from stowage.stages.settings import Settings, load_settings
 
@@ -47,6 +47,18 @@ import my_model, plugin
 my_model.forward()
 print(json.dumps(sorted(imported_files(Path(), executed.paths))))
 """
+
+
+def test_deps_that_people_added_are_data_of_theirs(tmp_path: Path) -> None:
+    assert added_inputs(tmp_path, "train") == set()
+    for name in ("rows.csv", "my_model.py", "artifacts/trace", "artifacts/codegen"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    deps = ["rows.csv", "my_model.py", "artifacts/trace", str(ROOT / "stages" / "ir"), "gone.csv"]
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": {"cmd": "true", "deps": deps}}}))
+    (tmp_path / "artifacts" / "inputs.yaml").write_text("trace: []\ntrain: [my_model.py]\n")
+    assert added_inputs(tmp_path, "train") == {"rows.csv"}
+    assert added_inputs(tmp_path, "trace") == set()
 
 
 def test_every_file_of_the_users_is_recorded(tmp_path: Path) -> None:
@@ -158,6 +170,11 @@ def test_what_parameters_name_is_listed_before_anything_runs(tmp_path: Path) -> 
     (project / "losses.py").unlink()
     assert refresh(project, settings) == [f"{LIST} and dvc.yaml no longer name losses.py, which is gone."]
     assert "losses.py" not in (project / "dvc.yaml").read_text()
+    write(project, {"src/mine/rows.py": ""})
+    refresh(project, settings_of({"callable": "mine.rows:batches"}, model={"callable": "mine.model:build"}))
+    assert {"trace": ["src/mine/model.py"], "train": ["src/mine/model.py", "src/mine/rows.py"]}.items() <= {
+        reader: [path for path in paths if path.startswith("src/")] for reader, paths in listed_inputs(project).items()
+    }.items()
     installed = settings_of(model={"callable": "torch.nn:Linear"})
     assert refresh(project_of(tmp_path / "other"), installed) == []
 

@@ -30,6 +30,12 @@ def with_value(key: str, value: Any) -> dict[str, Any]:
     return content
 
 
+def test_sections_of_other_tools_are_left_alone() -> None:
+    for name in ("featurize", "lr", "training", "data"):
+        settings = parse_settings({**with_value("solve.device_budget", "70%"), name: {"any": 1}}, "params.yaml")
+        assert settings.solve.device_budget == "70%"
+
+
 def test_the_main_job_loads() -> None:
     settings = load_settings(ROOT / "params.yaml")
     assert settings.trace.model.architecture == "gpt2"
@@ -66,6 +72,9 @@ def test_the_main_job_loads() -> None:
         ("solve.gap", 1.0, "solve.gap must be less than 1"),
         ("solve.gap", -0.1, "solve.gap must be greater than or equal to 0"),
         ("train.data.column", "text", "column is for .parquet files"),
+        ("train.data.callable", "my_data", "my_data"),
+        ("train.data", {"callable": "m:f", "source": "rows.txt"}, "callable makes the batches, and source is for text"),
+        ("sovle", {"device_budget": "50%"}, "sovle is not a known key; rename it to solve"),
         ("train.measure_every", "b", "train.measure_every must be a valid integer"),
     ],
 )

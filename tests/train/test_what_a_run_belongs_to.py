@@ -152,7 +152,7 @@ def test_training_alone_refuses_another_model_than_the_plans(project: Path) -> N
 @pytest.mark.parametrize("key", CHANGES)
 def test_whatever_the_trace_depends_on_is_compared(project: Path, key: str) -> None:
     summary = read_record(project / "artifacts" / "solve" / "summary.json", PlanSummary)
-    origin = project / "artifacts" / "trace" / "origin.json"
+    origin = project / "artifacts" / "origin.json"
     require_origin(origin, project, load_settings(project / "params.yaml"), summary.configuration_hash)
     parameters(project, **{key: CHANGES[key]})
     settings = load_settings(project / "params.yaml")
@@ -161,7 +161,7 @@ def test_whatever_the_trace_depends_on_is_compared(project: Path, key: str) -> N
 
 
 def test_the_plan_of_another_trace_is_refused(project: Path) -> None:
-    origin = project / "artifacts" / "trace" / "origin.json"
+    origin = project / "artifacts" / "origin.json"
     with pytest.raises(PlanMismatchError, match="trace is not what the plan was made from"):
         require_origin(origin, project, load_settings(project / "params.yaml"), "another")
 

@@ -1,0 +1,27 @@
+"""Names that people import from `stowage` and `stowage.flows`, and where each is defined."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+HOME = {
+    "BatchChoice": "stowage.flows.planning.batch_sizes",
+    "MasterWeights": "stowage.stages.runtime.masters",
+    "Offload": "stowage.flows.api.offload",
+    "TrainingStep": "stowage.flows.api.training_step",
+    "best_batch": "stowage.flows.api.best_batch",
+    "fit": "stowage.flows.api.fit",
+    "stow": "stowage.flows.api.trainer.trainer",
+}
+
+
+def find(name: str) -> Any:
+    """Import what a public name stands for; torch is imported only then, so that commands start fast.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name in HOME:
+        return getattr(import_module(HOME[name]), name)
+    raise AttributeError(f"module 'stowage' has no attribute {name!r}")

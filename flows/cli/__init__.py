@@ -1,0 +1,1 @@
+"""The console command `stowage`: `commands` (which there are) and `main` (the program)."""

@@ -1,0 +1,45 @@
+"""Measure this machine and make it the target of plans.
+
+python -m stowage.flows.device
+python -m stowage.flows.device cuda
+python -m stowage.flows.device --again
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from stowage.flows.pipeline.command import one_sentence, run_command
+from stowage.flows.pipeline.dvc import python_command, run_quietly
+from stowage.flows.pipeline.project import find_root
+from stowage.stages.ir.command import DEVICE
+from stowage.stages.ir.errors import StowageError
+
+
+class Kind(StrEnum):
+    """Which of this machine's devices."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def main(
+    kind: Annotated[Kind, typer.Argument(help="Which of this machine's devices.")] = Kind.CPU,
+    again: Annotated[bool, typer.Option("--again", help="Measure again what is the target already.")] = False,
+) -> None:
+    """Measure this machine, and write artifacts/device.json, for which plans are made."""
+    with one_sentence():
+        root = find_root()
+        if again:
+            (root / DEVICE).unlink(missing_ok=True)
+        code, said = run_quietly(python_command("stowage.stages.device", kind.value), root)
+        if code != 0:
+            raise StowageError((said.splitlines() or ["it cannot be measured"])[-1].removeprefix("error: "))
+        typer.echo(said.strip())
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,129 @@
+"""A text that is there and a text that is wanted, made into one: what people wrote stays."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.util import load_yaml_guess_indent
+
+from stowage.stages.ir.errors import StowageError
+
+_OURS = ("cmd", "desc")
+"""Keys of a stage that are ours alone; the lists of a stage are joined with what people added to them."""
+_LISTS = ("deps", "params", "outs", "metrics", "plots")
+_FOLDERS_OF_CODE = re.compile(r"(stages|flows)/[\w/.]+")
+"""Deps of a checkout of Stowage, which a project elsewhere does not have."""
+
+
+def with_lines(text: str, wanted: str) -> str:
+    """`text` with those lines of `wanted` that it lacks, for files of patterns to ignore."""
+    there = {line.strip().strip("/") for line in text.splitlines()}
+    missing = [line for line in wanted.splitlines() if line.strip().strip("/") not in there]
+    if not missing:
+        return text
+    return "\n".join([*([text.rstrip("\n")] if text.strip() else []), *missing]) + "\n"
+
+
+def with_sections(text: str, wanted: str, path: str) -> str:
+    """`params.yaml` with those sections of `wanted` that it lacks, comments included."""
+    there = _load(text, path)[0]
+    sections = re.split(r"\n(?=\w+:)", wanted.rstrip("\n"))
+    missing = [part.strip("\n") for part in sections if (m := re.match(r"(\w+):", part)) and m[1] not in there]
+    if not missing:
+        return text
+    return "\n\n".join([text.rstrip("\n"), *missing]) + "\n"
+
+
+def with_stages(text: str, wanted: str, path: str) -> str:
+    """`dvc.yaml` with the stages of `wanted`; stages of other names, and deps, params and outs that people added, stay.
+
+    Raises:
+        StowageError: a stage of that name does something else.
+    """
+    content, style = _load(text, path)
+    new = YAML(typ="rt").load(wanted)["stages"]
+    stages = content.setdefault("stages", {})
+    before = _plain(content)
+    for name, stage in new.items():
+        present = stages.get(name)
+        if present is None:
+            stages[name] = stage
+            continue
+        if not isinstance(present, dict) or present.get("cmd") != stage["cmd"]:
+            raise StowageError(
+                f"{path} has a stage {name} of its own, and so does Stowage: run `stowage init FOLDER`, which makes a "
+                "folder with a pipeline of its own."
+            )
+        for key in _OURS:
+            present[key] = stage[key]
+        for key in _LISTS:
+            joined = _joined(present.get(key) or [], stage.get(key) or [])
+            if joined != _plain(present.get(key) or []):
+                present[key] = joined
+    return text if _plain(content) == before else _dump(content, style)
+
+
+def with_deployments(text: str, wanted: str, path: str) -> str:
+    """`prefect.yaml` with those deployments of `wanted` that it lacks."""
+    content, style = _load(text, path)
+    there = content.get("deployments") or []
+    known = {(item.get("name"), item.get("entrypoint")) for item in there if isinstance(item, dict)}
+    missing = [
+        item for item in YAML(typ="rt").load(wanted)["deployments"] if (item["name"], item["entrypoint"]) not in known
+    ]
+    if not missing:
+        return text
+    content["deployments"] = [*there, *missing]
+    return _dump(content, style)
+
+
+def _joined(present: list[Any], wanted: list[Any]) -> list[Any]:
+    """What is wanted, and what people added to it: an entry of a file of parameters counts by the file's name."""
+    ours = {_key(item) for item in wanted}
+    added = [item for item in present if _key(item) not in ours and not _outdated(item, ours)]
+    return [_plain(item) for item in (*wanted, *added)]
+
+
+def _outdated(item: Any, ours: set[str]) -> bool:
+    """Whether an entry comes from a checkout's `dvc.yaml`: a folder of code, or a key of a section that is named."""
+    if not isinstance(item, str):
+        return False
+    return bool(_FOLDERS_OF_CODE.fullmatch(item)) or item.partition(".")[0] in ours
+
+
+def _key(item: Any) -> str:
+    return str(next(iter(item))) if isinstance(item, dict) else str(item)
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {str(key): _plain(value) for key, value in item.items()}
+    return [_plain(value) for value in item] if isinstance(item, list) else item
+
+
+def _load(text: str, path: str) -> tuple[Any, YAML]:
+    """Content with its comments, and a writer that indents as the file does."""
+    style = YAML()
+    style.preserve_quotes = True
+    style.width = 1 << 20
+    try:
+        content, _, offset = load_yaml_guess_indent(text, yaml=style)
+    except (YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise StowageError(f"{path} is not valid YAML ({' '.join(str(error).split())[:200]}): mend it.") from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise StowageError(f"{path} is not a mapping: mend it, or move it away and run the same command again.")
+    indent = 2 if offset is None else offset
+    style.indent(mapping=2, sequence=indent + 2, offset=indent)
+    return content, style
+
+
+def _dump(content: Any, style: YAML) -> str:
+    stream = io.StringIO()
+    style.dump(content, stream)
+    return stream.getvalue()
