@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import polars as pl
 
@@ -74,6 +75,28 @@ class CurvePoint:
         return self.offload_bytes + self.reload_bytes
 
 
+Verdict = Literal["plainly", "planned", "with_ram", "no"]
+
+
+@dataclass(frozen=True)
+class CardAnswer:
+    """Whether a step fits a card that is only described; an estimate.
+
+    Attributes:
+        verdict: it fits as it is, with a plan in the card, with a plan that uses RAM, or not at all.
+        line: the same for people, in one line.
+        budget_bytes: of the card, what the step may take.
+        batch_sizes: ranges of batch sizes, for people.
+        assumptions: what it rests on, a line each.
+    """
+
+    verdict: Verdict
+    line: str
+    budget_bytes: int
+    batch_sizes: str
+    assumptions: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Curve:
     """Step time against budget.
@@ -86,6 +109,7 @@ class Curve:
         smallest_bytes: the least budget for which there is a plan.
         estimated: costs are estimates from the device's rates, not measurements.
         points: by budget, the largest first.
+        answer: whether the step fits, on a card that is only described.
     """
 
     model: str
@@ -96,6 +120,7 @@ class Curve:
     smallest_bytes: int
     estimated: bool
     points: tuple[CurvePoint, ...]
+    answer: CardAnswer | None = None
 
     @property
     def moves(self) -> bool:
@@ -241,7 +266,10 @@ class CurvePlanner:
         return _point(budget_bytes, summary, self.kept, self._seconds[budget_bytes])
 
     def curve(
-        self, budgets: int | Sequence[str | int] = POINTS, said: Callable[[CurvePoint], None] = lambda point: None
+        self,
+        budgets: int | Sequence[str | int] = POINTS,
+        said: Callable[[CurvePoint], None] = lambda point: None,
+        answer: CardAnswer | None = None,
     ) -> Curve:
         """The curve from keeping everything to the least memory.
 
@@ -249,6 +277,7 @@ class CurvePlanner:
             budgets: how many, closest together where the step time changes most; or which: sizes, or percentages of
                 plain PyTorch's peak.
             said: told of each point as it is found.
+            answer: of a card that is only described.
 
         Raises:
             ParameterError: a budget is none, or there are too many.
@@ -275,6 +304,7 @@ class CurvePlanner:
             smallest_bytes=smallest,
             estimated=any(n.estimated for n in self.costed.variants[0].nodes),
             points=tuple(found[budget] for budget in sorted(found, reverse=True)),
+            answer=answer,
         )
 
     def _listed(self, budgets: int | Sequence[str | int]) -> list[int]:
