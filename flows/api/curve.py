@@ -16,12 +16,13 @@ from stowage.flows.api.fit import MakeOptimizer
 from stowage.flows.api.lower_tier import lower_tier
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
-from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner, CurvePoint
+from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner
 from stowage.flows.planning.curve_card import Growth, answer_of, host_below
 from stowage.flows.planning.effort import QUICK, Effort, home_folder, target_device
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device.cards import Card, card_named, read_card
 from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.solve import Below, check_method
 from stowage.stages.structure.generators import forked_generators

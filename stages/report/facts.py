@@ -62,6 +62,20 @@ def timed(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
     return [s for s in later if s.peak_bytes < 0] or later
 
 
+SLOW, DEVIATIONS = 1.2, 5.0
+"""An iteration is slow that takes so many times the median, and so many median deviations more than it."""
+
+
+def slow(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """Outliers among the iterations that are `timed`: something else took the device or the machine."""
+    among = [s for s in timed(steps) if not math.isnan(s.time_s)]
+    if len(among) < 3:
+        return []
+    middle = statistics.median(s.time_s for s in among)
+    deviation = statistics.median(abs(s.time_s - middle) for s in among)
+    return [s for s in among if s.time_s > max(SLOW * middle, middle + DEVIATIONS * deviation)]
+
+
 def same_loss(step: StepRecord) -> bool:
     """Whether plain PyTorch's loss was the same number; NaN equals NaN in neither."""
     return step.loss == step.eager_loss

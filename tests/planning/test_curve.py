@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from stowage.flows import best_batch, curve, fit
-from stowage.flows.planning.curve import Curve, CurvePoint
+from stowage.flows.planning.curve import Curve
 from stowage.flows.planning.curve_card import LARGEST
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.table import read_rows
 
@@ -135,7 +136,7 @@ def test_fit_takes_what_is_free_and_trains(fit_home: Path, monkeypatch: pytest.M
     assert step.plan.device_budget_bytes == (300 << 20) - (256 << 20) + held
     assert "free on the cgroup /job" in step.plan.budget_found
     assert "less a reserve of 256.0 MiB" in step.plan.budget_found
-    assert torch.isfinite(step(_batch()).loss if hasattr(step(_batch()), "loss") else step(_batch()))
+    assert torch.isfinite(step(_batch()))
 
 
 def test_best_batch_refuses_what_has_no_meaning_there(fit_home: Path) -> None:
@@ -182,3 +183,25 @@ def test_a_card_that_is_too_small_needs_a_plan_or_more(found: Curve, fit_home: P
     assert verdicts[1 << 30] == "plainly"
     assert verdicts[least + 200_000] == "planned"
     assert verdicts[1 << 20] == "no"
+
+
+def test_a_step_writes_its_report(found: Curve, fit_home: Path, tmp_path: Path) -> None:
+    step = _step(fit_home, found.points[4].budget_bytes)
+    losses = [float(step(_batch())) for _ in range(4)]
+    step.measure(_batch())
+    step.trace(_batch(), tmp_path / "trace.json")
+    page = step.report(tmp_path / "r.html", curve=found)
+    assert page == tmp_path / "r.html"
+    text = page.read_text()
+    assert all(f"{loss:.9g}" in text for loss in losses), "every iteration is in it"
+    assert "Step time against budget" in text
+    assert "layers.0" in text, "modules are named"
+    assert "Predicted and measured" in text, "the traced iteration"
+    assert "<code>layers." in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.html", "trace.json"], "the page needs no other file"
+
+
+def test_a_report_before_any_iteration_is_of_the_plan(found: Curve, fit_home: Path, tmp_path: Path) -> None:
+    text = _step(fit_home, "smallest").report(tmp_path / "r.html").read_text()
+    assert "No iteration has run yet" in text
+    assert "the least memory for which a plan was found" in text
