@@ -19,6 +19,7 @@ from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
+from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.sizes import MOST_BYTES, resolve_budget
 from stowage.stages.solve import Below, Known, PlanRequest, Solved, Sought, sought_budget
 from stowage.stages.solve.curve import point_of, spread_points
@@ -84,7 +85,7 @@ class Curve:
 
     def frame(self) -> pl.DataFrame:
         """The points as a table, the largest budget first."""
-        return pl.DataFrame(list(self.points), schema=_SCHEMA, orient="row")
+        return frame_of(CurvePoint, self.points)
 
     def least_at(self, slowdown: float) -> CurvePoint | None:
         """Of these points the one that takes least memory and is at most so much slower, as a fraction."""
@@ -117,10 +118,6 @@ class Curve:
         from stowage.flows.planning.curve_text import curve_text
 
         return curve_text(self)
-
-
-_TYPES = {"int": pl.Int64, "float": pl.Float64, "str": pl.String, "bool": pl.Boolean}
-_SCHEMA = {name: _TYPES[str(kind)] for name, kind in CurvePoint.__annotations__.items()}
 
 
 class CurvePlanner:

@@ -3,6 +3,7 @@
 facts.py        the headline numbers, predicted beside measured beside plain PyTorch
 activations.py  what the plan does with every forward result: kept, recomputed, dropped
 curves.py       memory over time and the timeline, merged and thinned to what a plot can show
+frames.py       rows as Polars frames
 data.py         memory and loss as CSV, for `dvc plots`
 modules.py      which module of the model is meant
 tradeoff.py     step time against budget as a picture
