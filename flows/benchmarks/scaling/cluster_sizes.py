@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from stowage.flows.benchmarks.markdown import Format, markdown
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.papers.machines import MACHINES
 from stowage.flows.benchmarks.remat.models import MODELS, build
 from stowage.flows.benchmarks.remat.names import Size
@@ -231,7 +231,7 @@ def markdown_of(rows: Sequence[ClusterSizeRow]) -> str:
     """A Markdown table, a line for each model, method and size."""
     shares = sorted({r.share for r in rows})
     at = {share: f"overhead at {share:.0%}" for share in shares}
-    formats: dict[str, Format] = {
+    formats: dict[str, Callable[[Any], str]] = {
         "M^l, M^t": lambda x: f"{x['cluster_size']}, {x['top_size']}",
         "clusters (distinct)": lambda x: f"{x['clusters']} ({x['distinct']})",
         "levels": str,
