@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.command import ARTIFACTS
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
