@@ -34,16 +34,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import polars as pl
 import typer
 from rich.progress import track
 
 from stowage.flows.benchmarks.child_process import Served
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.pipeline.command import one_sentence, run_command
 from stowage.flows.pipeline.prefect_imports import flow
 from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
+from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.load import read_parameters
 
 OUT = Path("artifacts") / "benchmark"
@@ -186,26 +189,42 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
 
 def markdown_of(rows: list[BenchmarkRow]) -> str:
     """The rows as a Markdown table, as README shows it."""
-    lines = [
-        f"| {' | '.join(COLUMNS)} |",
-        "|---|" + "--:|" * (len(COLUMNS) - 1),
-    ]
-    for r in rows:
-        planned = r.predicted_peak_bytes >= 0
-        cells = [
-            r.contestant,
-            f"{r.budget_bytes / MIB:,.0f} MiB" if r.budget_bytes >= 0 else "",
-            f"{r.predicted_peak_bytes / MIB:,.1f} MiB" if planned else "",
-            f"{r.peak_bytes / MIB:,.1f} MiB",
-            f"{r.peak_ratio:.0%}",
-            f"{r.time_s:.2f} s",
-            f"**{r.time_ratio:.2f}**" if planned else f"{r.time_ratio:.2f}",
-            f"{r.recomputed_fraction:.0%}" if planned else "",
-            f"{r.plan_s:.0f} s" if planned else "",
-            "yes" if r.losses_equal else "no",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    planned = pl.col("predicted_peak_bytes") >= 0
+    of_plans = [pl.when(planned).then(c) for c in ("predicted_peak_bytes", "recomputed_fraction", "plan_s")]
+    frame = frame_of(BenchmarkRow, rows).select(
+        "contestant",
+        pl.when(pl.col("budget_bytes") >= 0).then("budget_bytes"),
+        of_plans[0],
+        "peak_bytes",
+        "peak_ratio",
+        "time_s",
+        pl.struct("time_ratio", planned.alias("planned")).alias("time_ratio"),
+        *of_plans[1:],
+        "losses_equal",
+    )
+    return markdown(
+        frame,
+        headings=dict(zip(frame.columns, COLUMNS, strict=True)),
+        formats={
+            "budget_bytes": lambda x: f"{x / MIB:,.0f} MiB",
+            "predicted_peak_bytes": _mib,
+            "peak_bytes": _mib,
+            "peak_ratio": _percent,
+            "time_s": lambda x: f"{x:.2f} s",
+            "time_ratio": lambda x: f"**{x['time_ratio']:.2f}**" if x["planned"] else f"{x['time_ratio']:.2f}",
+            "recomputed_fraction": _percent,
+            "plan_s": lambda x: f"{x:.0f} s",
+        },
+        right=("losses_equal",),
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:,.1f} MiB"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
 
 
 def _command_line() -> str:

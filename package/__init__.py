@@ -1,6 +1,7 @@
 """Stowage plans where every tensor of a PyTorch training step lives, so that training fits the memory you have.
 
-`fit`, `best_batch` and `stow` are imported from here or from `stowage.flows`. Torch is imported with the first of them.
+`fit`, `best_batch`, `curve` and `stow` are imported from here or from `stowage.flows`; torch is imported with the first
+of them.
 """
 
 from typing import TYPE_CHECKING
@@ -9,6 +10,16 @@ from stowage.lookup import find as __getattr__  # noqa: F401 - the module's own
 from stowage.version import __version__
 
 if TYPE_CHECKING:
-    from stowage.flows import BatchChoice, MasterWeights, Offload, TrainingStep, best_batch, fit, stow
+    from stowage.flows import BatchChoice, MasterWeights, Offload, TrainingStep, best_batch, curve, fit, stow
 
-__all__ = ["BatchChoice", "MasterWeights", "Offload", "TrainingStep", "__version__", "best_batch", "fit", "stow"]
+__all__ = [
+    "BatchChoice",
+    "MasterWeights",
+    "Offload",
+    "TrainingStep",
+    "__version__",
+    "best_batch",
+    "curve",
+    "fit",
+    "stow",
+]

@@ -1,8 +1,9 @@
-"""`curve`: predicted step time against budget for a model object in a script, before one is chosen."""
+"""`curve`: predicted step time against budget for a model object in a script, before a budget or a card is chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from stowage.flows.api.fit import MakeOptimizer
 from stowage.flows.api.lower_tier import lower_tier
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
-from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner, CurvePoint
-from stowage.flows.planning.step import QUICK, Effort, home_folder, target_device
+from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner
+from stowage.flows.planning.curve_card import Growth, answer_of, host_below
+from stowage.flows.planning.effort import QUICK, Effort, home_folder, target_device
 from stowage.flows.planning.true_kernels import with_true_kernels
-from stowage.stages.solve import check_method
+from stowage.stages.device.cards import Card, card_named, read_card
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.curve import CurvePoint
+from stowage.stages.ir.errors import ParameterError, StowageError
+from stowage.stages.solve import Below, check_method
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, record_step
 from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.calls import Loss, Objective
+from stowage.stages.workload.resize import resized, samples_of
 
 
 def curve(
@@ -31,6 +38,7 @@ def curve(
     optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
     *,
     budgets: int | Sequence[str | int] = POINTS,
+    device: str | Path | None = None,
     loss: Loss | None = None,
     forward: Objective | None = None,
     max_grad_norm: float | None = None,
@@ -53,7 +61,10 @@ def curve(
         model, optimizer, loss, forward, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir,
             cache_dir, quick, say: see `fit`. The model may be on the meta device; weights are not needed.
         batch: a sample.
-        budgets: how many, evenly spaced, or which: sizes, or percentages of plain PyTorch's predicted peak.
+        budgets: how many, or which: sizes, or percentages of plain PyTorch's predicted peak.
+        device: a card that need not be here: the name of a well-known one, `rtx-4090`, or a JSON file that describes
+            one. Times are then estimates from its rates. With `host_budget` the plans use so much pinned RAM; without,
+            only if nothing else fits.
         costs: `measured`, or `roofline` estimates from the device's rates.
         said: told of each point as it is found.
 
@@ -63,39 +74,148 @@ def curve(
     Raises:
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
+        Infeasible: no budget has a plan.
     """
     check_method(method)
+    card = card_of(device) if device is not None else None
     model, layouts = without_meta(model, batch, optimizer)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model.parameters()))
-    home, effort = home_folder(cache_dir), QUICK if quick else Effort()
-    target = target_device(next((p.device for p in model.parameters()), torch.device("cpu")), home)
+    home = home_folder(cache_dir)
+    if card is not None:
+        target = card.described(dtype_of(model))
+    else:
+        target = target_device(next((p.device for p in model.parameters()), torch.device("cpu")), home)
+    subject = Subject(
+        model,
+        optimizer,
+        target,
+        home,
+        QUICK if quick else Effort(),
+        method=method,
+        costs="roofline" if card is not None else costs,
+        loss=loss,
+        forward=forward,
+        layouts=layouts,
+        micro_batch=MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None),
+    )
     lower = lower_tier(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
-    notices: list[str] = []
-    updates = MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None)
-
-    def costed() -> Costed:
-        recorded = record_step(model, batch, loss=loss, objective=forward, layouts=layouts)
-        notices.extend(n for n in recorded.notices if n not in notices)
-        with without_autocast():
-            return cost_step(
-                model,
-                batch,
-                loss=loss,
-                objective=forward,
-                optimizer=optimizer,
-                home=home,
-                recorded=recorded,
-                micro_batch=updates,
-                costs=costs,
-                effort=effort,
-                notices=notices,
-                target=target,
-            )
-
-    with forked_generators():
-        found = with_true_kernels(costed)
-    for notice in notices:
+    found = subject.curve(batch, budgets, lower.below if lower else None, card, said)
+    for notice in subject.notices:
         say(notice)
-    planner = CurvePlanner(found, method=method, home=home, effort=effort, below=lower.below if lower else None)
-    return planner.curve(budgets, said)
+    return found
+
+
+@dataclass
+class Subject:
+    """What is planned, whatever the batch and the budget.
+
+    Attributes:
+        notices: what the user should know.
+
+    The others are arguments of `plan_step`.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    target: DeviceDescription
+    home: Path
+    effort: Effort
+    method: str = "auto"
+    costs: str = "measured"
+    loss: Loss | None = None
+    forward: Objective | None = None
+    layouts: dict[str, torch.Tensor] = field(default_factory=dict)
+    micro_batch: MicroBatch = field(default_factory=MicroBatch)
+    notices: list[str] = field(default_factory=list)
+
+    def curve(
+        self,
+        batch: Any,
+        budgets: int | Sequence[str | int],
+        below: Below | None,
+        card: Card | None = None,
+        said: Callable[[CurvePoint], None] = lambda point: None,
+    ) -> Curve:
+        """The curve of the step on a batch.
+
+        Args:
+            batch: a sample.
+            budgets, said: see `curve`.
+            below: the tier below the device, if plans may use one.
+            card: the target's description, if it is not here.
+        """
+        costed = self.costed(batch)
+        planner = self.planner(costed, below)
+        if card is None:
+            return planner.curve(budgets, said)
+        answer, chosen = answer_of(
+            card,
+            dtype_of(self.model),
+            self.planner(costed, None),
+            lambda: self.planner(costed, below or host_below(self.target)),
+            self.growth(batch),
+        )
+        return (chosen if below is None else planner).curve(budgets, said, answer)
+
+    def costed(self, batch: Any) -> Costed:
+        """The step on a batch, traced, profiled and cut."""
+
+        def cost() -> Costed:
+            recorded = record_step(self.model, batch, loss=self.loss, objective=self.forward, layouts=self.layouts)
+            self.notices.extend(n for n in recorded.notices if n not in self.notices)
+            with without_autocast():
+                return cost_step(
+                    self.model,
+                    batch,
+                    loss=self.loss,
+                    objective=self.forward,
+                    optimizer=self.optimizer,
+                    home=self.home,
+                    recorded=recorded,
+                    micro_batch=self.micro_batch,
+                    costs=self.costs,
+                    effort=self.effort,
+                    notices=self.notices,
+                    target=self.target,
+                )
+
+        with forked_generators():
+            return with_true_kernels(cost)
+
+    def planner(self, costed: Costed, below: Below | None) -> CurvePlanner:
+        """Plans of the step with a tier below the device, or without."""
+        return CurvePlanner(costed, method=self.method, home=self.home, effort=self.effort, below=below)
+
+    def growth(self, batch: Any) -> Growth | StowageError:
+        """How plain PyTorch's memory grows with the batch; or why that is not known."""
+        try:
+            samples = samples_of(batch)
+            return Growth(samples, self.costed(resized(batch, 2 * samples)).eager_peak_bytes)
+        except StowageError as error:
+            return error
+
+
+def card_of(device: str | Path) -> Card:
+    """A card by its name, or from a JSON file.
+
+    Raises:
+        ParameterError: there is no such card, or the file describes none.
+    """
+    if isinstance(device, Path) or device.endswith(".json"):
+        return read_card(Path(device))
+    if not isinstance(device, str):
+        raise ParameterError(f"device is {device!r}: name a card such as 'rtx-4090', or a JSON file.")
+    return card_named(device)
+
+
+def dtype_of(model: nn.Module) -> str:
+    """The type of most of the model's matrix products: autocast's where that is on, else that of most parameters."""
+    for kind in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(kind):
+            return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    count: dict[str, int] = {}
+    for parameter in model.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        count[name] = count.get(name, 0) + parameter.numel()
+    return max(count, key=count.__getitem__, default="float32")

@@ -11,6 +11,7 @@ HOME = {
     "Offload": "stowage.flows.api.offload",
     "TrainingStep": "stowage.flows.api.training_step",
     "best_batch": "stowage.flows.api.best_batch",
+    "curve": "stowage.flows.api.curve",
     "fit": "stowage.flows.api.fit",
     "stow": "stowage.flows.api.trainer.trainer",
 }

@@ -15,13 +15,16 @@ from stowage.flows.api.binding import Execution
 from stowage.flows.api.check.shadow import Net
 from stowage.flows.api.check.when import Check
 from stowage.flows.api.evaluation import Evaluations, Resting
+from stowage.flows.api.history import History
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.programs import Programs
 from stowage.flows.api.reasons import step_text
 from stowage.flows.api.step_loss import StepLoss
+from stowage.flows.api.step_report import write_step_report
 from stowage.flows.api.steps import Say, Steps
 from stowage.flows.api.storing import Storing
 from stowage.flows.api.whole_steps import whole_step
+from stowage.flows.planning.curve import Curve
 from stowage.flows.planning.planned import Planned
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.files import write_atomically
@@ -69,6 +72,7 @@ class TrainingStep(Storing):
         self._say = say
         self.programs = programs = Programs(model, optimizer, planner, steps, execution=execution, say=say)
         self._budget = planner.budget
+        self._history = History()
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
         self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say)
         self._evaluations = Evaluations(
@@ -221,7 +225,9 @@ class TrainingStep(Storing):
         """
         program = self.prepare(batch, update=update)
         program.fresh = True
-        return StepLoss.of(self._checked(program, batch, lambda: program(batch), lambda loss: loss))
+        with self._history.timed(self._device(), self.optimizer) as found:
+            found.append(self._checked(program, batch, lambda: program(batch), lambda loss: loss))
+        return StepLoss.of(found[0])
 
     def _checked(
         self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
@@ -255,7 +261,25 @@ class TrainingStep(Storing):
         spans = [*predicted_spans(plan.rows, plan.nodes, plan.slots), *measured]
         labels = {"plan": plan.summary.plan_hash, "method": plan.summary.method, "device": plan.summary.device}
         write_atomically(Path(path), chrome_trace(spans, labels).encode())
+        self._history.spans = spans
         return spans
+
+    def report(self, path: str | Path, curve: Curve | None = None) -> Path:
+        """Write what the plan of the latest call promises, and what the iterations so far gave, as one HTML page.
+
+        The memory of an iteration that `measure` looked at, and the streams of one that `trace` did, are in it too.
+
+        Args:
+            path: of the page, which needs no other file.
+            curve: of the same step, from `curve`.
+
+        Returns:
+            The path.
+
+        Raises:
+            UnwritableError: the page cannot be written.
+        """
+        return write_step_report(Path(path), type(self.model).__name__, self.planned, self._history, curve)
 
     def measure(self, batch: Any, *, update: bool = True) -> Measurement:
         """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`.
@@ -267,4 +291,6 @@ class TrainingStep(Storing):
         def run(given: Any) -> torch.Tensor:
             return self._checked(program, given, lambda: program(given), lambda loss: loss)
 
-        return measure_program(program, self.model, self.optimizer, batch, run)
+        found = measure_program(program, self.model, self.optimizer, batch, run)
+        self._history.measured(found)
+        return found

@@ -28,8 +28,14 @@ COMMANDS = {
     "plan": Command("stowage.flows.plan", "Plan the training step that params.yaml describes."),
     "train": Command("stowage.flows.train", "Plan the training step, and train under the plan."),
     "show": Command("stowage.flows.show", "Print the table of the last run."),
+    "report": Command(
+        "stowage.flows.report", "Write a page about the plan, and about its training as far as there is one."
+    ),
     "compare": Command("stowage.flows.compare", "Compare the plan with that of another revision or folder."),
     "batch-size": Command("stowage.flows.batch_size", "Find the batch size that takes least time per sample."),
+    "curve": Command(
+        "stowage.flows.step_curve", "Predict step time against budget, before a budget is chosen or a card is bought."
+    ),
     "device": Command("stowage.flows.device", "Measure this machine and make it the target of plans."),
     "benchmark": Command("stowage.flows.benchmark", "Measure plans beside plain PyTorch, in turns."),
     "gpu": Command(

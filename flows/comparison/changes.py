@@ -7,6 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import polars as pl
+
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.comparison.two_plans import Side
 from stowage.stages.ir.errors import size_text
 
@@ -60,10 +63,11 @@ def render(before: Side | None, after: Side, before_name: str) -> str:
         lines += ["", "The trace is unchanged."]
     else:
         lines += ["", f"**The trace changed**: {before.meta.model} → {after.meta.model}, {_parameters(before, after)}."]
-    lines += ["", "### Blocks", "", "| blocks | now recomputed | now kept |", "|---|---|---|"]
-    for change, labels in compare(before, after):
-        lines.append(f"| {_labels(labels)} | {_cells(change)} |")
-    return "\n".join(lines) + "\n"
+    changes = [(_labels(labels), *_cells(change)) for change, labels in compare(before, after)]
+    table = pl.DataFrame(
+        changes, schema=dict.fromkeys(("blocks", "now recomputed", "now kept"), pl.String), orient="row"
+    )
+    return "\n".join([*lines, "", "### Blocks", "", markdown(table)]) + "\n"
 
 
 def _totals(before: Side | None, after: Side) -> list[str]:
@@ -75,12 +79,16 @@ def _totals(before: Side | None, after: Side) -> list[str]:
         ("step without recomputation", b.keep_all_time_s if b else None, a.keep_all_time_s, "s"),
         ("peak without recomputation", b.keep_all_peak_bytes if b else None, a.keep_all_peak_bytes, "B"),
     ]
-    lines = ["| | before | after | ratio |", "|---|---:|---:|---:|"]
-    for name, old, new, unit in rows:
-        ratio = f"{new / old:.3f}" if old else "—"
-        lines.append(f"| {name} | {_quantity(old, unit)} | {_quantity(new, unit)} | {ratio} |")
-    names = (f"{b.method}, {b.status}" if b else "—", f"{a.method}, {a.status}")
-    return [*lines, f"| method | {names[0]} | {names[1]} | |", f"| device | {b.device if b else '—'} | {a.device} | |"]
+    cells = [
+        (name, _quantity(old, unit), _quantity(new, unit), f"{new / old:.3f}" if old else "—")
+        for name, old, new, unit in rows
+    ]
+    cells += [
+        ("method", f"{b.method}, {b.status}" if b else "—", f"{a.method}, {a.status}", ""),
+        ("device", b.device if b else "—", a.device, ""),
+    ]
+    table = pl.DataFrame(cells, schema=dict.fromkeys(("what", "before", "after", "ratio"), pl.String), orient="row")
+    return [markdown(table, headings={"what": ""}, right=("before", "after", "ratio"))]
 
 
 def _pairs(before: Side, after: Side) -> list[tuple[str, int, int]]:
@@ -126,11 +134,11 @@ def _change(before: _Treatment | None, after: _Treatment | None) -> BlockChange:
     )
 
 
-def _cells(change: BlockChange) -> str:
+def _cells(change: BlockChange) -> tuple[str, str]:
     if change.fate != "changed":
         words = {"same": "as before", "new": "new block", "gone": "no longer there"}[change.fate]
-        return f"{words} | {words}"
-    return f"{_operations(change.recomputed, change.recomputed_bytes)} | {_operations(change.kept, change.kept_bytes)}"
+        return words, words
+    return _operations(change.recomputed, change.recomputed_bytes), _operations(change.kept, change.kept_bytes)
 
 
 def _operations(named: Iterable[tuple[str, int]], nbytes: int) -> str:

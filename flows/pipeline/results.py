@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
+
+from stowage.flows.benchmarks.markdown import markdown as to_markdown
 from stowage.flows.pipeline.workspace import Workspace
 from stowage.stages.ir.errors import size_text
 from stowage.stages.ir.plan import PlanSummary
@@ -59,4 +62,5 @@ def markdown(result: RunResult) -> str:
         ("solver", f"{plan.solver}: {plan.status}, gap {plan.gap:.2%}"),
         ("artifacts", f"`{result.folder}`"),
     ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)])
+    frame = pl.DataFrame(rows, schema={"what": pl.String, "value": pl.String}, orient="row")
+    return to_markdown(frame, headings={"what": "", "value": ""})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import polars as pl
 
@@ -16,11 +15,14 @@ from stowage.flows.planning.costed import Costed, Part, Progress
 from stowage.flows.planning.effort import Effort
 from stowage.flows.planning.sizes import everything_kept
 from stowage.flows.planning.step import solve_costed
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, ParameterError
-from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
+from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.sizes import MOST_BYTES, resolve_budget
 from stowage.stages.solve import Below, Known, PlanRequest, Solved, Sought, sought_budget
+from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.goals import Kept, kept_of, least
 
 POINTS = 12
@@ -28,50 +30,27 @@ POINTS = 12
 
 MOST_POINTS = 1000
 
-CLOSEST_BYTES = 1 << 16
-"""Budgets are not told apart that differ by less."""
+
+Verdict = Literal["plainly", "planned", "with_ram", "no"]
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """The plan within one budget; a row of `curve.parquet`.
+class CardAnswer:
+    """Whether a step fits a card that is only described; an estimate.
 
     Attributes:
-        budget_bytes: of the device, everything included.
-        feasible: there is a plan; without one all that follows but `smallest_feasible_bytes` is 0 or empty.
-        peak_bytes: predicted highest device bytes.
-        step_time_s: predicted.
-        slowdown: of the step against keeping everything, as a fraction.
-        recomputed_bytes: of activations made more than once.
-        offload_bytes, reload_bytes: moved down and up in one iteration.
-        below_bytes: live below the device at some time of it.
-        wait_s: predicted time that computing waits for copies.
-        smallest_feasible_bytes: the least budget that planning this one has found.
-        method, variant: see `PlanSummary`.
-        plan_hash: of the plan.
-        planned_in_s: what finding it took.
+        verdict: it fits as it is, with a plan in the card, with a plan that uses RAM, or not at all.
+        line: the same for people, in one line.
+        budget_bytes: of the card, what the step may take.
+        batch_sizes: ranges of batch sizes, for people.
+        assumptions: what it rests on, a line each.
     """
 
+    verdict: Verdict
+    line: str
     budget_bytes: int
-    feasible: bool
-    peak_bytes: int
-    step_time_s: float
-    slowdown: float
-    recomputed_bytes: int
-    offload_bytes: int
-    reload_bytes: int
-    below_bytes: int
-    wait_s: float
-    smallest_feasible_bytes: int
-    method: str
-    variant: str
-    plan_hash: str
-    planned_in_s: float
-
-    @property
-    def traffic_bytes(self) -> int:
-        """Both ways."""
-        return self.offload_bytes + self.reload_bytes
+    batch_sizes: str
+    assumptions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +65,7 @@ class Curve:
         smallest_bytes: the least budget for which there is a plan.
         estimated: costs are estimates from the device's rates, not measurements.
         points: by budget, the largest first.
+        answer: whether the step fits, on a card that is only described.
     """
 
     model: str
@@ -96,6 +76,7 @@ class Curve:
     smallest_bytes: int
     estimated: bool
     points: tuple[CurvePoint, ...]
+    answer: CardAnswer | None = None
 
     @property
     def moves(self) -> bool:
@@ -104,7 +85,7 @@ class Curve:
 
     def frame(self) -> pl.DataFrame:
         """The points as a table, the largest budget first."""
-        return pl.DataFrame(list(self.points), schema=_SCHEMA, orient="row")
+        return frame_of(CurvePoint, self.points)
 
     def least_at(self, slowdown: float) -> CurvePoint | None:
         """Of these points the one that takes least memory and is at most so much slower, as a fraction."""
@@ -122,21 +103,21 @@ class Curve:
         Raises:
             UnwritableError: they cannot be written.
         """
-        from stowage.flows.planning.curve_figure import write_curve_figure  # matplotlib takes a second to import
+        # matplotlib takes a second to import
+        from stowage.stages.report.figures import render
+        from stowage.stages.report.tradeoff import tradeoff_figure
 
         table, picture = Path(folder) / "curve.parquet", Path(folder) / "curve.png"
         write_rows(table, CurvePoint, self.points)
-        write_curve_figure(self, picture)
+        budget = self.answer.budget_bytes if self.answer is not None else 0
+        _, png = render(lambda: tradeoff_figure(self.points, self.plain_peak_bytes, budget))
+        write_atomically(picture, png)
         return [table, picture]
 
     def __str__(self) -> str:
         from stowage.flows.planning.curve_text import curve_text
 
         return curve_text(self)
-
-
-_TYPES = {"int": pl.Int64, "float": pl.Float64, "str": pl.String, "bool": pl.Boolean}
-_SCHEMA = {name: _TYPES[str(kind)] for name, kind in CurvePoint.__annotations__.items()}
 
 
 class CurvePlanner:
@@ -233,15 +214,15 @@ class CurvePlanner:
         return sought_budget(asked, self.solve, self.kept)
 
     def point(self, budget_bytes: int) -> CurvePoint:
-        """The plan within a budget, as a row."""
-        try:
-            summary = self.solve(budget_bytes).summary
-        except Infeasible as error:
-            return _infeasible(budget_bytes, error.smallest_feasible_bytes, self._seconds[budget_bytes])
-        return _point(budget_bytes, summary, self.kept, self._seconds[budget_bytes])
+        """The plan within a budget, as a row, with the time that finding it took."""
+        found = point_of(budget_bytes, self.solve, self.kept)
+        return replace(found, planned_in_s=self._seconds[budget_bytes])
 
     def curve(
-        self, budgets: int | Sequence[str | int] = POINTS, said: Callable[[CurvePoint], None] = lambda point: None
+        self,
+        budgets: int | Sequence[str | int] = POINTS,
+        said: Callable[[CurvePoint], None] = lambda point: None,
+        answer: CardAnswer | None = None,
     ) -> Curve:
         """The curve from keeping everything to the least memory.
 
@@ -249,6 +230,7 @@ class CurvePlanner:
             budgets: how many, closest together where the step time changes most; or which: sizes, or percentages of
                 plain PyTorch's peak.
             said: told of each point as it is found.
+            answer: of a card that is only described.
 
         Raises:
             ParameterError: a budget is none, or there are too many.
@@ -256,16 +238,16 @@ class CurvePlanner:
         """
         listed = self._listed(budgets)
         smallest = least(self.solve)
-        found: dict[int, CurvePoint] = {}
-        for budget in listed or self._even(int(str(budgets)), smallest):
-            found[budget] = self.point(budget)
-            said(found[budget])
-        while not listed and len(found) < int(str(budgets)):
-            between = _widest(list(found.values()))
-            if between is None:
-                break
-            found[between] = self.point(between)
-            said(found[between])
+
+        def point(budget: int) -> CurvePoint:
+            found = self.point(budget)
+            said(found)
+            return found
+
+        if listed:
+            points = [point(budget) for budget in listed]
+        else:
+            points = spread_points(int(str(budgets)), smallest, max(self.kept.nbytes, smallest), point)
         return Curve(
             model=self.costed.variants[0].trace.meta.model,
             device=self.costed.target.name,
@@ -274,7 +256,8 @@ class CurvePlanner:
             keep_all_time_s=self.kept.time_s,
             smallest_bytes=smallest,
             estimated=any(n.estimated for n in self.costed.variants[0].nodes),
-            points=tuple(found[budget] for budget in sorted(found, reverse=True)),
+            points=tuple(points),
+            answer=answer,
         )
 
     def _listed(self, budgets: int | Sequence[str | int]) -> list[int]:
@@ -284,50 +267,3 @@ class CurvePlanner:
         if isinstance(budgets, int | str) or not 1 <= len(budgets) <= MOST_POINTS:
             raise ParameterError(f"budgets is {budgets!r}: give how many, 2 to {MOST_POINTS}, or a list of sizes.")
         return sorted({resolve_budget(b, self.costed.eager_peak_bytes, "budgets") for b in budgets}, reverse=True)
-
-    def _even(self, number: int, smallest: int) -> list[int]:
-        """The largest first; some of the number are left for where they are needed."""
-        top = max(self.kept.nbytes, smallest)
-        steps = max(1, -(-2 * number // 3) - 1)
-        return sorted({top - (top - smallest) * k // steps for k in range(steps + 1)}, reverse=True)
-
-
-def _widest(points: Sequence[CurvePoint]) -> int | None:
-    """The middle of the two neighbours whose step times differ most; None where they are as close as can be told."""
-    known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
-    pairs = [(a, b) for a, b in pairwise(known) if b.budget_bytes - a.budget_bytes > CLOSEST_BYTES]
-    if not pairs:
-        return None
-    span = known[-1].budget_bytes - known[0].budget_bytes
-    low, high = max(pairs, key=lambda pair: _length(pair[0], pair[1], span))
-    return (low.budget_bytes + high.budget_bytes) // 2
-
-
-def _length(low: CurvePoint, high: CurvePoint, span_bytes: int) -> float:
-    """Of the line between two points, where both axes count alike."""
-    faster = abs(math.log(low.step_time_s / high.step_time_s)) if high.step_time_s > 0 < low.step_time_s else 0.0
-    return faster + (high.budget_bytes - low.budget_bytes) / max(span_bytes, 1)
-
-
-def _point(budget_bytes: int, s: PlanSummary, kept: Kept, seconds: float) -> CurvePoint:
-    return CurvePoint(
-        budget_bytes=budget_bytes,
-        feasible=True,
-        peak_bytes=s.device_peak_bytes,
-        step_time_s=s.step_time_s,
-        slowdown=s.step_time_s / kept.time_s - 1 if kept.time_s > 0 else 0.0,
-        recomputed_bytes=s.recomputed_bytes,
-        offload_bytes=s.offload_bytes,
-        reload_bytes=s.reload_bytes,
-        below_bytes=s.below_bytes,
-        wait_s=s.wait_s,
-        smallest_feasible_bytes=s.smallest_feasible_bytes,
-        method=s.method,
-        variant=s.variant,
-        plan_hash=s.plan_hash,
-        planned_in_s=seconds,
-    )
-
-
-def _infeasible(budget_bytes: int, smallest: int, seconds: float) -> CurvePoint:
-    return CurvePoint(budget_bytes, False, 0, 0.0, 0.0, 0, 0, 0, 0, 0.0, smallest, "", "", "", seconds)

@@ -12,13 +12,8 @@ from stowage.stages.report.units import percent, seconds, size
 _BAR = 24
 
 
-def curve_text(curve: Curve, first: Sequence[str] = ()) -> str:
-    """The curve as a table with a bar for each slowdown.
-
-    Args:
-        curve: what was planned.
-        first: lines before it.
-    """
+def curve_text(curve: Curve) -> str:
+    """The curve as a table with a bar for each slowdown; of a card that is only described, the answer comes first."""
     frame = curve.frame()
     slowest = frame.filter("feasible")["slowdown"].max() or 0.0
     columns = {"budget": size, "of plain": percent, "peak": size, "step": seconds, "slower": _signed}
@@ -51,14 +46,16 @@ def curve_text(curve: Curve, first: Sequence[str] = ()) -> str:
         return "  ".join(cells).rstrip()
 
     costs = "estimated from the device's rates" if curve.estimated else "measured"
+    answer = curve.answer
     lines = [
-        *first,
+        *([answer.line, answer.batch_sizes, ""] if answer is not None else []),
         f"{curve.model} on {curve.device}, costs {costs}",
         f"plain PyTorch {size(curve.plain_peak_bytes)}; everything kept {size(curve.keep_all_peak_bytes)}, "
         f"{seconds(curve.keep_all_time_s)} a step; least {size(curve.smallest_bytes)}",
         "",
         aligned(heads),
         *(aligned(row) for row in rows),
+        *(["", "The estimate assumes:", *(f"- {line}" for line in answer.assumptions)] if answer is not None else []),
     ]
     return "\n".join(lines)
 

@@ -45,10 +45,11 @@ def with_stages(text: str, wanted: str, path: str) -> str:
         StowageError: a stage of that name does something else.
     """
     content, style = _load(text, path)
-    new = YAML(typ="rt").load(wanted)["stages"]
+    new = YAML(typ="rt").load(wanted)
     stages = content.setdefault("stages", {})
     before = _plain(content)
-    for name, stage in new.items():
+    _add_plots(content, new.get("plots") or [])
+    for name, stage in new["stages"].items():
         present = stages.get(name)
         if present is None:
             stages[name] = stage
@@ -65,6 +66,20 @@ def with_stages(text: str, wanted: str, path: str) -> str:
             if joined != _plain(present.get(key) or []):
                 present[key] = joined
     return text if _plain(content) == before else _dump(content, style)
+
+
+def _add_plots(content: dict[str, Any], wanted: list[Any]) -> None:
+    """Add the plots that are lacking by name; DVC takes a list of them, or a mapping."""
+    there = content.get("plots")
+    named = {name: plot for item in wanted for name, plot in item.items()}
+    if isinstance(there, dict):
+        for name, plot in named.items():
+            there.setdefault(name, plot)
+        return
+    known = {_key(item) for item in there or []}
+    missing = [{name: plot} for name, plot in named.items() if name not in known]
+    if missing:
+        content["plots"] = [*(there or []), *missing]
 
 
 def with_deployments(text: str, wanted: str, path: str) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.trace import Storage
+from stowage.stages.report.modules import Modules, module_of_block
 
 Fate = Literal["kept", "recomputed", "dropped"]
 FATES: tuple[Fate, ...] = ("kept", "recomputed", "dropped")
@@ -35,6 +37,7 @@ class Result:
     node: str
     block: int
     fate: Fate
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class BlockFates:
     """Forward results and times of one block; `block` is `SHARED` for what lies outside the chain.
 
     Attributes:
+        module: of the model, that the block is.
         steps: what the plan runs of it, in order: `F3 fast`, `B3`.
         forward_s, recompute_s, backward_s: predicted seconds in one iteration; backward includes updates.
     """
@@ -54,6 +58,7 @@ class BlockFates:
     forward_s: float
     recompute_s: float
     backward_s: float
+    module: str = ""
 
     def nbytes(self, fate: Fate) -> int:
         """Bytes of the results with this fate."""
@@ -72,7 +77,12 @@ class Treatment:
         return [b.block for b in self.blocks]
 
 
-def forward_results(storages: Sequence[Storage], nodes: Sequence[ComputeNode], rows: Sequence[PlanRow]) -> list[Result]:
+def forward_results(
+    storages: Sequence[Storage],
+    nodes: Sequence[ComputeNode],
+    rows: Sequence[PlanRow],
+    modules: Modules = MappingProxyType({}),
+) -> list[Result]:
     """Every forward result, in order of creation."""
     held = {s.storage: s for s in storages}
     runs = Counter(row.node for row in rows if row.action == "compute")
@@ -85,16 +95,21 @@ def forward_results(storages: Sequence[Storage], nodes: Sequence[ComputeNode], r
             fate: Fate = "dropped"
             if storage in in_backward:
                 fate = "recomputed" if runs[node.node] > 1 else "kept"
-            found.append(Result(storage, held[storage].name, held[storage].nbytes, node.name, node.block, fate))
+            where, of = held[storage], modules.get(node.node, "")
+            found.append(Result(storage, where.name, where.nbytes, node.name, node.block, fate, of))
     return found
 
 
 def block_fates(
-    storages: Sequence[Storage], nodes: Sequence[ComputeNode], blocks: Sequence[Block], rows: Sequence[PlanRow]
+    storages: Sequence[Storage],
+    nodes: Sequence[ComputeNode],
+    blocks: Sequence[Block],
+    rows: Sequence[PlanRow],
+    modules: Modules = MappingProxyType({}),
 ) -> list[BlockFates]:
     """Forward results and times by block, in the order of the chain; what is outside it comes first."""
     by_block: dict[int, list[Result]] = {b.block: [] for b in blocks}
-    for result in forward_results(storages, nodes, rows):
+    for result in forward_results(storages, nodes, rows, modules):
         by_block.setdefault(result.block, []).append(result)
     phases = {n.node: n.phase for n in nodes}
     home = {n.node: n.block for n in nodes}
@@ -107,6 +122,7 @@ def block_fates(
         times[home[row.node], kind] += row.end_s - row.start_s  # type: ignore[assignment]
         steps.setdefault(home[row.node], {})[row.step] = None
     known = {b.block: b for b in blocks}
+    by_number = {n.node: n for n in nodes}
     return [
         BlockFates(
             block=k,
@@ -117,6 +133,7 @@ def block_fates(
             forward_s=times[k, "forward"],
             recompute_s=times[k, "recompute"],
             backward_s=times[k, "backward"],
+            module=module_of_block(known[k], by_number, modules) if k in known else "",
         )
         for k in sorted(by_block)
         if k != SHARED or by_block[k]

@@ -7,8 +7,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import polars as pl
+
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.report.frames import frame_of
 from stowage.stages.report.units import NOTHING, percent, ratio, seconds, size, times
 
 
@@ -35,16 +38,16 @@ class Facts:
 
 def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> Facts:
     """Facts from the records of a run; both may be empty."""
-    peaks: dict[str, int] = {}
-    for sample in memory:
-        peaks[sample.series] = max(peaks.get(sample.series, -1), sample.resident_bytes)
+    highest = frame_of(MemorySample, memory).group_by("series").agg(pl.col("resident_bytes").max())
+    peaks: dict[str, int] = dict(highest.iter_rows())
     measured = max([s.peak_bytes for s in steps if s.peak_bytes >= 0] + [peaks.get("measured", -1)])
     compared = [s for s in steps if not math.isnan(s.eager_loss)]
+    medians = frame_of(StepRecord, timed(steps)).select(pl.col("time_s", "eager_time_s").drop_nans().median())
     return Facts(
         peak_bytes=None if measured < 0 else measured,
         eager_peak_bytes=peaks.get("eager"),
-        step_s=_median(s.time_s for s in timed(steps)),
-        eager_step_s=_median(s.eager_time_s for s in timed(steps)),
+        step_s=medians["time_s"].item(),
+        eager_step_s=medians["eager_time_s"].item(),
         compared=len(compared),
         equal=sum(same_loss(s) for s in compared),
         loss_difference=max((abs(s.loss - s.eager_loss) for s in compared), default=0.0),
@@ -62,14 +65,23 @@ def timed(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
     return [s for s in later if s.peak_bytes < 0] or later
 
 
+SLOW, DEVIATIONS = 1.2, 5.0
+"""An iteration is slow that takes so many times the median, and so many median deviations more than it."""
+
+
+def slow(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """Outliers among the iterations that are `timed`: something else took the device or the machine."""
+    among = [s for s in timed(steps) if not math.isnan(s.time_s)]
+    if len(among) < 3:
+        return []
+    middle = statistics.median(s.time_s for s in among)
+    deviation = statistics.median(abs(s.time_s - middle) for s in among)
+    return [s for s in among if s.time_s > max(SLOW * middle, middle + DEVIATIONS * deviation)]
+
+
 def same_loss(step: StepRecord) -> bool:
     """Whether plain PyTorch's loss was the same number; NaN equals NaN in neither."""
     return step.loss == step.eager_loss
-
-
-def _median(values: Iterable[float]) -> float | None:
-    known = [v for v in values if not math.isnan(v)]
-    return statistics.median(known) if known else None
 
 
 @dataclass(frozen=True)

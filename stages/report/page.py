@@ -8,13 +8,13 @@ from html import escape
 
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.run import StepRecord, TraceSpan
-from stowage.stages.report.activations import FATES, MEANING, BlockFates, Treatment, totals, treatments
-from stowage.stages.report.facts import Facts, headline, overhead, same_loss, verdict
-from stowage.stages.report.figures import FATE_COLOURS
+from stowage.stages.report.activations import BlockFates
+from stowage.stages.report.block_tables import fate_legend, treatment_table
+from stowage.stages.report.facts import Facts, headline, overhead, verdict
+from stowage.stages.report.iterations import loss_table, slow_iterations
 from stowage.stages.report.streams import streams_tables
-from stowage.stages.report.units import NOTHING, number, percent, ranges, seconds, size
+from stowage.stages.report.units import percent, seconds, size
 
-_STEPS_SHOWN = 12
 _CSS = """
 :root { color-scheme: light; }
 body { margin: 0 auto; max-width: 1060px; padding: 2rem 1.5rem 4rem; background: #fff; color: #22272d;
@@ -36,7 +36,7 @@ ul.legend { list-style: none; margin: .2rem 0 1rem; padding: 0; } .scroll { over
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows; figures are SVG text."""
+    """What the page shows; figures are SVG text, `peak_at` says in which module memory is highest."""
 
     title: str
     summary: PlanSummary
@@ -47,6 +47,7 @@ class Page:
     streams: Sequence[TraceSpan]
     figures: Mapping[str, str]
     paths: Mapping[str, str]
+    peak_at: str = ""
 
     def html(self) -> str:
         """The whole page."""
@@ -56,7 +57,8 @@ class Page:
             f'<p class="quiet">Method <code>{escape(s.method)}</code>, device {escape(s.device)}, '
             f"plan <code>{escape(s.plan_hash[:12])}</code></p>",
             f'<p class="lead">{escape(_lead(s, self.facts))} {_verdict(self.facts)}</p>',
-            _headline_table(s, self.facts),
+            _headline_table(s, self.facts, self.peak_at),
+            *self._tradeoff(),
             "<h2>Memory over one iteration</h2>",
             "<p>Everything on the device: parameters, gradients, optimizer states, activations, buffers, inputs and "
             "workspace. Each line is drawn over its own iteration, because measuring slows one down.</p>",
@@ -67,12 +69,13 @@ class Page:
             self._figure("timeline", "Timeline of forward, recomputation, backward and updates"),
             *self._streams(),
             "<h2>Block by block</h2>",
-            _fate_legend(self.fates),
+            fate_legend(self.fates),
             self._figure("blocks", "Bytes kept, recomputed and dropped by block"),
-            _treatment_table(self.fates, self.options),
+            treatment_table(self.fates, self.options),
             "<h2>Loss</h2>",
             self._figure("loss", "Loss by iteration, beside plain PyTorch's"),
-            _loss_table(self.steps),
+            slow_iterations(self.steps),
+            loss_table(self.steps),
             "<h2>The plan</h2>",
             _pairs(_plan_facts(s)),
             "<h2>Files</h2>",
@@ -85,6 +88,16 @@ class Page:
             + "\n".join(sections)
             + "\n</body>\n</html>\n"
         )
+
+    def _tradeoff(self) -> list[str]:
+        if "curve" not in self.figures:
+            return []
+        return [
+            "<h2>Step time against budget</h2>",
+            "<p>Plans of the same step within other budgets, from keeping everything to the least memory for which "
+            "there is a plan; times are predicted.</p>",
+            self._figure("curve", "Predicted step time against device budget"),
+        ]
 
     def _streams(self) -> list[str]:
         if not self.streams:
@@ -115,7 +128,7 @@ def _lead(summary: PlanSummary, facts: Facts) -> str:
     )
 
 
-def _headline_table(summary: PlanSummary, facts: Facts) -> str:
+def _headline_table(summary: PlanSummary, facts: Facts, peak_at: str) -> str:
     rows = [
         f'<tr><td>{escape(r.label)}</td><td class="n main">{escape(r.plan)}</td><td class="n">{escape(r.eager)}</td>'
         f'<td class="n">{escape(r.ratio)}</td><td class="quiet note">{escape(r.note)}</td></tr>'
@@ -129,6 +142,10 @@ def _headline_table(summary: PlanSummary, facts: Facts) -> str:
          f"{percent(share)} of {size(summary.activation_bytes)} of activations"),
         ("Smallest feasible budget", size(summary.smallest_feasible_bytes), ""),
     ]  # fmt: skip
+    if peak_at:
+        extra.append(("Highest in", "", f"<code>{escape(peak_at)}</code>"))
+    if summary.budget_found:
+        extra.append(("How the budget was found", "", escape(summary.budget_found)))
     rows += [
         f'<tr><td>{label}</td><td class="n main">{value}</td><td></td><td></td><td class="quiet note">{note}</td></tr>'
         for label, value, note in extra
@@ -137,131 +154,6 @@ def _headline_table(summary: PlanSummary, facts: Facts) -> str:
         '<div class="scroll"><table><thead><tr><th></th><th class="n">this plan</th><th class="n">plain PyTorch</th>'
         f'<th class="n">ratio</th><th></th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
-
-
-def _fate_legend(fates: Sequence[BlockFates]) -> str:
-    nbytes = totals(fates)
-    items = "".join(
-        f'<li><span class="key" style="background:{FATE_COLOURS[f]}"></span><b>{f}</b> '
-        f"({size(nbytes[f])}): {MEANING[f]}</li>"
-        for f in FATES
-    )
-    return f'<p>Every storage that forward creates, once each:</p><ul class="legend">{items}</ul>'
-
-
-def _treatment_table(fates: Sequence[BlockFates], options: Sequence[Option]) -> str:
-    considered: dict[str, list[Option]] = {}
-    for option in options:
-        considered.setdefault(option.block_hash, []).append(option)
-    groups = treatments(fates)
-    rows = "".join(_treatment_row(group, considered) for group in groups)
-    head = "".join(f'<th class="n">{name}</th>' for name in (*FATES, "forward", "recompute", "backward"))
-    shown: set[str] = set()
-    details = []
-    for group in groups:
-        details.append(_result_details(group))
-        first = group.blocks[0].block_hash
-        if first in considered and first not in shown:
-            shown.add(first)
-            details.append(_option_details(first, considered[first]))
-    return (
-        "<p>Identical blocks that the plan treats alike share a row; bytes and times are of one of them.</p>"
-        f'<div class="scroll"><table><thead><tr><th>blocks</th><th>steps</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{''.join(details)}"
-    )
-
-
-def _names(group: Treatment) -> str:
-    numbers = [n for n in group.numbers if n >= 0]
-    return ranges(numbers) if numbers else "shared"
-
-
-def _treatment_row(group: Treatment, considered: Mapping[str, Sequence[Option]]) -> str:
-    one = group.blocks[0]
-    cells = [size(one.nbytes(f) or None) for f in FATES]
-    cells += [seconds(t) if t else NOTHING for t in (one.forward_s, one.recompute_s, one.backward_s)]
-    count = len(considered.get(one.block_hash, ()))
-    options = f'<div class="quiet">{count} options considered</div>' if count else ""
-    return (
-        f'<tr><td class="main">{_names(group)}<div class="quiet">{escape(one.label)}</div></td>'
-        f"<td>{escape(', '.join(one.steps)) or NOTHING}{options}</td>"
-        + "".join(f'<td class="n">{cell}</td>' for cell in cells)
-        + "</tr>"
-    )
-
-
-def _result_details(group: Treatment) -> str:
-    one = group.blocks[0]
-    rows = "".join(
-        f'<tr><td><span class="key" style="background:{FATE_COLOURS[r.fate]}"></span>{r.fate}</td>'
-        f'<td class="n">{size(r.nbytes)}</td><td><code>{escape(r.name)}</code></td>'
-        f"<td><code>{escape(r.node)}</code></td></tr>"
-        for r in one.results
-    )
-    head = '<tr><th>what happens</th><th class="n">bytes</th><th>storage</th><th>made by</th></tr>'
-    block = f"block hash <code>{escape(one.block_hash)}</code>" if one.block_hash else ""
-    return (
-        f"<details><summary>Forward results of {_heading(group)}</summary><p class='quiet'>{block}</p>"
-        f"<table><thead>{head}</thead><tbody>{rows}</tbody></table></details>"
-    )
-
-
-def _heading(group: Treatment) -> str:
-    names = _names(group)
-    if names == "shared":
-        return "nodes outside the chain"
-    return f"block{'s' if len(group.blocks) > 1 else ''} {names}"
-
-
-def _option_details(block_hash: str, options: Sequence[Option]) -> str:
-    names = ("option", "forward", "backward", "saved", "forward peak", "backward peak", "recomputed", "found by")
-    head = "".join(f'<th class="n">{n}</th>' for n in names[:-1]) + f"<th>{names[-1]}</th>"
-    rows = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="n">{cell}</td>'
-            for cell in (
-                str(o.option),
-                seconds(o.forward_time_s),
-                seconds(o.backward_time_s),
-                size(o.save_bytes),
-                size(o.forward_peak_bytes),
-                size(o.backward_peak_bytes),
-                size(o.recomputed_bytes),
-            )
-        )
-        + f"<td>{escape(o.formulation)}, {escape(o.status)}{f', gap {percent(o.gap)}' if o.gap else ''}</td></tr>"
-        for o in sorted(options, key=lambda o: o.option)
-    )
-    return (
-        f"<details><summary>Options of block hash <code>{escape(block_hash)}</code></summary>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>'
-    )
-
-
-def _loss_table(steps: Sequence[StepRecord]) -> str:
-    if not steps:
-        return '<p class="quiet">No iteration has run yet.</p>'
-    if len(steps) <= 2 * _STEPS_SHOWN:
-        body = "".join(_loss_row(s) for s in steps)
-    else:
-        skipped = f'<tr><td colspan="7" class="quiet">… {len(steps) - 2 * _STEPS_SHOWN} more iterations …</td></tr>'
-        ends = ["".join(_loss_row(s) for s in part) for part in (steps[:_STEPS_SHOWN], steps[-_STEPS_SHOWN:])]
-        body = skipped.join(ends)
-    names = ("loss", "plain PyTorch", "", "learning rate", "time", "plain PyTorch")
-    head = '<th class="n">iteration</th>' + "".join(f'<th class="n">{n}</th>' for n in names)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _loss_row(step: StepRecord) -> str:
-    mark = ""
-    if step.eager_loss == step.eager_loss:
-        mark = '<span class="good">equal</span>' if same_loss(step) else '<span class="bad">differs</span>'
-    cells = (
-        str(step.iteration), number(step.loss), number(step.eager_loss), mark,
-        f"{step.learning_rate:.3g}", seconds(step.time_s), seconds(step.eager_time_s),
-    )  # fmt: skip
-    return "<tr>" + "".join(f'<td class="n">{cell}</td>' for cell in cells) + "</tr>"
 
 
 def _plan_facts(s: PlanSummary) -> list[tuple[str, str]]:

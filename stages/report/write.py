@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
-from stowage.stages.ir.trace import Storage
+from stowage.stages.ir.trace import Call, Storage
 from stowage.stages.report import figures
 from stowage.stages.report.activations import block_fates
 from stowage.stages.report.curves import measured, predicted, spans
+from stowage.stages.report.data import write_curves
 from stowage.stages.report.facts import gather
+from stowage.stages.report.modules import module_of_peak, modules_of
 from stowage.stages.report.page import Page
 from stowage.stages.report.streams import streams_figure
+from stowage.stages.report.tradeoff import tradeoff_figure
 
 
 def write_report(
@@ -30,16 +35,21 @@ def write_report(
     steps: Sequence[StepRecord] = (),
     memory: Sequence[MemorySample] = (),
     streams: Sequence[TraceSpan] = (),
+    curve: Sequence[CurvePoint] = (),
+    calls: Sequence[Call] = (),
     paths: Mapping[str, str | Path] | None = None,
     title: str = "Training step",
 ) -> Path:
     """Write the report of a plan, and of its run as far as there is one; equal input gives equal files.
 
     Args:
-        folder: gets `report.html` and `plots/{memory,timeline,blocks,loss}.png`; each file is written atomically.
+        folder: gets `report.html`, `plots/{memory,timeline,blocks,loss}.png` and `curves/{memory,loss}.csv`; each file
+            is written atomically.
         options: schedules that were considered for each distinct block; listed where given.
         steps, memory: records of training; empty before it.
         streams: one iteration, predicted and measured; gives a section and `plots/streams.png` where not empty.
+        curve: plans of the step within several budgets; gives a section and `plots/curve.png` where not empty.
+        calls: of the trace; they name the modules.
         paths: files that the page names, label to path: where the plan and `step.py` lie.
         title: what was trained, for people.
 
@@ -47,7 +57,62 @@ def write_report(
         The path of the page.
     """
     page_path = folder / "report.html"
-    fates = block_fates(storages, nodes, blocks, plan_rows)
+    page, pngs = drawn(
+        storages=storages,
+        nodes=nodes,
+        blocks=blocks,
+        plan_rows=plan_rows,
+        summary=summary,
+        options=options,
+        steps=steps,
+        memory=memory,
+        streams=streams,
+        curve=curve,
+        calls=calls,
+        paths={**(paths or {}), "this report": page_path, "plots": folder / "plots"},
+        title=title,
+    )
+    for name, png in pngs.items():
+        write_atomically(folder / "plots" / f"{name}.png", png)
+    write_curves(folder / "curves", plan_rows, memory, steps)
+    write_atomically(page_path, page.html().encode())
+    return page_path
+
+
+def write_page(path: Path, **tables: Any) -> Path:
+    """Write the page alone, which needs no other file.
+
+    Args:
+        path: of the page.
+        tables: see `write_report`.
+
+    Returns:
+        The same path.
+    """
+    page, _ = drawn(**tables)
+    write_atomically(path, page.html().encode())
+    return path
+
+
+def drawn(
+    *,
+    storages: Sequence[Storage],
+    nodes: Sequence[ComputeNode],
+    blocks: Sequence[Block],
+    plan_rows: Sequence[PlanRow],
+    summary: PlanSummary,
+    options: Sequence[Option] = (),
+    steps: Sequence[StepRecord] = (),
+    memory: Sequence[MemorySample] = (),
+    streams: Sequence[TraceSpan] = (),
+    curve: Sequence[CurvePoint] = (),
+    calls: Sequence[Call] = (),
+    paths: Mapping[str, str | Path] | None = None,
+    title: str = "Training step",
+) -> tuple[Page, dict[str, bytes]]:
+    """The page, and its plots as PNG; see `write_report`."""
+    modules = modules_of(nodes, calls) if calls else {}
+    fates = block_fates(storages, nodes, blocks, plan_rows, modules)
     drawings = {
         "memory": lambda: figures.memory_figure(
             predicted(plan_rows), measured(memory, "measured"), measured(memory, "eager"), summary.device_budget_bytes
@@ -58,11 +123,14 @@ def write_report(
     }
     if streams:
         drawings["streams"] = lambda: streams_figure(streams)
+    if any(point.feasible for point in curve):
+        drawings["curve"] = lambda: tradeoff_figure(
+            curve, summary.keep_all_peak_bytes, summary.device_budget_bytes + summary.reserve_bytes
+        )
     pictures: dict[str, str] = {}
+    pngs: dict[str, bytes] = {}
     for name, draw in drawings.items():
-        pictures[name], png = figures.render(draw)
-        write_atomically(folder / "plots" / f"{name}.png", png)
-    named = {label: Path(path).as_posix() for label, path in (paths or {}).items()}
+        pictures[name], pngs[name] = figures.render(draw)
     page = Page(
         title=title,
         summary=summary,
@@ -72,7 +140,7 @@ def write_report(
         steps=steps,
         streams=streams,
         figures=pictures,
-        paths={**named, "this report": page_path.as_posix(), "plots": (folder / "plots").as_posix()},
+        paths={label: Path(path).as_posix() for label, path in (paths or {}).items()},
+        peak_at=module_of_peak(plan_rows, {n.node: n for n in nodes}, modules),
     )
-    write_atomically(page_path, page.html().encode())
-    return page_path
+    return page, pngs

@@ -326,6 +326,8 @@ class SolveSettings(_Section):
             None for no disk.
         disk_budget: bytes that they may take there; None for what is free.
         host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
+        curve_points: budgets that are planned besides, for the curve of step time against budget in the report; 0 for
+            none. Where a tier below the device is used there is none.
     """
 
     device_budget: Budget = "50%"
@@ -336,6 +338,7 @@ class SolveSettings(_Section):
     offload_dir: PathText | None = None
     disk_budget: Size | None = None
     host_budget: Size | None = None
+    curve_points: Annotated[int, Field(ge=0, le=1_000)] = 8
 
     @model_validator(mode="after")
     def _a_tier_for_it(self) -> SolveSettings:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import MIB, size_text
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, Slot
@@ -32,7 +34,8 @@ from stowage.stages.solve import (
     sought_budget,
     tier_below,
 )
-from stowage.stages.solve.goals import Solve, kept_of
+from stowage.stages.solve.curve import point_of, spread_points
+from stowage.stages.solve.goals import Kept, Solve, kept_of, least
 from stowage.stages.solve.parameters import o_ilp_limits
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -50,9 +53,22 @@ def budget_of(
             return auto_budget(free_on_gpu(target.name))
         return auto_budget(free_ram(), extra_bytes=PROCESS_BYTES)
     if kind in ("smallest", "slowdown"):
-        storages = len(recorded.trace.storages)
-        return sought_budget(asked, solve, kept_of(recorded, lambda nbytes: target.reserve_bytes(nbytes, storages)))
+        return sought_budget(asked, solve, _kept(target, recorded))
     return Sought(resolve_budget(asked, eager_peak_bytes), "")
+
+
+def curve_of(points: int, target: DeviceDescription, solve: Solve, recorded: Variant) -> list[CurvePoint]:
+    """Step time against budget. Plans that use a tier below the device take too long to make so many of them."""
+    if not points:
+        return []
+    kept = _kept(target, recorded)
+    smallest = least(solve)
+    return spread_points(points, smallest, max(kept.nbytes, smallest), lambda nbytes: point_of(nbytes, solve, kept))
+
+
+def _kept(target: DeviceDescription, recorded: Variant) -> Kept:
+    storages = len(recorded.trace.storages)
+    return kept_of(recorded, lambda nbytes: target.reserve_bytes(nbytes, storages))
 
 
 def main() -> None:
@@ -96,6 +112,7 @@ def main() -> None:
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
     known = Known()
 
+    @cache
     def solve(budget_bytes: int, said: str = "") -> Solved:
         reserve = Reserve(target, budget_bytes, trace, said)
         with reserve.counted():
@@ -106,6 +123,11 @@ def main() -> None:
     solved = solve(budget.nbytes, budget.said)
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)
+    write_rows(
+        ARTIFACTS / "solve" / "curve.parquet",
+        CurvePoint,
+        curve_of(0 if below is not None else wanted.curve_points, target, solve, variants[0]),
+    )
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
     if s.budget_found:

@@ -125,10 +125,12 @@ def _cgroups(root: Path) -> Iterator[Free]:
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
         for mounted, inside in _mounts(root, version=1 if controllers else 2):
+            # A container may see only what is below its own group.
             below = path.removeprefix(inside.rstrip("/")) if path.startswith(inside) else "/"
             folder = root / mounted.lstrip("/")
-            groups = [folder.joinpath(*Path(below).parts[1:k]) for k in range(len(Path(below).parts), 0, -1)]
-            for group in groups:
+            parts = [part for part in below.split("/") if part not in ("", "..")]
+            for depth in range(len(parts), -1, -1):
+                group = folder.joinpath(*parts[:depth])
                 free = _limit_1(group) if controllers else _limit_2(group)
                 if free is not None:
                     name = "/" + str(group.relative_to(folder)).removeprefix(".")

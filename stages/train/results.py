@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from stowage.stages.ir.command import ARTIFACTS
+from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
@@ -66,6 +67,8 @@ def write(
         steps=records,
         memory=samples,
         streams=spans if measured else (),
+        curve=read_rows(SOLVE / "curve.parquet", CurvePoint),
+        calls=trace.calls,
         paths=paths,
         title=trace.meta.model,
     )

@@ -206,6 +206,16 @@ def test_a_misplaced_pipeline_is_said_to_be_that(theirs: Path) -> None:
     assert not (theirs / "build").exists()
 
 
+@pytest.mark.parametrize("theirs", ["plots:\n  - mine.csv\n", "plots:\n  mine.csv:\n    x: a\n", ""])
+def test_plots_of_their_own_stay(theirs: str) -> None:
+    wanted = template("dvc.yaml")
+    found = yaml.safe_load(with_stages(theirs, wanted, "dvc.yaml"))["plots"]
+    names = (
+        [*found] if isinstance(found, dict) else [item if isinstance(item, str) else next(iter(item)) for item in found]
+    )
+    assert names == [*(["mine.csv"] if theirs else []), "loss", "step_time", "memory"]
+
+
 def test_merging_is_idempotent() -> None:
     stages = template("dvc.yaml")
     assert with_stages(stages, stages, "dvc.yaml") == stages

@@ -105,7 +105,7 @@ def test_equal_input_equal_files(tables: Tables, tmp_path: Path) -> None:
         _write(tmp_path, tables)
         contents.append({p.name: p.read_bytes() for p in sorted(tmp_path.rglob("*.*")) if p.is_file()})
     assert contents[0] == contents[1]
-    assert set(contents[0]) == {"report.html", *(f"{name}.png" for name in PLOTS)}
+    assert set(contents[0]) == {"report.html", "loss.csv", "memory.csv", *(f"{name}.png" for name in PLOTS)}
 
 
 def test_before_training_and_without_options(tables: Tables, tmp_path: Path) -> None:

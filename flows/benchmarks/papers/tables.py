@@ -6,18 +6,22 @@ overhead is that of the preprint: T_f + T_b + P / α_G, every operation once wit
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import polars as pl
 import torch
 
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.papers.machines import GB, GIB, MACHINES, OTHERS, TABLE_2, PaperModel
 from stowage.flows.planning.step import Effort, plan_step
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.options.tasks import GridSize
+from stowage.stages.report.frames import frame_of
 from stowage.stages.solve import Below
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -133,14 +137,21 @@ def describe(row: PaperRow) -> str:
 
 def markdown_of(rows: list[PaperRow]) -> str:
     """The rows as a Markdown table, as README shows it."""
-    lines = [
-        "| machine | model | case | planned here | measured there | device peak | host |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
-    for r in rows:
-        planned = f"{r.overhead:+.1%}" if r.overhead == r.overhead else "no plan"
-        there = f"{r.published:+.1%}" if r.published == r.published else ""
-        peak = f"{r.peak_bytes / GIB:.2f} of {r.budget_bytes / GIB:.0f} GiB"
-        cells = [r.machine, r.model, r.case, planned, there, peak, f"{r.host_bytes / GB:.0f} GB"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    frame = frame_of(PaperRow, rows).select(
+        "machine",
+        "model",
+        "case",
+        pl.struct("overhead").alias("planned here"),
+        pl.col("published").alias("measured there"),
+        pl.struct("peak_bytes", "budget_bytes").alias("device peak"),
+        pl.col("host_bytes").alias("host"),
+    )
+    return markdown(
+        frame,
+        formats={
+            "planned here": lambda x: "no plan" if math.isnan(x["overhead"]) else f"{x['overhead']:+.1%}",
+            "measured there": lambda x: f"{x:+.1%}",
+            "device peak": lambda x: f"{x['peak_bytes'] / GIB:.2f} of {x['budget_bytes'] / GIB:.0f} GiB",
+            "host": lambda x: f"{x / GB:.0f} GB",
+        },
+    )

@@ -7,11 +7,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import polars as pl
+
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.remat.figure import Panel, Point, remat_figure
 from stowage.flows.benchmarks.remat.names import AUTO, EAGER
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.methods import NAMES
 from stowage.stages.report.figures import render
+from stowage.stages.report.frames import frame_of
 
 NAN = float("nan")
 
@@ -103,33 +107,46 @@ def describe_comparison(ours: RematRow, row: RematRow) -> str:
 
 def markdown_of(rows: Sequence[RematRow]) -> str:
     """The rows as a Markdown table, and what they say of predictions and of the others."""
-    lines = [
-        "| model | contestant | setting | budget | peak | activations | overhead | predicted | time ÷ predicted "
-        "| auto within that peak | planned in | equal |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for r in rows:
-        planned = r.predicted_peak_bytes >= 0
-        budget = f"{r.budget_bytes / MIB:,.1f} MiB" if r.budget_bytes >= 0 else ""
-        if r.note:
-            lines.append(f"| {r.model} | {r.contestant} | {r.setting} | {budget} | {r.note} | | | | | | | |")
-            continue
-        cells = [
-            r.model,
-            r.contestant if r.found_by in ("", r.contestant) else f"{r.contestant} ({r.found_by})",
-            r.setting,
-            budget,
-            f"{r.peak_bytes / MIB:,.1f} MiB",
-            f"{r.activation_share:.0%}",
-            f"**{r.overhead:+.1%}**" if planned else f"{r.overhead:+.1%}",
-            f"{r.predicted_overhead:+.1%}" if planned else "",
-            "" if math.isnan(r.over_prediction) else f"{r.over_prediction:.2f}",
-            _beside(rows, r),
-            f"{r.plan_s:.1f} s" if planned else "",
-            "yes" if r.equal else "no",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, *(f"\n{sentence}" for sentence in (accuracy(rows), comparison(rows)) if sentence)])
+    beside = pl.Series("auto within that peak", [_beside(rows, r) for r in rows], dtype=pl.String)
+    ratio = pl.Series("time ÷ predicted", [r.over_prediction for r in rows], dtype=pl.Float64)
+    frame = frame_of(RematRow, rows).with_columns(beside, ratio)
+    measured, planned = pl.col("note") == "", pl.col("predicted_peak_bytes") >= 0
+
+    def of(expression: pl.Expr | str, when: pl.Expr = measured) -> pl.Expr:
+        return pl.when(when).then(expression)
+
+    own = (pl.col("found_by") == "") | (pl.col("found_by") == pl.col("contestant"))
+    table = frame.select(
+        "model",
+        pl.when(own | ~measured)
+        .then("contestant")
+        .otherwise(pl.format("{} ({})", "contestant", "found_by"))
+        .alias("contestant"),
+        "setting",
+        of("budget_bytes", pl.col("budget_bytes") >= 0).alias("budget"),
+        pl.struct("peak_bytes", "note").alias("peak"),
+        of("activation_share").alias("activations"),
+        of(pl.struct("overhead", planned.alias("planned"))).alias("overhead"),
+        of("predicted_overhead", measured & planned).alias("predicted"),
+        of(pl.col("time ÷ predicted")).alias("time ÷ predicted"),
+        of(pl.col("auto within that peak")).alias("auto within that peak"),
+        of("plan_s", measured & planned).alias("planned in"),
+        of("equal").alias("equal"),
+    )
+    text = markdown(
+        table,
+        formats={
+            "budget": lambda x: f"{x / MIB:,.1f} MiB",
+            "peak": lambda x: x["note"] or f"{x['peak_bytes'] / MIB:,.1f} MiB",
+            "activations": lambda x: f"{x:.0%}",
+            "overhead": lambda x: f"**{x['overhead']:+.1%}**" if x["planned"] else f"{x['overhead']:+.1%}",
+            "predicted": lambda x: f"{x:+.1%}",
+            "time ÷ predicted": lambda x: f"{x:.2f}",
+            "planned in": lambda x: f"{x:.1f} s",
+        },
+        right=("auto within that peak",),
+    )
+    return "\n".join([text, *(f"\n{sentence}" for sentence in (accuracy(rows), comparison(rows)) if sentence)])
 
 
 def accuracy(rows: Sequence[RematRow]) -> str:

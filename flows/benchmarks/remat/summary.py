@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import polars as pl
+
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.remat.names import AUTO, CHECKPOINTING, EAGER, EVERY_ROOT, MEMORY_BUDGET, TITLES
 from stowage.flows.benchmarks.remat.rows import RematRow, fastest_within
 from stowage.stages.ir.errors import MIB
@@ -37,9 +40,10 @@ def summary_of(rows: Sequence[RematRow]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[RematRow], cells: Cells) -> str:
-    lines = [f"| | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
-    lines += [f"| {TITLES.get(m, m)} | {' | '.join(cells(rows, m))} |" for m in dict.fromkeys(r.model for r in rows)]
-    return "\n".join(lines)
+    columns = [str(k) for k in range(len(head))]
+    lines = [(TITLES.get(m, m), *cells(rows, m)) for m in dict.fromkeys(r.model for r in rows)]
+    frame = pl.DataFrame(lines, schema=dict.fromkeys(["model", *columns], pl.String), orient="row")
+    return markdown(frame, headings={"model": "", **dict(zip(columns, head, strict=True))}, right=columns)
 
 
 def beside_peers(rows: Sequence[RematRow], model: str) -> list[str]:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import gc
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.papers.machines import MACHINES
 from stowage.flows.benchmarks.remat.models import MODELS, build
 from stowage.flows.benchmarks.remat.names import Size
@@ -29,6 +32,7 @@ from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.table import write_rows
 from stowage.stages.partition import Limits
 from stowage.stages.report.figures import render
+from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.sizes import parse_percentage
 
 DEFAULT_MODELS = ("transformer", "gpt2")
@@ -226,39 +230,54 @@ def describe(row: ClusterSizeRow) -> str:
 def markdown_of(rows: Sequence[ClusterSizeRow]) -> str:
     """A Markdown table, a line for each model, method and size."""
     shares = sorted({r.share for r in rows})
-    at = " | ".join(f"overhead at {share:.0%}" for share in shares)
-    lines = [
-        f"| model | method | M^l, M^t | clusters (distinct) | levels | {at} | clusters solved in | each plan in |",
-        "|---|---|---:|---:|---:|" + "---:|" * (len(shares) + 2),
-    ]
-    for same in grouped(rows).values():
-        r = same[0]
-        by_share = {s.share: "–" if s.note else f"{s.overhead:+.1%}" for s in same}
-        cells = [
-            r.model,
-            r.method,
-            f"{r.cluster_size}, {r.top_size}",
-            f"{r.clusters} ({r.distinct})",
-            str(r.levels),
-            *(by_share.get(share, "") for share in shares),
-            f"{r.options_s:.1f} s ({r.options_wall_s:.1f} s)",
-            f"{_mean([s.solve_s for s in same]):.1f} s ({_mean([s.solve_wall_s for s in same]):.1f} s)",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Times are of the processor (by the clock)."]
-    return "\n".join(lines)
+    at = {share: f"overhead at {share:.0%}" for share in shares}
+    formats: dict[str, Callable[[Any], str]] = {
+        "M^l, M^t": lambda x: f"{x['cluster_size']}, {x['top_size']}",
+        "clusters (distinct)": lambda x: f"{x['clusters']} ({x['distinct']})",
+        "levels": str,
+        "clusters solved in": _seconds,
+        "each plan in": _seconds,
+    }
+    table = markdown(
+        by_size(rows).select(
+            "model",
+            "method",
+            pl.struct("cluster_size", "top_size").alias("M^l, M^t"),
+            pl.struct("clusters", "distinct").alias("clusters (distinct)"),
+            "levels",
+            *(_at(share).alias(name) for share, name in at.items()),
+            pl.struct(s="options_s", clock="options_wall_s").alias("clusters solved in"),
+            pl.struct(s="solve_s", clock="solve_wall_s").alias("each plan in"),
+        ),
+        formats={**formats, **dict.fromkeys(at.values(), _overhead)},
+    )
+    return f"{table}\n\nTimes are of the processor (by the clock)."
 
 
-def grouped(rows: Sequence[ClusterSizeRow]) -> dict[tuple[str, str, int], list[ClusterSizeRow]]:
-    """(model, method, M^l) -> its rows."""
-    found: dict[tuple[str, str, int], list[ClusterSizeRow]] = {}
-    for r in rows:
-        found.setdefault((r.model, r.method, r.cluster_size), []).append(r)
-    return found
+def _overhead(x: Mapping[str, Any]) -> str:
+    return "–" if x["note"] else f"{x['overhead']:+.1%}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _seconds(x: Mapping[str, float]) -> str:
+    return f"{x['s']:.1f} s ({x['clock']:.1f} s)"
+
+
+def _at(share: float) -> pl.Expr:
+    """Of the points of a size the one at a share; nothing where there is none."""
+    at = pl.element().struct.field("share") == share
+    return pl.col("points").list.eval(pl.element().filter(at)).list.first()
+
+
+def by_size(rows: Sequence[ClusterSizeRow]) -> pl.DataFrame:
+    """A line for each model, method and M^l: its first row, means of the times of planning, and all its `points`."""
+    means = ("solve_s", "solve_wall_s")
+    points = pl.struct("share", "overhead", "note").alias("points")
+    key = ["model", "method", "cluster_size"]
+    return (
+        frame_of(ClusterSizeRow, rows)
+        .group_by(key, maintain_order=True)
+        .agg(points, pl.col(means).mean(), pl.exclude(*key, *means).first())
+    )
 
 
 def picture(rows: Sequence[ClusterSizeRow]) -> bytes:
@@ -269,9 +288,9 @@ def picture(rows: Sequence[ClusterSizeRow]) -> bytes:
         if not r.note:
             line = overheads.setdefault(r.model, {}).setdefault((r.method, f"{r.share:.0%}"), [])
             line.append((r.cluster_size, 100 * r.overhead))
-    for (model, method, size), same in grouped(rows).items():
-        total = same[0].options_s + _mean([r.solve_s for r in same])
-        seconds.setdefault(model, {}).setdefault(method, []).append((size, total))
+    total = (pl.col("options_s") + pl.col("solve_s")).alias("total")
+    for model, method, size, taken in by_size(rows).select("model", "method", "cluster_size", total).iter_rows():
+        seconds.setdefault(model, {}).setdefault(method, []).append((size, taken))
     return render(lambda: clusters_figure(overheads, seconds))[1]
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 
 from stowage.flows.benchmarks.papers.machines import MACHINES
@@ -19,6 +20,7 @@ from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.report.figures import render
+from stowage.stages.report.frames import frame_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.workload import build_workload
 
@@ -125,12 +127,14 @@ def growth(
 def ratios(rows: Sequence[GrowthRow]) -> dict[tuple[str, str], dict[str, float]]:
     """(model, method) -> stage -> its time for the deepest model over that for the shallowest; a stage that one of the
     two did not reach, for want of a plan, is left out."""
+    frame = frame_of(GrowthRow, rows)
+    key = ["model", "method", "stage"]
+    deepest = frame.filter(pl.col("layers") == pl.col("layers").max())
+    shallowest = frame.filter((pl.col("layers") == pl.col("layers").min()) & (pl.col("seconds") > 0))
+    both = deepest.join(shallowest.select(*key, first="seconds"), on=key, maintain_order="left")
     found: dict[tuple[str, str], dict[str, float]] = {}
-    least, most = min(r.layers for r in rows), max(r.layers for r in rows)
-    first = {(r.model, r.method, r.stage): r.seconds for r in rows if r.layers == least}
-    for r in rows:
-        if r.layers == most and (shallowest := first.get((r.model, r.method, r.stage))):
-            found.setdefault((r.model, r.method), {})[r.stage] = r.seconds / shallowest
+    for model, method, stage, ratio in both.select(*key, pl.col("seconds") / pl.col("first")).iter_rows():
+        found.setdefault((model, method), {})[stage] = ratio
     return found
 
 
@@ -150,6 +154,8 @@ def run_growth(folder: Path, say: Callable[[str], None]) -> str:
 def picture(rows: Sequence[GrowthRow]) -> bytes:
     """The plot as PNG."""
     cases: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for r in sorted(rows, key=lambda r: r.layers):
-        cases.setdefault(f"{r.model}, {r.method}", {}).setdefault(r.stage, []).append((r.layers, r.seconds))
+    case = pl.format("{}, {}", "model", "method").alias("case")
+    lines = frame_of(GrowthRow, rows).sort("layers", maintain_order=True)
+    for title, stage, layers, seconds in lines.select(case, "stage", "layers", "seconds").iter_rows():
+        cases.setdefault(title, {}).setdefault(stage, []).append((layers, seconds))
     return render(lambda: growth_figure(cases))[1]

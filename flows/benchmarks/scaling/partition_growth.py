@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
+
 from stowage.flows.benchmarks.scaling.partition_figure import partition_figure
 from stowage.flows.benchmarks.scaling.synthetic_graphs import SHAPES
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
 from stowage.stages.partition.clusters.partition import Limits, h_partition, partition_score
 from stowage.stages.report.figures import render
+from stowage.stages.report.frames import frame_of
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
@@ -85,15 +88,21 @@ def run_partition_growth(folder: Path, say: Callable[[str], None], sizes: Sequen
     rows = list(partition_growth(sizes, say=say))
     write_rows(folder / "partition.parquet", PartitionGrowthRow, rows)
     write_atomically(folder / "partition.png", picture(rows))
+    largest = (
+        frame_of(PartitionGrowthRow, rows)
+        .group_by("shape", maintain_order=True)
+        .agg(pl.col("seconds", "nodes").sort_by("nodes").last())
+    )
     return "\n".join(
-        f"{r.shape}: {r.seconds:.1f} s for {r.nodes:,} nodes, {r.seconds / r.nodes * 1e6:.0f} µs a node"
-        for r in rows[-len(SHAPES) :]
+        f"{shape}: {seconds:.1f} s for {nodes:,} nodes, {seconds / nodes * 1e6:.0f} µs a node"
+        for shape, seconds, nodes in largest.iter_rows()
     )
 
 
 def picture(rows: Sequence[PartitionGrowthRow]) -> bytes:
     """The plot as PNG."""
     lines: dict[str, list[tuple[int, float]]] = {}
-    for r in sorted(rows, key=lambda r: r.nodes):
-        lines.setdefault(r.shape, []).append((r.nodes, r.seconds))
+    frame = frame_of(PartitionGrowthRow, rows).sort("nodes", maintain_order=True)
+    for shape, nodes, seconds in frame.select("shape", "nodes", "seconds").iter_rows():
+        lines.setdefault(shape, []).append((nodes, seconds))
     return render(lambda: partition_figure(lines))[1]

@@ -1,0 +1,136 @@
+"""Whether a step fits a card that is not at hand: an answer in one line, and what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stowage.flows.planning.curve import CardAnswer, CurvePlanner, Verdict
+from stowage.stages.device.cards import Card
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.errors import Infeasible, NoRoomBelow, StowageError
+from stowage.stages.report.units import GIB
+from stowage.stages.solve import Below, tier_below
+
+UNSURE = 0.10
+"""Activations take so much more or less on the card than the operators of the CPU say."""
+
+LARGEST = 4096
+"""Samples of a batch, beyond which nobody asks."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the memory of plain PyTorch grows with the batch.
+
+    Attributes:
+        samples: of the batch that was planned.
+        twice_bytes: peak of plain PyTorch with twice as many.
+    """
+
+    samples: int
+    twice_bytes: int
+
+
+def room_of(target: DeviceDescription) -> int:
+    """Of a card, what a budget may take."""
+    return target.memory_bytes - target.context_bytes
+
+
+def host_below(target: DeviceDescription) -> Below:
+    """As much pinned RAM behind the card as is needed."""
+    below = tier_below(target, host_budget=1 << 40, disk_budget=None, offload_dir=None)
+    if below is None:
+        raise AssertionError("a host budget gives a tier")
+    return below.boundless()
+
+
+def answer_of(
+    card: Card,
+    dtype: str,
+    planner: CurvePlanner,
+    with_ram: Callable[[], CurvePlanner],
+    growth: Growth | StowageError,
+) -> tuple[CardAnswer, CurvePlanner]:
+    """Whether the step fits, and the planner whose curve says more.
+
+    Args:
+        card: as it is described.
+        dtype: of matrix products.
+        planner: plans without RAM behind the card.
+        with_ram: plans with it.
+        growth: of the batch; or why it is not known.
+    """
+    room = room_of(planner.costed.target)
+    verdict: Verdict = "plainly"
+    chosen, line = planner, "fits plainly"
+    if planner.costed.eager_peak_bytes + planner.reserve(room) > room:
+        try:
+            summary = planner.solve(room).summary
+            verdict, line = "planned", f"fits at {_slower(summary.step_time_s, planner)}"
+        except Infeasible as failure:
+            chosen = with_ram()
+            try:
+                summary = chosen.solve(room).summary
+                verdict = "with_ram"
+                line = (
+                    f"needs {summary.below_bytes / GIB:.1f} GiB of RAM (pinned), and then fits at "
+                    f"{_slower(summary.step_time_s, chosen)}, moving "
+                    f"{(summary.offload_bytes + summary.reload_bytes) / GIB:.1f} GiB over PCIe each step"
+                )
+            except (Infeasible, NoRoomBelow) as error:
+                least = failure.smallest_feasible_bytes
+                if isinstance(error, Infeasible):
+                    least = min(least, error.smallest_feasible_bytes)
+                verdict, line = "no", f"does not fit: the least memory that any plan takes is {least / GIB:.1f} GiB"
+    answer = CardAnswer(
+        verdict=verdict,
+        line=f"{line} ({card.name}, {room / GIB:.1f} GiB of it usable; an estimate)",
+        budget_bytes=room,
+        batch_sizes=_batch_sizes(growth, planner, room),
+        assumptions=tuple(card.assumptions(dtype)),
+    )
+    return answer, chosen
+
+
+def _slower(step_time_s: float, planner: CurvePlanner) -> str:
+    return f"{100 * (step_time_s / planner.kept.time_s - 1):+.1f}%"
+
+
+def _batch_sizes(growth: Growth | StowageError, planner: CurvePlanner, room: int) -> str:
+    """Ranges of batch sizes, in a line."""
+    if isinstance(growth, StowageError):
+        return f"batch sizes: not known: {growth}"
+    eager = planner.costed.eager_peak_bytes
+    each = (growth.twice_bytes - eager) / growth.samples
+    if each <= 0:
+        return "batch sizes: memory does not grow with the batch"
+    usable = room - planner.reserve(room)
+    plain = _range(eager, each, growth.samples, usable)
+    try:
+        least = planner.solve(room).summary.smallest_feasible_bytes
+    except Infeasible as failure:
+        least = failure.smallest_feasible_bytes - planner.reserve(failure.smallest_feasible_bytes)
+    # What does not grow: parameters, gradients, states. Plans may free gradients early, and then less is fixed.
+    fixed = eager - each * growth.samples
+    if fixed >= least:
+        fixed = sum(s.nbytes for s in planner.costed.variants[0].trace.storages if s.role in ("parameter", "state"))
+    planned = _range(least, max(0.0, least - fixed) / growth.samples, growth.samples, usable)
+    return f"batch sizes: {_text(plain)} without a plan, {_text(planned)} with one, in the card alone"
+
+
+def _range(at_bytes: float, each: float, samples: int, usable: int) -> tuple[int, int]:
+    """The largest batch if samples take more than was found, and if they take less."""
+    fixed = at_bytes - each * samples
+    if each <= 0:
+        return LARGEST, LARGEST
+    low, high = (max(0, math.floor((usable - fixed) / (each * f))) for f in (1 + UNSURE, 1 - UNSURE))
+    return min(low, LARGEST), min(high, LARGEST)
+
+
+def _text(sizes: tuple[int, int]) -> str:
+    low, high = sizes
+    if high == 0:
+        return "none"
+    return f"up to {low}" if low == high else f"up to {low}–{high}"

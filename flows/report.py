@@ -1,0 +1,74 @@
+"""The report of the plan in this project, and of its training as far as there is one.
+
+python -m stowage.flows.report
+python -m stowage.flows.report .stowage/runs/9a3d540852bf --out plan.html
+
+`train` writes one too, in artifacts/train; this needs no training, only a plan.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stowage.flows.pipeline.command import one_sentence, run_command
+from stowage.flows.pipeline.project import find_root
+from stowage.stages.ir.curve import CurvePoint
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
+from stowage.stages.ir.run import MemorySample, StepRecord
+from stowage.stages.ir.table import read_record, read_rows
+from stowage.stages.rewrite import load_variant
+
+
+def tables_of(artifacts: Path) -> dict[str, Any]:
+    """What the report is made of.
+
+    Args:
+        artifacts: a folder that is laid out as `artifacts/` is; what training writes may be absent.
+
+    Raises:
+        TableError: a table is missing, damaged, or not ours.
+    """
+    summary = read_record(artifacts / "solve" / "summary.json", PlanSummary)
+    trace = load_variant(artifacts / "trace", summary.variant)
+
+    def rows(path: str, row_type: type[Any], *, needed: bool = True) -> list[Any]:
+        return read_rows(artifacts / path, row_type) if needed or (artifacts / path).is_file() else []
+
+    return {
+        "storages": trace.storages,
+        "nodes": [n for n in rows("partition/nodes.parquet", ComputeNode) if n.variant == summary.variant],
+        "blocks": [b for b in rows("partition/blocks.parquet", Block) if b.variant == summary.variant],
+        "plan_rows": rows("solve/plan.parquet", PlanRow),
+        "summary": summary,
+        "options": rows("options/options.parquet", Option, needed=False),
+        "steps": rows("train/steps.parquet", StepRecord, needed=False),
+        "memory": rows("train/memory.parquet", MemorySample, needed=False),
+        "curve": rows("solve/curve.parquet", CurvePoint, needed=False),
+        "calls": trace.calls,
+        "paths": {"plan": artifacts / "solve" / "plan.parquet", "step.py": artifacts / "codegen" / "step.py"},
+        "title": trace.meta.model,
+    }
+
+
+def main(
+    folder: Annotated[Path | None, typer.Argument(help="A folder of artifacts; the project's own by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page, or a folder for it; artifacts/report/report.html by default.")
+    ] = None,
+) -> None:
+    """Write the report of the plan as one HTML page, without training."""
+    with one_sentence():
+        artifacts = folder or find_root() / "artifacts"
+        tables = tables_of(artifacts)
+        from stowage.stages.report import write_page  # imports matplotlib, which takes a second
+
+        page = out or artifacts / "report"
+        typer.echo(write_page(page if page.suffix == ".html" else page / "report.html", **tables))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,47 @@
+"""Step time against budget: what planning within several budgets finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The plan within one budget.
+
+    Attributes:
+        budget_bytes: of the device, everything included.
+        feasible: there is a plan; without one all that follows but `smallest_feasible_bytes` is 0 or empty.
+        peak_bytes: predicted highest device bytes.
+        step_time_s: predicted.
+        slowdown: of the step against keeping everything, as a fraction.
+        recomputed_bytes: of activations made more than once.
+        offload_bytes, reload_bytes: moved down and up in one iteration.
+        below_bytes: live below the device at some time of it.
+        wait_s: predicted time that computing waits for copies.
+        smallest_feasible_bytes: the least budget that planning this one has found.
+        method, variant: see `PlanSummary`.
+        plan_hash: of the plan.
+        planned_in_s: what finding it took; 0 where equal input must give equal files.
+    """
+
+    budget_bytes: int
+    feasible: bool
+    peak_bytes: int = 0
+    step_time_s: float = 0.0
+    slowdown: float = 0.0
+    recomputed_bytes: int = 0
+    offload_bytes: int = 0
+    reload_bytes: int = 0
+    below_bytes: int = 0
+    wait_s: float = 0.0
+    smallest_feasible_bytes: int = 0
+    method: str = ""
+    variant: str = ""
+    plan_hash: str = ""
+    planned_in_s: float = 0.0
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Both ways."""
+        return self.offload_bytes + self.reload_bytes

@@ -1,0 +1,89 @@
+"""Plans within several budgets, from keeping everything to the least memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from stowage.stages.ir.curve import CurvePoint
+from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.plan import PlanSummary
+from stowage.stages.solve.goals import Kept, Solve
+
+CLOSEST_BYTES = 1 << 16
+"""Budgets are not told apart that differ by less."""
+
+
+def point_of(budget_bytes: int, solve: Solve, kept: Kept) -> CurvePoint:
+    """The plan within one budget, as a row.
+
+    Args:
+        budget_bytes: of the device.
+        solve: plans within a budget.
+        kept: what the slowdown is against.
+    """
+    try:
+        return _point(budget_bytes, solve(budget_bytes).summary, kept)
+    except Infeasible as error:
+        return CurvePoint(budget_bytes, False, smallest_feasible_bytes=error.smallest_feasible_bytes)
+
+
+def spread_points(number: int, smallest: int, largest: int, point: Callable[[int], CurvePoint]) -> list[CurvePoint]:
+    """Plans within so many budgets, closest together where step times differ most.
+
+    Two thirds of the budgets are evenly spaced; each further one halves the longest piece of the line so far.
+
+    Args:
+        number: 2 or more.
+        smallest, largest: the ends, both included.
+        point: the plan within a budget, as a row.
+
+    Returns:
+        The points, the largest budget first; fewer where the ends are close.
+    """
+    steps = max(1, -(-2 * number // 3) - 1)
+    even = {largest - (largest - smallest) * k // steps for k in range(steps + 1)}
+    found = {budget: point(budget) for budget in sorted(even, reverse=True)}
+    while len(found) < number:
+        between = _middle(list(found.values()))
+        if between is None:
+            break
+        found[between] = point(between)
+    return [found[budget] for budget in sorted(found, reverse=True)]
+
+
+def _middle(points: Sequence[CurvePoint]) -> int | None:
+    """Of the longest piece of the line; None where all are as close as can be told."""
+    known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
+    pairs = [(a, b) for a, b in pairwise(known) if b.budget_bytes - a.budget_bytes > CLOSEST_BYTES]
+    if not pairs:
+        return None
+    span = known[-1].budget_bytes - known[0].budget_bytes
+    low, high = max(pairs, key=lambda pair: _length(pair[0], pair[1], span))
+    return (low.budget_bytes + high.budget_bytes) // 2
+
+
+def _length(low: CurvePoint, high: CurvePoint, span_bytes: int) -> float:
+    """Of the line between two points, where both axes count alike."""
+    faster = abs(math.log(low.step_time_s / high.step_time_s)) if high.step_time_s > 0 < low.step_time_s else 0.0
+    return faster + (high.budget_bytes - low.budget_bytes) / max(span_bytes, 1)
+
+
+def _point(budget_bytes: int, s: PlanSummary, kept: Kept) -> CurvePoint:
+    return CurvePoint(
+        budget_bytes=budget_bytes,
+        feasible=True,
+        peak_bytes=s.device_peak_bytes,
+        step_time_s=s.step_time_s,
+        slowdown=s.step_time_s / kept.time_s - 1 if kept.time_s > 0 else 0.0,
+        recomputed_bytes=s.recomputed_bytes,
+        offload_bytes=s.offload_bytes,
+        reload_bytes=s.reload_bytes,
+        below_bytes=s.below_bytes,
+        wait_s=s.wait_s,
+        smallest_feasible_bytes=s.smallest_feasible_bytes,
+        method=s.method,
+        variant=s.variant,
+        plan_hash=s.plan_hash,
+    )
