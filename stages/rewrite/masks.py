@@ -17,6 +17,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stowage.stages.ir.trace import Call, Storage, TraceTables, Value
@@ -53,9 +54,14 @@ def _find_masks(trace: TraceTables) -> list[_Mask]:
     return found
 
 
-def pack_masks(trace: TraceTables) -> TraceTables:
-    """The trace with every dropout mask kept as bytes; the trace itself where it has none."""
-    masks = _find_masks(trace)
+def pack_masks(trace: TraceTables, where: Callable[[Call], bool] = lambda call: True) -> TraceTables:
+    """The trace with dropout masks kept as bytes; the trace itself where it has none.
+
+    Args:
+        trace: the trace as it was recorded.
+        where: whether the mask that a call draws is to be packed; every mask is, if nobody says otherwise.
+    """
+    masks = [mask for mask in _find_masks(trace) if where(mask.draw)]
     if not masks:
         return trace
     storages, values = list(trace.storages), list(trace.values)

@@ -1,0 +1,150 @@
+"""Splices the nodes and blocks of a step in which some blocks are rewritten and the others are as recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from stowage.stages.ir.block import BlockGraph
+from stowage.stages.ir.graph import SHARED, Block, ComputeNode
+from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.rewrite.ways.identity import Names, Translation
+
+Boundary = tuple[object, ...]
+
+Rewriting = Callable[[TraceTables, Callable[[Call], bool]], TraceTables]
+"""Rewrites a trace where a predicate over its calls says so; the trace itself where nothing is to be rewritten."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute all blocks: a trace, whole, with its nodes and blocks.
+
+    Attributes:
+        name: of the variant.
+        trace, nodes, blocks: what the earlier stages wrote of it.
+    """
+
+    name: str
+    trace: TraceTables
+    nodes: Sequence[ComputeNode]
+    blocks: Sequence[Block]
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.trace)
+
+    @cached_property
+    def members(self) -> Mapping[int, list[ComputeNode]]:
+        """The nodes of each block, in order."""
+        found: dict[int, list[ComputeNode]] = {}
+        for node in self.nodes:
+            found.setdefault(node.block, []).append(node)
+        return found
+
+    def boundary(self, block: int) -> Boundary:
+        """What other blocks see of a block, by name: it must be the same for blocks of two ways to be exchanged."""
+        found = self.blocks[block]
+        graph = BlockGraph.from_json(found.graph)
+
+        def seen(allocations: Iterable[int]) -> tuple[tuple[str, int], ...]:
+            return tuple((self.names.storage[found.storages[a]], graph.allocations[a].nbytes) for a in allocations)
+
+        return (
+            seen(graph.output),
+            sorted(seen(graph.incoming)),
+            sorted(seen(graph.outgoing)),
+            found.resident_bytes,
+            sorted(self.names.storage[s] for s in found.consumed),
+            sorted(self.names.storage[s] for s in self.read_elsewhere(block)),
+        )
+
+    def read_elsewhere(self, block: int) -> set[int]:
+        """Storages made outside of a block, by other nodes, that the block reads."""
+        inside = self.members.get(block, [])
+        made = {s for n in inside for s in n.creates}
+        elsewhere = {s for n in self.nodes if n.block != block for s in n.creates}
+        return {s for n in inside for s in n.reads} & (elsewhere - made)
+
+    @cached_property
+    def shared(self) -> tuple[object, ...]:
+        """The nodes outside of the chain, by name."""
+        return tuple(tuple(self.names.call[c] for c in n.calls) for n in self.members.get(SHARED, []))
+
+
+def exchangeable(first: Way, other: Way) -> tuple[int, ...]:
+    """Blocks that `other` computes in another way than `first`, and that may be taken from either.
+
+    Empty where the two are cut differently, or differ outside of the chain.
+    """
+    if len(first.blocks) != len(other.blocks) or first.shared != other.shared:
+        return ()
+    pairs = list(zip(first.blocks, other.blocks, strict=True))
+    if any(first.boundary(b) != other.boundary(b) for b in range(len(pairs))):
+        return ()
+    return tuple(b for b, (mine, theirs) in enumerate(pairs) if mine.block_hash != theirs.block_hash)
+
+
+def spliced(
+    mixed: TraceTables, ways: Sequence[Way], taken: Sequence[int]
+) -> tuple[list[ComputeNode], list[Block]] | None:
+    """Nodes and blocks of a mixed trace.
+
+    Args:
+        mixed: the trace in which each block is computed as its way does.
+        ways: the ways; the first is the trace as it was recorded.
+        taken: of each block, the position of its way.
+
+    Returns:
+        the same as folding and cutting the mixed trace would; None where a way's block is not found in it.
+    """
+    names = Names(mixed)
+    translations = [Translation(way.names, names) for way in ways]
+    ordered: list[tuple[int, ComputeNode]] = []
+
+    def take(block: int, way: int, phases: tuple[str, ...]) -> None:
+        ordered.extend((way, n) for n in ways[way].members.get(block, []) if n.phase in phases)
+
+    late = ("backward", "update")
+    shared = ways[0].members.get(SHARED, [])
+    ordered += [(0, n) for n in shared if n.phase != "update"]
+    for block, way in enumerate(taken):
+        take(block, way, ("forward",))
+    for block in reversed(range(len(taken))):
+        take(block, taken[block], late)
+    ordered += [(0, n) for n in shared if n.phase == "update"]
+
+    nodes: list[ComputeNode] = []
+    number: dict[tuple[int, int], int] = {}
+    for position, (way, node) in enumerate(ordered):
+        moved = _node(node, translations[way])
+        if moved is None:
+            return None
+        number[way, node.node] = position
+        nodes.append(replace(moved, node=position))
+    blocks: list[Block] = []
+    for block, way in enumerate(taken):
+        found = ways[way].blocks[block]
+        storages, consumed = translations[way].storages(found.storages), translations[way].storages(found.consumed)
+        if storages is None or consumed is None:
+            return None
+        own = tuple(number[way, n] for n in found.nodes)
+        blocks.append(replace(found, nodes=own, storages=storages, consumed=tuple(sorted(consumed))))
+    return nodes, blocks
+
+
+def _node(node: ComputeNode, translation: Translation) -> ComputeNode | None:
+    calls = translation.calls(node.calls)
+    found = [translation.storages(s) for s in (node.reads, node.creates, node.mutates, node.takes)]
+    if calls is None or None in found:
+        return None
+    reads, creates, mutates, takes = (s or () for s in found)
+    return replace(
+        node,
+        calls=calls,
+        reads=tuple(sorted(reads)),
+        creates=tuple(sorted(creates)),
+        mutates=tuple(sorted(mutates)),
+        takes=takes,
+    )
