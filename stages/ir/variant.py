@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 PLAIN = "plain"
@@ -17,6 +20,7 @@ UNHELD: Literal[""] = ""
 ChainName = Literal["", "held"]
 
 _BETWEEN = "+"
+_PART = re.compile(r"(?P<rewrite>\w+)(\[(?P<sites>\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)\])?")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class VariantName:
     """The name of a variant, as tables have it.
 
     Attributes:
-        rewrite: the name of an exact rewrite (see `rewrite`).
+        rewrite: the name of a rewrite (see `rewrite`), with its sites in brackets where it is made at some alone; where
+            several are made, at sites of their own, plus signs are between them: `packed[0-3,7]`.
         chain: the kind of chain.
     """
 
@@ -36,8 +41,38 @@ class VariantName:
         """What tables say: `plain`, `packed+held`."""
         return _BETWEEN.join(part for part in (self.rewrite, self.chain) if part)
 
+    @property
+    def parts(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        """The rewrites that are made, each with its sites, or None for all of them."""
+        found = [_PART.fullmatch(part) for part in self.rewrite.split(_BETWEEN)]
+        if None in found:
+            return [(self.rewrite, None)]
+        return [(part["rewrite"], _numbers(part["sites"]) if part["sites"] else None) for part in found if part]
+
     @staticmethod
     def of(text: str) -> VariantName:
         """The name that a table says; a chain of another kind is none that is known, and stays with the rewrite."""
-        rewrite, _, chain = text.partition(_BETWEEN)
+        rewrite, _, chain = text.rpartition(_BETWEEN)
         return VariantName(rewrite, HELD) if chain == HELD else VariantName(text)
+
+    @staticmethod
+    def at(sites: Mapping[str, Sequence[int]], chain: ChainName = UNHELD) -> VariantName:
+        """The name of the variant in which rewrites are made at some of their sites."""
+        parts = [f"{name}[{_ranges(sorted(own))}]" for name, own in sites.items() if own]
+        return VariantName(_BETWEEN.join(parts) or PLAIN, chain)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        found = [n for _, n in run]
+        runs.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
+    return ",".join(runs)
+
+
+def _numbers(ranges: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    for run in ranges.split(","):
+        first, _, last = run.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))

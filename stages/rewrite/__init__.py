@@ -1,6 +1,29 @@
-"""Exact rewrites of a trace: other calls, the same numbers."""
+"""Exact rewrites of a trace: other calls, the same numbers. Planning tries each, and mixes them block by block.
+
+- `masks`: stores dropout masks as bytes.
+- `rewrites`: the table of rewrites.
+- `variants`: makes the traces of variants from their names.
+- `identity`: finds the calls and storages of one rewrite of a trace in another.
+- `splice`: puts nodes and blocks of several rewrites together.
+- `mixed`: makes steps in which some blocks are rewritten.
+"""
 
 from stowage.stages.rewrite.masks import pack_masks
-from stowage.stages.rewrite.variants import VARIANTS, load_variant, variants_of
+from stowage.stages.rewrite.mixed import mixed, needed_variant, variant_named
+from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
+from stowage.stages.rewrite.splice import Way, exchangeable
+from stowage.stages.rewrite.variants import load_variant, rewritten, variants_of
 
-__all__ = ["VARIANTS", "load_variant", "pack_masks", "variants_of"]
+__all__ = [
+    "REWRITES",
+    "Rewrite",
+    "Way",
+    "exchangeable",
+    "load_variant",
+    "mixed",
+    "needed_variant",
+    "pack_masks",
+    "rewritten",
+    "variant_named",
+    "variants_of",
+]

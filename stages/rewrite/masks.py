@@ -54,6 +54,11 @@ def _find_masks(trace: TraceTables) -> list[_Mask]:
     return found
 
 
+def mask_draws(trace: TraceTables) -> list[int]:
+    """Return the calls that draw a mask, in order."""
+    return [mask.draw.call for mask in _find_masks(trace)]
+
+
 def pack_masks(trace: TraceTables, where: Callable[[Call], bool] = lambda call: True) -> TraceTables:
     """The trace with dropout masks kept as bytes; the trace itself where it has none.
 

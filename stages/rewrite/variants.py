@@ -1,40 +1,72 @@
-"""Exact rewrites of a trace: other calls, the same numbers. Planning tries each and keeps the better plan.
-
-`plain` is the trace as it was recorded. `packed` stores dropout masks as bytes (see `masks`).
-"""
+"""Makes the variants of a trace: as it was recorded, rewritten everywhere, or rewritten at some sites alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from stowage.stages.ir.errors import TableError
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.variant import PLAIN, VariantName
-from stowage.stages.rewrite.masks import pack_masks
-
-VARIANTS: dict[str, Callable[[TraceTables], TraceTables]] = {PLAIN: lambda trace: trace, "packed": pack_masks}
-"""Name -> rewrite, in the order of preference between equally fast plans. Where one does not apply it returns the very
-trace that it was given: it is known by that, since another trace may have as many calls."""
+from stowage.stages.rewrite.identity import Names
+from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 
 
 def variants_of(trace: TraceTables) -> dict[str, TraceTables]:
     """The trace and every rewrite that changes it, by name."""
     found = {PLAIN: trace}
-    for name, rewrite in VARIANTS.items():
-        rewritten = rewrite(trace)
+    for name, rewrite in REWRITES.items():
+        rewritten = rewrite.everywhere(trace)
         if rewritten is not trace:
             found[name] = rewritten
     return found
 
 
-def load_variant(folder: Path, variant: str) -> TraceTables:
-    """Read a trace and rewrite it; `variant` is its name with that of its chain (see `VariantName`).
+def rewritten(trace: TraceTables, variant: str) -> TraceTables:
+    """Return the trace that a variant is of.
+
+    Args:
+        trace: as it was recorded.
+        variant: its name, see `VariantName`.
 
     Raises:
-        TableError: a table is missing or damaged.
+        TableError: there is no such rewrite, or no such site of it.
     """
-    name = VariantName.of(variant).rewrite
-    if name not in VARIANTS:
-        raise TableError(f"{folder}: there is no rewrite {name!a} of a trace: run the solve stage (`dvc repro`).")
-    return VARIANTS[name](TraceTables.load(folder))
+    found = trace
+    for name, sites in VariantName.of(variant).parts:
+        if name == PLAIN:
+            continue
+        rewrite = REWRITES.get(name)
+        if rewrite is None:
+            raise TableError(f"There is no rewrite {name!a} of a trace: run the solve stage (`dvc repro`).")
+        found = rewrite.everywhere(found) if sites is None else _at(found, trace, rewrite, sites)
+    return found
+
+
+def _at(found: TraceTables, trace: TraceTables, rewrite: Rewrite, sites: tuple[int, ...]) -> TraceTables:
+    """Rewrite at some sites of the trace as it was recorded, which earlier rewrites may have numbered anew."""
+    calls = rewrite.sites(trace)
+    if max(sites) >= len(calls):
+        raise TableError(
+            f"Rewrite {rewrite.name} has {len(calls)} sites in this trace, not {max(sites) + 1}: run the solve stage "
+            "(`dvc repro`)."
+        )
+    recorded, now = Names(trace), Names(found)
+    wanted = {recorded.call[calls[site]] for site in sites}
+
+    def where(call: Call) -> bool:
+        return now.call[call.call] in wanted
+
+    return rewrite.apply(found, where)
+
+
+def load_variant(folder: Path, variant: str) -> TraceTables:
+    """Read a trace and rewrite it as a variant is.
+
+    Raises:
+        TableError: a table is missing or damaged, or there is no such variant.
+    """
+    trace = TraceTables.load(folder)
+    try:
+        return rewritten(trace, variant)
+    except TableError as error:
+        raise TableError(f"{folder}: {error}") from None

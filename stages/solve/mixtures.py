@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from stowage.stages.formulations.chain.rk_rotor import ChainBlock, ChainOption, RkRotor
 from stowage.stages.ir.plan import Option
-from stowage.stages.rewrite.ways.splice import Way, exchangeable
+from stowage.stages.rewrite.splice import Way, exchangeable
 from stowage.stages.solve.program.chain import Chain
 
 NOMINAL = (1.0, 1.15, 1.3)
@@ -18,7 +18,9 @@ NOMINAL = (1.0, 1.15, 1.3)
 that plans for a larger nominal memory may truly fit."""
 
 
-def choices(ways: Sequence[Way], options: Sequence[Option], available_bytes: int, slots: int) -> Iterator[tuple[int, ...]]:
+def choices(
+    ways: Sequence[Way], options: Sequence[Option], available_bytes: int, slots: int
+) -> Iterator[tuple[int, ...]]:
     """Which way RK-Rotor takes for each block, for several nominal sizes of memory; only what mixes ways.
 
     Args:

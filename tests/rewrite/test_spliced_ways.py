@@ -11,10 +11,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.partition import make_blocks
-from stowage.stages.rewrite import pack_masks
-from stowage.stages.rewrite.ways.mixed import mixed, name_of, taken_of
-from stowage.stages.rewrite.ways.splice import Way, exchangeable
+from stowage.stages.rewrite import (
+    Way,
+    exchangeable,
+    mixed,
+    needed_variant,
+    pack_masks,
+    rewritten,
+    variant_named,
+)
 from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for
 
@@ -52,14 +59,15 @@ def test_a_mixed_step_is_cut_as_the_mixed_trace_is(record: object) -> None:
     draw = random.Random(3)
     for _ in range(6):
         taken = [draw.randrange(2) if b in blocks else 0 for b in range(len(ways[0].blocks))]
-        found = mixed(ways, taken, {"packed": pack_masks})
+        found = mixed(ways, taken)
         assert found is not None
         nodes, cut = make_blocks(found.trace, costs_for(found.trace))
         assert found.nodes == nodes
         assert found.blocks == cut
         bits = sum(s.name.endswith(".bits") for s in found.trace.storages)
         assert (bits > 0) == any(taken)
-        assert taken_of(found.name, ["plain", "packed"], len(taken)) == taken if any(taken) else found.name == "plain"
+        assert variant_named(ways, found.name) == found if any(taken) else found.name == "plain"
+        assert rewritten(trace, found.name) == found.trace
 
 
 def test_steps_that_are_cut_otherwise_are_not_mixed() -> None:
@@ -72,13 +80,17 @@ def test_steps_that_are_cut_otherwise_are_not_mixed() -> None:
 
 
 def test_a_name_says_what_is_taken_where() -> None:
-    names = ["plain", "packed", "other"]
-    taken = [1, 1, 0, 2, 1, 2, 2]
-    assert name_of(names, taken) == "packed[0-1,4]+other[3,5-6]"
-    assert taken_of("packed[0-1,4]+other[3,5-6]", names, 7) == taken
+    name = VariantName.at({"packed": [0, 1, 4], "other": [3, 5, 6]}, "held")
+    assert name.text == "packed[0-1,4]+other[3,5-6]+held"
+    assert VariantName.of(name.text) == name
+    assert name.parts == [("packed", (0, 1, 4)), ("other", (3, 5, 6))]
+    assert VariantName.of("packed+held").parts == [("packed", None)]
 
 
-@pytest.mark.parametrize("name", ["nothing[0]", "packed[9]", "packed", "packed[]", "packed[1-]", "plain[0]"])
-def test_a_name_of_something_else_is_refused(name: str) -> None:
-    with pytest.raises(TableError, match="run the solve stage"):
-        taken_of(name, ["plain", "packed"], 4)
+@pytest.mark.parametrize("name", ["nothing[0]", "packed[999]", "packed[]", "packed[1-]", "packed[0]+held", "plain[0]"])
+def test_a_name_of_something_else_is_found_nowhere(name: str) -> None:
+    trace = layers()
+    ways = [way("plain", trace), way("packed", pack_masks(trace))]
+    assert variant_named(ways, name) is None
+    with pytest.raises(TableError, match="do not make its variant"):
+        needed_variant(ways, name)

@@ -10,9 +10,8 @@ from stowage.flows.api.live.readings import Traced
 from stowage.flows.planning.planned import Planned, write_plan
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import VariantName
 from stowage.stages.optimizers import KnownOptimizer
-from stowage.stages.rewrite import VARIANTS
+from stowage.stages.rewrite import rewritten
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.program import constant_tensors
 from stowage.stages.trace import MicroBatch, with_updates
@@ -30,7 +29,7 @@ def with_live_numbers(
 ) -> Planned:
     """The same plan with a `step.py` that reads `traced.names` at each call."""
     whole = with_updates(traced.marked(), model, optimizer=optimizer, micro_batch=micro_batch)
-    trace = VARIANTS[VariantName.of(planned.summary.variant).rewrite](whole)
+    trace = rewritten(whole, planned.summary.variant)
     if _structure(trace) != _structure(planned.trace):
         raise AssertionError(f"the rewrite of plan {planned.summary.plan_hash} depends on numbers of the step")
     source = emit_step(trace, planned.nodes, planned.rows, planned.summary, planned.slots)

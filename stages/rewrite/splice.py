@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
-from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.rewrite.ways.identity import Names, Translation
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite.identity import Names, Translation
 
 Boundary = tuple[object, ...]
-
-Rewriting = Callable[[TraceTables, Callable[[Call], bool]], TraceTables]
-"""Rewrites a trace where a predicate over its calls says so; the trace itself where nothing is to be rewritten."""
 
 
 @dataclass(frozen=True)
