@@ -20,7 +20,8 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary
 from stowage.stages.ir.run import MemorySample, StepRecord
 from stowage.stages.ir.table import read_record, read_rows
-from stowage.stages.rewrite import load_variant
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import stored_variant
 
 
 def tables_of(artifacts: Path) -> dict[str, Any]:
@@ -33,24 +34,25 @@ def tables_of(artifacts: Path) -> dict[str, Any]:
         TableError: a table is missing, damaged, or not ours.
     """
     summary = read_record(artifacts / "solve" / "summary.json", PlanSummary)
-    trace = load_variant(artifacts / "trace", summary.variant)
 
     def rows(path: str, row_type: type[Any], *, needed: bool = True) -> list[Any]:
         return read_rows(artifacts / path, row_type) if needed or (artifacts / path).is_file() else []
 
+    nodes, blocks = rows("partition/nodes.parquet", ComputeNode), rows("partition/blocks.parquet", Block)
+    step = stored_variant(TraceTables.load(artifacts / "trace"), nodes, blocks, summary.variant)
     return {
-        "storages": trace.storages,
-        "nodes": [n for n in rows("partition/nodes.parquet", ComputeNode) if n.variant == summary.variant],
-        "blocks": [b for b in rows("partition/blocks.parquet", Block) if b.variant == summary.variant],
+        "storages": step.trace.storages,
+        "nodes": list(step.nodes),
+        "blocks": list(step.blocks),
         "plan_rows": rows("solve/plan.parquet", PlanRow),
         "summary": summary,
         "options": rows("options/options.parquet", Option, needed=False),
         "steps": rows("train/steps.parquet", StepRecord, needed=False),
         "memory": rows("train/memory.parquet", MemorySample, needed=False),
         "curve": rows("solve/curve.parquet", CurvePoint, needed=False),
-        "calls": trace.calls,
+        "calls": step.trace.calls,
         "paths": {"plan": artifacts / "solve" / "plan.parquet", "step.py": artifacts / "codegen" / "step.py"},
-        "title": trace.meta.model,
+        "title": step.trace.meta.model,
     }
 
 

@@ -13,8 +13,8 @@ from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
-from stowage.stages.ir.trace import Storage, TraceMeta
-from stowage.stages.rewrite import load_variant
+from stowage.stages.ir.trace import Storage, TraceMeta, TraceTables
+from stowage.stages.rewrite import stored_variant
 
 _FILES = (
     "trace/meta.json",
@@ -49,14 +49,14 @@ def read_side(folder: Path) -> Side:
         TableError: a file is missing, damaged, or not ours.
     """
     summary = read_record(folder / "solve" / "summary.json", PlanSummary)
-    trace = load_variant(folder / "trace", summary.variant)
     nodes = read_rows(folder / "partition" / "nodes.parquet", ComputeNode)
     blocks = read_rows(folder / "partition" / "blocks.parquet", Block)
+    step = stored_variant(TraceTables.load(folder / "trace"), nodes, blocks, summary.variant)
     return Side(
-        meta=trace.meta,
-        storages=trace.storages,
-        nodes=[n for n in nodes if n.variant == summary.variant],
-        blocks=[b for b in blocks if b.variant == summary.variant],
+        meta=step.trace.meta,
+        storages=step.trace.storages,
+        nodes=list(step.nodes),
+        blocks=list(step.blocks),
         rows=read_rows(folder / "solve" / "plan.parquet", PlanRow),
         summary=summary,
     )

@@ -12,6 +12,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.options.store import code_of_options
+from stowage.stages.rewrite import variant_named
 from stowage.stages.simulate.stored import check_stored
 from stowage.stages.solve import Solved, Variant
 
@@ -55,7 +56,7 @@ class PlanStore:
                 read_record(folder / "summary.json", PlanSummary),
                 read_rows(folder / "slots.parquet", Slot),
             )
-            variant = next((v for v in variants if v.name == solved.summary.variant), None)
+            variant = variant_named(variants, solved.summary.variant)
             if variant is None or solved.summary.device_budget_bytes != budget_bytes:
                 return None
             check_stored(variant.trace, variant.nodes, solved.rows, solved.slots, solved.summary)

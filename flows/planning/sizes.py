@@ -23,7 +23,7 @@ from stowage.stages.ir.variant import VariantName
 from stowage.stages.options.generate import found_of, options_of
 from stowage.stages.partition import make_blocks
 from stowage.stages.partition.scale import scaled, structure_of
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import Way, needed_variant, variant_named, variants_of
 from stowage.stages.solve import PlanRequest, Solved, Variant, keep_everything_at_once, same_rows, solve_variants
 
 SLOTS = 100
@@ -61,7 +61,7 @@ class _Reference:
 class AtOnce:
     """A plan, and the tables that it is of."""
 
-    variant: Variant
+    variant: Way
     solved: Solved
     options: list[Option]
 
@@ -178,7 +178,7 @@ class Sizes:
     ) -> AtOnce | None:
         """RK-Rotor over the schedules that were found for the blocks in another size."""
         scales = _Scales(reference.costed, request.method, trace, costs)
-        pairs = [(before, scales.variant(before.name)) for before in reference.costed.variants_for(request.method)]
+        pairs = [(before, scales.whole(before.name)) for before in reference.costed.variants_for(request.method)]
         variants = [variant for _, variant in pairs if variant is not None]
         if not variants:
             return None
@@ -203,7 +203,7 @@ class Sizes:
             except (Infeasible, IllegalPlanError):
                 return None
             store.add(key, solved)
-        return AtOnce(next(v for v in variants if v.name == solved.summary.variant), solved, options)
+        return AtOnce(needed_variant(variants, solved.summary.variant), solved, options)
 
 
 class _Scales:
@@ -216,8 +216,15 @@ class _Scales:
         self._traces = variants_of(trace)
         self._made: dict[str, Variant | None] = {}
 
-    def variant(self, name: str) -> Variant | None:
+    def variant(self, name: str) -> Way | None:
         """The variant of this name, or None where it is another computation here."""
+        if name in self._before:
+            return self.whole(name)
+        found = [self.whole(each) for each in self._before]
+        return variant_named([v for v in found if v is not None], name)
+
+    def whole(self, name: str) -> Variant | None:
+        """The variant of this name, which mixes no rewrites, or None where it is another computation here."""
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]

@@ -16,6 +16,7 @@ from stowage.flows.planning.planned import Planned, finish, write_plan
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.plan import Option
 from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.rewrite import needed_variant
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Below, Known, PlanRequest, Reserve, Solved, check_method, solve_variants
 from stowage.stages.trace import MicroBatch, Recorded
@@ -156,7 +157,7 @@ def plan_costed(
         known=known,
     )
     progress("codegen")
-    chosen = next(v for v in costed.variants_for(method) if v.name == solved.summary.variant)
+    chosen = needed_variant(costed.variants_for(method), solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
     return finish(trace, nodes, blocks, options, solved, home, costed.eager_peak_bytes)
 

@@ -6,19 +6,21 @@ from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.files import write_atomically
-from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record
-from stowage.stages.rewrite import load_variant
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import stored_variant
 from stowage.stages.simulate.stored import check_stored
 
 
 def main() -> None:
     """Write step.py and its manifest."""
     summary = read_record(ARTIFACTS / "solve" / "summary.json", PlanSummary)
-    trace = load_variant(ARTIFACTS / "trace", summary.variant)
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
-    own = [n for n in nodes if n.variant == summary.variant]
+    blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
+    step = stored_variant(TraceTables.load(ARTIFACTS / "trace"), nodes, blocks, summary.variant)
+    trace, own = step.trace, list(step.nodes)
     rows = read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow)
     slots = read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot)
     try:

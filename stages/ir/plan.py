@@ -143,7 +143,8 @@ class PlanSummary:
         smallest_feasible_bytes: the smallest budget for which a plan was found.
         estimated_nodes: nodes whose cost is an estimate.
         device_fingerprint: of the device that the costs are from.
-        variant: the rewrite of the trace that it plans (see `rewrite`).
+        variant: the rewrite of the trace that it plans, see `VariantName`.
+        exact: whether every number is that of plain PyTorch, bit for bit; no plan that is not is made unasked.
         below_bytes: bytes that live below the device at some time of the iteration.
         disk_bytes: of those, what lives on a disk.
         offload_bytes, reload_bytes: moved down and up in one iteration.
@@ -185,6 +186,7 @@ class PlanSummary:
     estimated_nodes: int
     device_fingerprint: str = ""
     variant: str = "plain"
+    exact: bool = True
     below_bytes: int = 0
     offload_bytes: int = 0
     reload_bytes: int = 0

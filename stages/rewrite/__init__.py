@@ -9,21 +9,23 @@
 """
 
 from stowage.stages.rewrite.masks import pack_masks
-from stowage.stages.rewrite.mixed import mixed, needed_variant, variant_named
+from stowage.stages.rewrite.mixed import mixed, needed_variant, stored_variant, variant_named
 from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 from stowage.stages.rewrite.splice import Way, exchangeable
-from stowage.stages.rewrite.variants import load_variant, rewritten, variants_of
+from stowage.stages.rewrite.variants import is_exact, load_variant, rewritten, variants_of
 
 __all__ = [
     "REWRITES",
     "Rewrite",
     "Way",
     "exchangeable",
+    "is_exact",
     "load_variant",
     "mixed",
     "needed_variant",
     "pack_masks",
     "rewritten",
+    "stored_variant",
     "variant_named",
     "variants_of",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import PLAIN, VariantName
 from stowage.stages.rewrite.rewrites import REWRITES
 from stowage.stages.rewrite.splice import Way, spliced
@@ -80,3 +82,23 @@ def needed_variant(variants: Sequence[Way], name: str) -> Way:
     if found is None:
         raise TableError(f"The tables of this step do not make its variant {name!a}: run `dvc repro`.")
     return found
+
+
+def stored_variant(trace: TraceTables, nodes: Sequence[ComputeNode], blocks: Sequence[Block], name: str) -> Way:
+    """Find a variant among the tables that `partition` wrote, and put it together where it is mixed.
+
+    Args:
+        trace: as it was recorded.
+        nodes, blocks: of all variants.
+        name: what the plan's summary says.
+
+    Raises:
+        TableError: these tables do not make it.
+    """
+
+    def way(variant: str) -> Way:
+        own = [n for n in nodes if n.variant == variant], [b for b in blocks if b.variant == variant]
+        return Way(variant, rewritten(trace, variant), *own)
+
+    names = dict.fromkeys(b.variant for b in blocks)
+    return way(name) if name in names else needed_variant([way(each) for each in names], name)

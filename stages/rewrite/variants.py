@@ -59,6 +59,12 @@ def _at(found: TraceTables, trace: TraceTables, rewrite: Rewrite, sites: tuple[i
     return rewrite.apply(found, where)
 
 
+def is_exact(variant: str) -> bool:
+    """Say whether a variant's numbers are those of the trace as it was recorded, bit for bit."""
+    names = [name for name, _ in VariantName.of(variant).parts if name != PLAIN]
+    return all(name in REWRITES and REWRITES[name].exact for name in names)
+
+
 def load_variant(folder: Path, variant: str) -> TraceTables:
     """Read a trace and rewrite it as a variant is.
 

@@ -1,7 +1,7 @@
 """Finds steps in which some blocks are rewritten and the others are as they were recorded.
 
-Each block of the chain has the options of every rewrite; RK-Rotor chooses among all of them, and the option that it takes
-for a block says in which way the block is computed.
+Each block of the chain has the options of every rewrite. RK-Rotor chooses among all of them, and the option that it
+takes for a block says in which way the block is computed.
 """
 
 from __future__ import annotations
@@ -9,19 +9,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stowage.stages.formulations.chain.rk_rotor import ChainBlock, ChainOption, RkRotor
+from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option
-from stowage.stages.rewrite.splice import Way, exchangeable
+from stowage.stages.ir.variant import PLAIN, VariantName
+from stowage.stages.rewrite import Way, exchangeable, is_exact, mixed
 from stowage.stages.solve.program.chain import Chain
+from stowage.stages.solve.program.of_trace import program_of
+from stowage.stages.solve.request import PlanRequest
 
-NOMINAL = (1.0, 1.15, 1.3)
-"""Shares of the memory that activations may take for which the chain is solved: RK-Rotor rounds sizes up and frees late, so
-that plans for a larger nominal memory may truly fit."""
+NOMINAL_SHARES = (1.0, 1.15, 1.3)
+"""Shares of what activations may take, for each of which the chain is solved: RK-Rotor rounds sizes up and frees late,
+so that plans for a larger nominal memory may truly fit."""
+
+
+def mixtures(variants: Sequence[Way], options: Sequence[Option], request: PlanRequest) -> Iterator[Way]:
+    """Yield mixed steps that may be faster than any variant alone.
+
+    Args:
+        variants: the trace as it was recorded and its rewrites, for each kind of chain.
+        options: of the blocks of all of them.
+        request: what is asked for; plans to compare with, and fixed ones, mix nothing.
+    """
+    method = method_of(request.method)
+    if method.compared or method.fixed:
+        return
+    taken_options = [o for o in options if request.takes(o.formulation)]
+    for first in variants:
+        name = VariantName.of(first.name)
+        if name.rewrite != PLAIN:
+            continue
+        others = [v for v in variants if v is not first and VariantName.of(v.name).chain == name.chain]
+        ways = [first, *(v for v in others if request.lossy or is_exact(v.name))]
+        if len(ways) < 2:
+            continue
+        program = program_of(first.trace, first.nodes)
+        outside = program.base_bytes + program.uncounted_bytes(s for b in first.blocks for s in b.storages)
+        available_bytes = max(request.device_budget_bytes - outside, 1)
+        for taken in choices(ways, taken_options, available_bytes, request.slots):
+            found = mixed(ways, taken)
+            if found is not None:
+                yield found
 
 
 def choices(
     ways: Sequence[Way], options: Sequence[Option], available_bytes: int, slots: int
 ) -> Iterator[tuple[int, ...]]:
-    """Which way RK-Rotor takes for each block, for several nominal sizes of memory; only what mixes ways.
+    """Yield which way RK-Rotor takes for each block, for several nominal sizes of memory, where that mixes ways.
 
     Args:
         ways: the trace as it was recorded, then its rewrites.
@@ -34,7 +67,7 @@ def choices(
         return
     chains = [Chain(w.blocks, w.nodes, [o for o in options if o.block_hash in _hashes(w)]) for w in ways]
     blocks, way_of = _joined([c.chain_blocks for c in chains], exchanged)
-    nominal_bytes = [max(1, int(available_bytes * share)) for share in NOMINAL]
+    nominal_bytes = [max(1, int(available_bytes * share)) for share in NOMINAL_SHARES]
     slot_bytes = -(-nominal_bytes[-1] // slots)
     table = RkRotor(blocks, slots, slot_bytes)
     least = table.smallest_slots()
@@ -63,7 +96,7 @@ def _hashes(way: Way) -> set[str]:
 def _joined(
     chains: Sequence[Sequence[ChainBlock]], exchanged: Sequence[set[int]]
 ) -> tuple[list[ChainBlock], list[list[int]]]:
-    """The chain whose blocks have the options of every way that they may be computed in, and whose each option is."""
+    """Return the chain whose blocks have the options of every way that they may be computed in, and whose each is."""
     joined: list[ChainBlock] = []
     way_of: list[list[int]] = []
     for number, block in enumerate(chains[0]):

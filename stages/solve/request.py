@@ -36,6 +36,7 @@ class PlanRequest:
         below: the tier below the device, if the plan may use one.
         away: names of parameters, states and gradients, as slots have them, that the plan of another micro-batch of the
             same training has below between iterations: they had better be there in this one too.
+        lossy: rewrites count that change numbers.
     """
 
     device_budget_bytes: int
@@ -47,6 +48,7 @@ class PlanRequest:
     o_ilp_limits: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
     below: Below | None = None
     away: frozenset[str] = frozenset()
+    lossy: bool = False
 
     def __post_init__(self) -> None:
         check_method(self.method)

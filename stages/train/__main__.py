@@ -14,11 +14,10 @@ from stowage.stages.device.heap import keep_freed_memory, trim
 from stowage.stages.device.tiers import open_tier
 from stowage.stages.inputs import TRAIN, added_inputs, imported_files, listed_inputs, look_in_src, mend, require_listed
 from stowage.stages.inputs.origin import ORIGIN, require_origin
-from stowage.stages.ir.command import ARTIFACTS, STORE, run_stage
+from stowage.stages.ir.command import STORE, run_stage
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
 from stowage.stages.ir.table import read_record, read_rows
-from stowage.stages.rewrite import load_variant
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.offload.contents import Contents
@@ -27,7 +26,7 @@ from stowage.stages.train.checkpoint import saved_iteration
 from stowage.stages.train.comparison import compare, metrics_of, require_equal
 from stowage.stages.train.identity import checkpoint_of, run_name
 from stowage.stages.train.loop import Run, train_eager, train_planned
-from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, read_source
+from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, planned_step, read_source
 from stowage.stages.train.results import write
 from stowage.stages.train.setup import Setup
 
@@ -40,7 +39,8 @@ def main() -> None:
     summary = read_record(SOLVE / "summary.json", PlanSummary)
     require_origin(ORIGIN, root, settings, summary.configuration_hash)
     check_device(summary, settings.trace.device)
-    trace = load_variant(ARTIFACTS / "trace", summary.variant)
+    planned_way = planned_step(summary)
+    trace = planned_way.trace
     source, manifest = read_source(summary)
     slots = read_rows(SOLVE / "slots.parquet", Slot)
     on_cpu = settings.trace.device == "cpu"
@@ -94,7 +94,7 @@ def main() -> None:
     samples = planned.samples + eager.samples
     contents = Contents(setup.model, setup.optimizer, executor.offloading)
     metrics = metrics_of(summary, planned.records, eager.records)
-    write(summary, trace, slots, records, samples, planned.spans, metrics, contents)
+    write(summary, planned_way, slots, records, samples, planned.spans, metrics, contents)
     checkpoint.unlink(missing_ok=True)
     if on_cpu:  # kernels of a GPU need not repeat their bits
         require_equal(planned.records, eager.records)

@@ -5,10 +5,24 @@ from __future__ import annotations
 from stowage.stages.device import device_of
 from stowage.stages.ir.command import ARTIFACTS
 from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Manifest, PlanSummary
-from stowage.stages.ir.table import read_record
+from stowage.stages.ir.table import read_record, read_rows
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite import Way, stored_variant
 
 SOLVE, CODEGEN = ARTIFACTS / "solve", ARTIFACTS / "codegen"
+
+
+def planned_step(summary: PlanSummary) -> Way:
+    """Return the step that the plan is of, put together from the tables of the stages before.
+
+    Raises:
+        TableError: a table is missing or damaged, or they do not make this step.
+    """
+    nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
+    blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
+    return stored_variant(TraceTables.load(ARTIFACTS / "trace"), nodes, blocks, summary.variant)
 
 
 def check_device(summary: PlanSummary, kind: str) -> None:

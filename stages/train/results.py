@@ -11,13 +11,12 @@ from rich.console import Console
 from stowage.stages.ir.command import ARTIFACTS
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.files import write_atomically
-from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_rows, write_rows
-from stowage.stages.ir.trace import TraceTables
 from stowage.stages.report import summary_table, write_report
+from stowage.stages.rewrite import Way
 from stowage.stages.runtime.files.tensor_file import write_tensors
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import model_tensors
@@ -28,7 +27,7 @@ OUT = ARTIFACTS / "train"
 
 def write(
     summary: PlanSummary,
-    trace: TraceTables,
+    step: Way,
     slots: list[Slot],
     records: list[StepRecord],
     samples: list[MemorySample],
@@ -49,18 +48,16 @@ def write(
         "trace": str(OUT / "trace.json"),
     }
     rows = read_rows(SOLVE / "plan.parquet", PlanRow)
-    every = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
-    nodes = [n for n in every if n.variant == summary.variant]
+    trace, nodes = step.trace, list(step.nodes)
     spans = [*predicted_spans(rows, nodes, slots), *measured]
     labels = {"plan": summary.plan_hash, "method": summary.method, "device": summary.device}
     write_atomically(OUT / "trace.json", chrome_trace(spans, labels).encode())
-    blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
     options_path = ARTIFACTS / "options" / "options.parquet"
     write_report(
         Path(OUT),
         storages=trace.storages,
         nodes=nodes,
-        blocks=[b for b in blocks if b.variant == summary.variant],
+        blocks=list(step.blocks),
         options=read_rows(options_path, Option) if options_path.exists() else (),
         plan_rows=rows,
         summary=summary,

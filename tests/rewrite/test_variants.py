@@ -11,7 +11,7 @@ import torch
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import HELD, PLAIN, UNHELD, VariantName
-from stowage.stages.rewrite import VARIANTS, load_variant, variants_of
+from stowage.stages.rewrite import REWRITES, Rewrite, load_variant, variants_of
 from stowage.stages.trace import trace_step
 
 
@@ -29,7 +29,7 @@ def swapped(trace: TraceTables) -> TraceTables:
 
 def test_a_rewrite_with_as_many_calls_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced()
-    monkeypatch.setitem(VARIANTS, "swapped", swapped)
+    monkeypatch.setitem(REWRITES, "swapped", Rewrite("swapped", lambda trace, where: swapped(trace), lambda trace: []))
     found = variants_of(trace)
     assert list(found) == [PLAIN, "swapped"]
     assert found[PLAIN] is trace
@@ -38,7 +38,7 @@ def test_a_rewrite_with_as_many_calls_is_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_that_does_not_apply_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(VARIANTS, "idle", lambda trace: trace)
+    monkeypatch.setitem(REWRITES, "idle", Rewrite("idle", lambda trace, where: trace, lambda trace: []))
     assert list(variants_of(traced())) == [PLAIN]
 
 
@@ -53,5 +53,5 @@ def test_names_come_back(rewrite: str, chain: str) -> None:
 def test_an_unknown_one_is_one_sentence(tmp_path: Path) -> None:
     traced().save(tmp_path)
     assert load_variant(tmp_path, "plain+held").calls == traced().calls
-    with pytest.raises(TableError, match=r"there is no rewrite 'x\+y' of a trace: run the solve stage"):
+    with pytest.raises(TableError, match=r"There is no rewrite 'x' of a trace: run the solve stage"):
         load_variant(tmp_path, "x+y")
