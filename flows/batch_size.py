@@ -49,7 +49,7 @@ def _planner(root: Path, settings: Settings) -> Any:
     from stowage.flows.planning.batch_sizes import BatchPlanner
     from stowage.flows.planning.step import Effort
     from stowage.stages.options.parameters import search_of
-    from stowage.stages.solve import tier_below
+    from stowage.stages.solve import lower_tier_of
     from stowage.stages.solve.parameters import o_ilp_limits
     from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
@@ -66,7 +66,7 @@ def _planner(root: Path, settings: Settings) -> Any:
         loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
         batch=workload.batch,
         samples=samples_of(workload.batch),
-        home=root / STORE,
+        stores=root / STORE,
         effort=Effort(
             seconds_per_call=settings.profile.seconds_per_call,
             min_samples=settings.profile.min_samples,
@@ -78,7 +78,7 @@ def _planner(root: Path, settings: Settings) -> Any:
         costs=settings.profile.costs,
         target=target,
         method=wanted.method,
-        below=tier_below(
+        lower_tier=lower_tier_of(
             target,
             host_budget=wanted.host_budget,
             disk_budget=wanted.disk_budget,

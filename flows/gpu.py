@@ -164,7 +164,7 @@ def plan(given: argparse.Namespace) -> None:
         say,
         fractions=given.fraction or (0.95, 0.85),
         method=given.method,
-        home=given.home,
+        stores=given.stores,
         effort=QUICK if given.quick else Effort(),
     )
 
@@ -204,7 +204,7 @@ def run_whole_race(given: argparse.Namespace) -> int:
         Effort(given.steps, seconds, samples, given.quick, given.timeout, given.budget_s or math.inf),
         fractions=given.fraction or (0.95, 0.85),
         method=given.method,
-        home=given.home,
+        stores=given.stores,
         only=given.only,
         again=given.again,
         allocator=given.allocator,

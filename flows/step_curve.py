@@ -51,7 +51,7 @@ def curve_of_project(
     from stowage.flows.api.curve import Subject, card_of, dtype_of
     from stowage.flows.planning.step import Effort
     from stowage.stages.options.parameters import search_of
-    from stowage.stages.solve import tier_below
+    from stowage.stages.solve import lower_tier_of
     from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
 
@@ -65,10 +65,10 @@ def curve_of_project(
         raise ParameterError("--ram goes with --device; for the device of this project set solve.host_budget.")
     if card is not None:
         target = card.described(dtype_of(workload.model))
-        below = tier_below(target, host_budget=ram, disk_budget=None, offload_dir=None)
+        lower_tier = lower_tier_of(target, host_budget=ram, disk_budget=None, offload_dir=None)
     else:
         target = read_record(root / DEVICE, DeviceDescription)
-        below = tier_below(
+        lower_tier = lower_tier_of(
             target,
             host_budget=wanted.host_budget,
             disk_budget=wanted.disk_budget,
@@ -93,7 +93,7 @@ def curve_of_project(
         costs="roofline" if card is not None else settings.profile.costs,
         loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
     )
-    found = subject.curve(workload.batch, budgets, below, card)
+    found = subject.curve(workload.batch, budgets, lower_tier, card)
     for notice in subject.notices:
         typer.echo(notice, err=True)
     return found

@@ -20,11 +20,11 @@ settings.load_profile("fast")  # `--hypothesis-profile` is read later and wins
 
 
 @pytest.fixture(scope="session")
-def fit_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fit_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One store of costs, options and plans for all calls of `fit` in a run, on all workers: the device and each call
     are measured once."""
     folder = tmp_path_factory.getbasetemp()
-    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "fit_home"
+    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "fit_stores"
     shared.mkdir(exist_ok=True)
     return shared
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from stowage.flows.api.choices import print_notice
 from stowage.flows.api.fit import MakeOptimizer
-from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.batch_sizes import BatchChoice, BatchPlanner, Resize, Say
-from stowage.flows.planning.step import QUICK, Effort, home_folder, target_device
+from stowage.flows.planning.step import QUICK, Effort, stores_folder, target_device
 from stowage.stages.ir.defaults import LARGEST_BATCH
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime.files.weights import stand_ins
@@ -74,9 +74,9 @@ def best_batch(
     model, layouts = without_meta(model, batch, optimizer)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model.parameters()))
-    home = home_folder(cache_dir)
-    target = target_device(next((p.device.type for p in model.parameters()), "cpu"), home)
-    lower = lower_tier(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
+    stores = stores_folder(cache_dir)
+    target = target_device(next((p.device.type for p in model.parameters()), "cpu"), stores)
+    lower = lower_tier_for(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
     if resize is not None:
         batch = resize(batch, min(SAMPLE, largest))
     planner = BatchPlanner(
@@ -88,12 +88,12 @@ def best_batch(
         batch=batch,
         samples=min(SAMPLE, largest) if resize is not None else samples_of(batch),
         resize=resize or resized,
-        home=home,
+        stores=stores,
         effort=QUICK if quick else Effort(),
         costs=costs,
         target=target,
         method=method,
-        below=lower.below if lower else None,
+        lower_tier=lower.lower_tier if lower else None,
         say=say,
     )
     return planner.choose(device_budget, largest)

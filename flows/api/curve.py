@@ -13,18 +13,18 @@ from torch import nn
 from stowage.flows.api.best_batch import without_meta
 from stowage.flows.api.choices import print_notice
 from stowage.flows.api.fit import MakeOptimizer
-from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner
-from stowage.flows.planning.curve_card import Growth, answer_of, host_below
-from stowage.flows.planning.effort import QUICK, Effort, home_folder, target_device
+from stowage.flows.planning.curve_card import Growth, answer_of, host_as_lower_tier
+from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device.cards import Card, card_named, read_card
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import ParameterError, StowageError
-from stowage.stages.solve import Below, check_method
+from stowage.stages.solve import LowerTier, check_method
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, record_step
 from stowage.stages.workload.autocast import without_autocast
@@ -81,16 +81,16 @@ def curve(
     model, layouts = without_meta(model, batch, optimizer)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model.parameters()))
-    home = home_folder(cache_dir)
+    stores = stores_folder(cache_dir)
     if card is not None:
         target = card.described(dtype_of(model))
     else:
-        target = target_device(next((p.device for p in model.parameters()), torch.device("cpu")), home)
+        target = target_device(next((p.device for p in model.parameters()), torch.device("cpu")), stores)
     subject = Subject(
         model,
         optimizer,
         target,
-        home,
+        stores,
         QUICK if quick else Effort(),
         method=method,
         costs="roofline" if card is not None else costs,
@@ -99,8 +99,8 @@ def curve(
         layouts=layouts,
         micro_batch=MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None),
     )
-    lower = lower_tier(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
-    found = subject.curve(batch, budgets, lower.below if lower else None, card, said)
+    lower = lower_tier_for(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
+    found = subject.curve(batch, budgets, lower.lower_tier if lower else None, card, said)
     for notice in subject.notices:
         say(notice)
     return found
@@ -119,7 +119,7 @@ class Subject:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     target: DeviceDescription
-    home: Path
+    stores: Path
     effort: Effort
     method: str = "auto"
     costs: str = "measured"
@@ -133,7 +133,7 @@ class Subject:
         self,
         batch: Any,
         budgets: int | Sequence[str | int],
-        below: Below | None,
+        lower_tier: LowerTier | None,
         card: Card | None = None,
         said: Callable[[CurvePoint], None] = lambda point: None,
     ) -> Curve:
@@ -146,17 +146,17 @@ class Subject:
             card: the target's description, if it is not here.
         """
         costed = self.costed(batch)
-        planner = self.planner(costed, below)
+        planner = self.planner(costed, lower_tier)
         if card is None:
             return planner.curve(budgets, said)
         answer, chosen = answer_of(
             card,
             dtype_of(self.model),
             self.planner(costed, None),
-            lambda: self.planner(costed, below or host_below(self.target)),
+            lambda: self.planner(costed, lower_tier or host_as_lower_tier(self.target)),
             self.growth(batch),
         )
-        return (chosen if below is None else planner).curve(budgets, said, answer)
+        return (chosen if lower_tier is None else planner).curve(budgets, said, answer)
 
     def costed(self, batch: Any) -> Costed:
         """The step on a batch, traced, profiled and cut."""
@@ -171,7 +171,7 @@ class Subject:
                     loss=self.loss,
                     objective=self.forward,
                     optimizer=self.optimizer,
-                    home=self.home,
+                    stores=self.stores,
                     recorded=recorded,
                     micro_batch=self.micro_batch,
                     costs=self.costs,
@@ -183,9 +183,9 @@ class Subject:
         with forked_generators():
             return with_true_kernels(cost)
 
-    def planner(self, costed: Costed, below: Below | None) -> CurvePlanner:
+    def planner(self, costed: Costed, lower_tier: LowerTier | None) -> CurvePlanner:
         """Plans of the step with a tier below the device, or without."""
-        return CurvePlanner(costed, method=self.method, home=self.home, effort=self.effort, below=below)
+        return CurvePlanner(costed, method=self.method, stores=self.stores, effort=self.effort, lower_tier=lower_tier)
 
     def growth(self, batch: Any) -> Growth | StowageError:
         """How plain PyTorch's memory grows with the batch; or why that is not known."""

@@ -27,7 +27,7 @@ from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.program import forget_source
-from stowage.stages.solve import Below
+from stowage.stages.solve import LowerTier
 from stowage.stages.solve.evaluation import solve_forward
 from stowage.stages.solve.reserve import Reserve
 from stowage.stages.structure.generators import forked_generators
@@ -35,7 +35,7 @@ from stowage.stages.trace.forward import Forward, RecordedForward, forward_table
 from stowage.stages.workload import BatchSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
 
-_AWAY = ("below", "updating")
+_AWAY = ("offloaded", "updating")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Resting:
     """
 
     budget_bytes: int
-    away: frozenset[str]
+    offloaded_at_rest: frozenset[str]
     beside: tuple[Storage, ...]
     tier_in_use: bool
 
@@ -75,9 +75,9 @@ def plan_forward(
     recorded: RecordedForward,
     resting: Resting,
     *,
-    home: Path,
+    stores: Path,
     effort: Effort,
-    below: Below | None,
+    lower_tier: LowerTier | None,
     similar: Similar | None = None,
     profiled: Callable[[int, int], None] = lambda done, total: None,
 ) -> Planned:
@@ -94,9 +94,9 @@ def plan_forward(
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
     trace = forward_tables(recorded, model, resting.beside)
-    target = target_device(trace.meta.device, home)
-    store = CostStore(home / "costs")
-    if similar is not None and (below is None or times_are_known(trace, target, store, similar)):
+    target = target_device(trace.meta.device, stores)
+    store = CostStore(stores / "costs")
+    if similar is not None and (lower_tier is None or times_are_known(trace, target, store, similar)):
         costs = estimated_costs([trace], target, store, similar)
     else:
         measured = profile_trace(
@@ -112,21 +112,23 @@ def plan_forward(
             similar.learn(trace, costs)
     nodes = forward_nodes(trace, costs)
     reserve = Reserve(target, resting.budget_bytes, trace)
-    away = frozenset(s.storage for s in trace.storages if s.name in resting.away and s.role in ("parameter", "state"))
+    offloaded_at_rest = frozenset(
+        s.storage for s in trace.storages if s.name in resting.offloaded_at_rest and s.role in ("parameter", "state")
+    )
     with reserve.counted():
         solved = reserve.stated(
             solve_forward(
                 trace,
                 nodes,
                 device_budget_bytes=reserve.usable_bytes,
-                below=below,
-                away=away,
+                lower_tier=lower_tier,
+                offloaded_at_rest=offloaded_at_rest,
                 tier_in_use=resting.tier_in_use,
                 device=target.name,
                 device_fingerprint=target.fingerprint,
             )
         )
-    return finish(trace, nodes, [], [], solved, home, solved.summary.keep_all_peak_bytes)
+    return finish(trace, nodes, [], [], solved, stores, solved.summary.keep_all_peak_bytes)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.when import check_of
 from stowage.flows.api.choices import Choices, print_notice
 from stowage.flows.api.late_weights import LateWeights
-from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.api.update_rate import with_own_updates
-from stowage.flows.planning.effort import QUICK, Effort, home_folder, target_device
+from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.runtime.executors.base import MakeExecutor
@@ -56,10 +56,12 @@ def make_step(
     limit = _clipping(steps.max_grad_norm, optimizer)
     check_module(model)
     check_parameters(model)
-    offload, home = choices.offload, home_folder(choices.cache_dir)
+    offload, stores = choices.offload, stores_folder(choices.cache_dir)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    lower = lower_tier(
-        with_own_updates(target_device(device, home), optimizer if offload.host is not None else None, device, home),
+    lower = lower_tier_for(
+        with_own_updates(
+            target_device(device, stores), optimizer if offload.host is not None else None, device, stores
+        ),
         offload,
         device=device,
         method=choices.method,
@@ -70,9 +72,9 @@ def make_step(
         known,
         RunBudget(choices.device_budget, lambda: free_for(model, optimizer, device)),
         method=choices.method,
-        home=home,
+        stores=stores,
         effort=QUICK if choices.quick else Effort(),
-        below=replace(lower.below, gradients=optimizer is not None) if lower else None,
+        lower_tier=replace(lower.lower_tier, gradients=optimizer is not None) if lower else None,
         structures=choices.programs,
     )
     return TrainingStep(

@@ -11,30 +11,30 @@ import torch
 from stowage.flows.api.offload import Offload
 from stowage.stages.device.tiers import Tier, open_tier
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.solve import Below, tier_below
+from stowage.stages.solve import LowerTier, lower_tier_of
 
 
 @dataclass(frozen=True)
-class LowerTier:
+class OpenableTier:
     """What the planner needs to know of the tier, and how to open it once a plan uses it."""
 
-    below: Below
+    lower_tier: LowerTier
     open: Callable[[], Tier]
 
 
-def lower_tier(
+def lower_tier_for(
     target: DeviceDescription,
     offload: Offload,
     *,
     device: torch.device | None = None,
     method: str = "auto",
-) -> LowerTier | None:
+) -> OpenableTier | None:
     """The tier that `offload` allows below `device`, by default the current one of its type, or None.
 
     Raises:
         ParameterError: a budget does not fit the device, or is wrong.
     """
-    below = tier_below(
+    lower_tier = lower_tier_of(
         target,
         host_budget=offload.host,
         disk_budget=offload.disk,
@@ -42,4 +42,8 @@ def lower_tier(
         method=method,
         names=offload.names,
     )
-    return LowerTier(below, partial(open_tier, device or target.type, offload.dir)) if below is not None else None
+    return (
+        OpenableTier(lower_tier, partial(open_tier, device or target.type, offload.dir))
+        if lower_tier is not None
+        else None
+    )

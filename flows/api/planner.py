@@ -23,7 +23,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
-from stowage.stages.solve import Below, Known, PlanRequest, Reserve, check_method, eager_peak_bytes
+from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
 
 
@@ -43,16 +43,16 @@ class Planner:
     optimizer: KnownOptimizer | None
     budget: RunBudget
     method: str
-    home: Path
+    stores: Path
     effort: Effort
-    below: Below | None
+    lower_tier: LowerTier | None
     structures: int = 16
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
         check_method(self.method)
         self._sizes = Sizes(self.structures)
-        self._store = CostStore(self.home / "costs")
+        self._store = CostStore(self.stores / "costs")
         self._similar = Similar()
         self._kinds: set[MicroBatch] = set()
 
@@ -61,7 +61,7 @@ class Planner:
         recorded: Recorded,
         micro_batch: MicroBatch,
         largest: MicroBatch | None,
-        away: frozenset[str],
+        offloaded_at_rest: frozenset[str],
         *,
         effort: Effort | None = None,
         in_full: bool = False,
@@ -80,10 +80,10 @@ class Planner:
         """
         planned = None
         if micro_batch in self._kinds:
-            planned = self._at_once(recorded, micro_batch, largest, away, in_full=in_full)
+            planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
         if planned is None:
             slow()
-            planned = self._in_full(recorded, micro_batch, largest, away, effort or self.effort)
+            planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
         self._kinds.add(micro_batch)
         return planned
 
@@ -94,7 +94,7 @@ class Planner:
             TableError: an operator does not run on this device.
         """
         trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
-        target = target_device(trace.meta.device, self.home)
+        target = target_device(trace.meta.device, self.stores)
         costs = self._estimated([trace], recorded, target)
         self.budget.see(eager_peak_bytes(trace, self._sizes.nodes(trace, costs)[0]))
 
@@ -110,7 +110,7 @@ class Planner:
         recorded: Recorded,
         micro_batch: MicroBatch,
         largest: MicroBatch | None,
-        away: frozenset[str],
+        offloaded_at_rest: frozenset[str],
         effort: Effort,
     ) -> Planned:
         costed = cost_step(
@@ -118,7 +118,7 @@ class Planner:
             None,
             loss=None,
             optimizer=self.optimizer,
-            home=self.home,
+            stores=self.stores,
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
@@ -130,17 +130,17 @@ class Planner:
         plans = CurvePlanner(
             costed,
             method=self.method,
-            home=self.home,
+            stores=self.stores,
             effort=effort,
-            below=self.below,
-            away=away,
+            lower_tier=self.lower_tier,
+            offloaded_at_rest=offloaded_at_rest,
             progress=self.watch,
             part=self.watch.part,
             known=known,
         )
         budget_bytes = self.budget.see(costed.eager_peak_bytes, plans.sought)
         reserve = Reserve(costed.target, budget_bytes, costed.variants[0].trace, self.budget.said)
-        kept = self._kept(costed, reserve, away)
+        kept = self._kept(costed, reserve, offloaded_at_rest)
         self._learn(costed, searched=kept is None)
         if kept is not None:
             return kept
@@ -148,10 +148,10 @@ class Planner:
             costed,
             device_budget=budget_bytes,
             method=self.method,
-            home=self.home,
+            stores=self.stores,
             effort=effort,
-            below=self.below,
-            away=away,
+            lower_tier=self.lower_tier,
+            offloaded_at_rest=offloaded_at_rest,
             progress=self.watch,
             part=self.watch.part,
             said=self.budget.said,
@@ -160,20 +160,22 @@ class Planner:
         self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
 
-    def _kept(self, costed: Costed, reserve: Reserve, away: frozenset[str]) -> Planned | None:
+    def _kept(self, costed: Costed, reserve: Reserve, offloaded_at_rest: frozenset[str]) -> Planned | None:
         """The plan that keeps everything, where that fits: then there is nothing to search."""
-        found = everything_kept(costed.variants[0], self._request(reserve.usable_bytes, costed.target, away))
+        found = everything_kept(
+            costed.variants[0], self._request(reserve.usable_bytes, costed.target, offloaded_at_rest)
+        )
         if found is None:
             return None
         self.watch("codegen")
         return self._finished(found, reserve, costed.eager_peak_bytes)
 
     def _finished(self, found: AtOnce, reserve: Reserve, eager_peak_bytes: int) -> Planned:
-        variant, home, solved = found.variant, self.home, reserve.stated(found.solved)
+        variant, stores, solved = found.variant, self.stores, reserve.stated(found.solved)
         nodes, blocks = list(variant.nodes), list(variant.blocks)
-        return finish(variant.trace, nodes, blocks, found.options, solved, home, eager_peak_bytes)
+        return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
-    def _request(self, budget_bytes: int, target: DeviceDescription, away: frozenset[str]) -> PlanRequest:
+    def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:
         return PlanRequest(
             device_budget_bytes=budget_bytes,
             method=self.method,
@@ -182,8 +184,8 @@ class Planner:
             device_fingerprint=target.fingerprint,
             options_limits=self.effort.solver,
             o_ilp_limits=self.effort.o_ilp,
-            below=self.below,
-            away=away,
+            lower_tier=self.lower_tier,
+            offloaded_at_rest=offloaded_at_rest,
         )
 
     def _learn(self, costed: Costed, *, searched: bool) -> None:
@@ -197,7 +199,7 @@ class Planner:
         recorded: Recorded,
         micro_batch: MicroBatch,
         largest: MicroBatch | None,
-        away: frozenset[str],
+        offloaded_at_rest: frozenset[str],
         *,
         in_full: bool,
     ) -> Planned | None:
@@ -206,7 +208,7 @@ class Planner:
         whole = trace
         if largest is not None:
             whole = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=largest)
-        target = target_device(trace.meta.device, self.home)
+        target = target_device(trace.meta.device, self.stores)
         self.watch("profile")
         traces = {**variants_of(trace), "whole": whole}
         try:
@@ -219,9 +221,9 @@ class Planner:
         if self.budget.must_search(eager):
             return None
         reserve = Reserve(target, self.budget.see(eager), trace, self.budget.said)
-        request = self._request(reserve.usable_bytes, target, away)
+        request = self._request(reserve.usable_bytes, target, offloaded_at_rest)
         self.watch("solve")
-        found = self._sizes.plan(trace, nodes, blocks, costs, request, self.home, self.effort, only_kept=in_full)
+        found = self._sizes.plan(trace, nodes, blocks, costs, request, self.stores, self.effort, only_kept=in_full)
         if found is None:
             return None
         self.watch("codegen")
@@ -236,9 +238,9 @@ class Planner:
             self.model,
             recorded,
             resting,
-            home=self.home,
+            stores=self.stores,
             effort=self.effort,
-            below=self.below,
+            lower_tier=self.lower_tier,
             similar=self._similar,
             profiled=self.watch.part,
         )

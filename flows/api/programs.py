@@ -262,7 +262,7 @@ class Programs:
                 recorded,
                 micro_batch,
                 None if largest == micro_batch else largest,
-                self._away(key, micro_batch),
+                self._offloaded(key, micro_batch),
                 effort=QUICK if self._steps.new_shapes == "quick" and self._seen and not ahead else None,
                 in_full=ahead,
                 slow=lambda: self._say(f"Planning, {reason}: training waits for it.") if reason else None,
@@ -280,12 +280,12 @@ class Programs:
     def _record_anew(self, batch: Any) -> Recorded:
         return self._recording.record(batch, self.binding)
 
-    def _away(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
+    def _offloaded(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
         """What rests below between iterations under the plan of the update that this micro-batch leads to."""
         for known in self.known if not micro_batch.update else ():
             if known.micro_batch.update and known.key is key and known.optimizer == self._groups():
                 slots = known.planned.slots
-                return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "below")
+                return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "offloaded")
         return frozenset()
 
 

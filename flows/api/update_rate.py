@@ -27,7 +27,7 @@ class UpdateRate:
 
 
 def with_own_updates(
-    target: DeviceDescription, optimizer: torch.optim.Optimizer | None, device: torch.device, home: Path
+    target: DeviceDescription, optimizer: torch.optim.Optimizer | None, device: torch.device, stores: Path
 ) -> DeviceDescription:
     """The description, with the rate of this optimizer's updates: measured once and remembered. An optimizer that does
     not update one tensor of any shape leaves it as it is."""
@@ -36,7 +36,7 @@ def with_own_updates(
     parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
     if parameter is None:
         return target
-    path = home / "devices" / f"{target.fingerprint}.{_key(optimizer, parameter)}.json"
+    path = stores / "devices" / f"{target.fingerprint}.{_key(optimizer, parameter)}.json"
     try:
         rate = read_record(path, UpdateRate)
     except TableError:

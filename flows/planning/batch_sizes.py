@@ -20,7 +20,7 @@ from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, FractionalBatch, fractional_batch, growth_of
+from stowage.stages.solve import FractionalBatch, LowerTier, fractional_batch, growth_of
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
 from stowage.stages.workload.autocast import without_autocast
@@ -113,12 +113,12 @@ class BatchPlanner:
     layouts: dict[str, torch.Tensor] = field(default_factory=dict)
     batch: Any
     samples: int
-    home: Path
+    stores: Path
     effort: Effort
     costs: str = "measured"
     target: DeviceDescription
     method: str
-    below: Below | None = None
+    lower_tier: LowerTier | None = None
     resize: Resize = resized
     say: Say = lambda text: None
     _recorded: dict[int, Recorded] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class BatchPlanner:
                     self.batch,
                     loss=self.loss,
                     optimizer=self.optimizer,
-                    home=self.home,
+                    stores=self.stores,
                     recorded=recorded,
                     micro_batch=self.micro_batch,
                     costs=self.costs,
@@ -144,7 +144,7 @@ class BatchPlanner:
                     target=self.target,
                 )
                 budget = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
-                options = block_options(costed.variants, self.home, self.effort)
+                options = block_options(costed.variants, self.stores, self.effort)
                 larger = self._tables(2 * self.samples)
                 estimates = [
                     fractional_batch(
@@ -158,7 +158,7 @@ class BatchPlanner:
                         device_budget_bytes=budget,
                         method=self.method,
                         o_ilp_limits=self.effort.o_ilp,
-                        below=self.below,
+                        lower_tier=self.lower_tier,
                     )
                     for v in costed.variants
                 ]
@@ -210,13 +210,13 @@ class BatchPlanner:
                     optimizer=self.optimizer,
                     device_budget=budget,
                     method=self.method,
-                    home=self.home,
+                    stores=self.stores,
                     recorded=recorded,
                     micro_batch=self.micro_batch,
                     costs=self.costs,
                     effort=self.effort,
                     target=self.target,
-                    below=self.below,
+                    lower_tier=self.lower_tier,
                 )
         except Infeasible as infeasible:
             if size == 1:

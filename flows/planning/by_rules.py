@@ -113,7 +113,7 @@ class Rules:
             found.append(node.node)
         return RulePlan(self.with_frees(found), [])
 
-    def stream_all(self, *, ahead: int = 3, lag: int = 2, below: bool = False) -> RulePlan:
+    def stream_all(self, *, ahead: int = 3, lag: int = 2, lower_tier: bool = False) -> RulePlan:
         """Every movable storage lives below, comes `ahead` nodes before its use, and is freed `lag` nodes after it.
         Gradients that wait for the next micro-batch go down as soon as they are complete.
 
@@ -121,7 +121,7 @@ class Rules:
             ahead, lag: in nodes.
             below: parameters are updated by the CPU.
         """
-        on_cpu = {n.node: p for n in self.nodes if below and (p := self.updated(n)) in self.movable}
+        on_cpu = {n.node: p for n in self.nodes if lower_tier and (p := self.updated(n)) in self.movable}
         woven = Woven()
         for storage, places in self._uses(on_cpu):
             self._stream(storage, places, ahead, lag, on_cpu, woven)
@@ -130,8 +130,8 @@ class Rules:
             woven.after[made] += [*_down(storage), Step(-1, storage, "below")]
         woven.last += [Step(-1, parameter, "below", "wait") for parameter in on_cpu.values()]
         steps = self._steps(woven, on_cpu)
-        away = frozenset(self.movable)
-        start = TierState(below=away, copied=away)
+        offloaded_at_rest = frozenset(self.movable)
+        start = TierState(offloaded=offloaded_at_rest, copied=offloaded_at_rest)
         return RulePlan(steps, slots_of(self.trace, steps, start), start)
 
     def together(self, plan: RulePlan, budget_bytes: int = PLENTY_BYTES) -> RulePlan:
@@ -183,15 +183,15 @@ class Rules:
                 copy[storage] = place
             for storage in self.temporary.intersection((*node.reads, *node.creates)):
                 last[storage, copy.get(storage, -1)] = place
-        gone: dict[int, list[int]] = defaultdict(list)
+        offloaded: dict[int, list[int]] = defaultdict(list)
         for (storage, made), place in last.items():
             if storage not in self.keep or copy[storage] != made:
-                gone[place].append(storage)
+                offloaded[place].append(storage)
         found: list[Step] = []
         for place, number in enumerate(executions):
             phase = self.nodes[number].phase
             found.append(Step(number, -1, phase))
-            found += [Step(-1, storage, phase) for storage in sorted(gone[place])]
+            found += [Step(-1, storage, phase) for storage in sorted(offloaded[place])]
         return found
 
     def updated(self, node: ComputeNode) -> int:
@@ -238,11 +238,11 @@ class Rules:
         """Up before each stretch of uses, down after it; what an update here takes does not go down again."""
         free_from = 0
         found = stretches(places, ahead + lag + 2)
-        below = any(storage in self.nodes[n].reads for n in on_cpu)
+        lower_tier = any(storage in self.nodes[n].reads for n in on_cpu)
         for first, end in found:
             woven.before[max(free_from, first - ahead)].append(Step(-1, storage, "up", "reload"))
             woven.before[first].append(Step(-1, storage, "up", "wait"))
-            taken = storage in self.spent and end == places[-1] and not below
+            taken = storage in self.spent and end == places[-1] and not lower_tier
             leave = end if taken else min(end + lag, len(self.nodes) - 1)
             changed = any(storage in self.nodes[n].mutates for n in range(first, end + 1) if n not in on_cpu)
             if changed and not taken:
@@ -253,7 +253,7 @@ class Rules:
 
     def _steps(self, woven: Woven, on_cpu: Mapping[int, int]) -> list[Step]:
         """Copies among the computations; what updates by the CPU read that is made here goes down before them."""
-        gone: set[int] = set()
+        offloaded: set[int] = set()
         steps: list[Step] = []
         for step in self.with_frees(range(len(self.nodes))):
             if step.node < 0:
@@ -263,9 +263,9 @@ class Rules:
             steps += woven.before[step.node]
             if step.node in on_cpu:
                 for storage in self.nodes[step.node].reads:
-                    if storage in self._maker and storage not in gone:  # the scale of clipping serves several
+                    if storage in self._maker and storage not in offloaded:  # the scale of clipping serves several
                         steps += _down(storage)
-                        gone.add(storage)
+                        offloaded.add(storage)
                 steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
             else:
                 steps.append(step)
@@ -291,6 +291,6 @@ def stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:
 
 def blank_summary() -> PlanSummary:
     """Of a plan that says nothing about itself."""
-    blank = {"int": 0, "float": 0.0, "str": ""}
+    blank = {"int": 0, "float": 0.0, "str": "", "bool": True}
     fields = {f.name: blank[str(f.type)] for f in dataclasses.fields(PlanSummary)}
     return PlanSummary(**{**fields, "variant": "plain"})  # type: ignore[arg-type]

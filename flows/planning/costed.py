@@ -72,15 +72,15 @@ class Costed:
         return self._whole[limits]
 
     def options_for(
-        self, method: str, home: Path, effort: Effort, part: Part = lambda done, total: None
+        self, method: str, stores: Path, effort: Effort, part: Part = lambda done, total: None
     ) -> list[Option]:
         """Schedules of every distinct block of `variants_for`, solved or looked up once."""
         wanted = method_of(method)
         clusters = wanted.clusters or effort.grid.cluster_formulation
-        key = wanted.whole, clusters, wanted.sizes, home, effort
+        key = wanted.whole, clusters, wanted.sizes, stores, effort
         if key not in self._options:
             effort = replace(effort, grid=replace(effort.grid, cluster_formulation=clusters))
-            self._options[key] = block_options(self.variants_for(method), home, effort, part)
+            self._options[key] = block_options(self.variants_for(method), stores, effort, part)
         return self._options[key]
 
 
@@ -106,7 +106,7 @@ def cost_step(
     *,
     loss: Loss | None,
     optimizer: torch.optim.Optimizer | KnownOptimizer | None,
-    home: Path,
+    stores: Path,
     objective: Objective | None = None,
     recorded: Recorded | None = None,
     micro_batch: MicroBatch | None = None,
@@ -137,7 +137,7 @@ def cost_step(
             made,
             model,
             optimizer=optimizer,
-            home=home,
+            stores=stores,
             micro_batch=micro_batch,
             largest=largest,
             costs=costs,
@@ -156,7 +156,7 @@ def cost_recorded(
     model: nn.Module,
     *,
     optimizer: torch.optim.Optimizer | KnownOptimizer | None,
-    home: Path,
+    stores: Path,
     micro_batch: MicroBatch | None,
     largest: MicroBatch | None,
     costs: str,
@@ -170,13 +170,13 @@ def cost_recorded(
     learnt = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     trace = with_updates(recorded, model, optimizer=learnt, micro_batch=micro_batch)
     progress("profile")
-    target = target or target_device(trace.meta.device, home)
+    target = target or target_device(trace.meta.device, stores)
     traces = variants_of(trace)
     whole = trace if largest is None else with_updates(recorded, model, optimizer=learnt, micro_batch=largest)
     known = profile_variants(
         [*traces.values(), *([whole] if largest is not None else [])],
         target,
-        CostStore(home / "costs"),
+        CostStore(stores / "costs"),
         costs="roofline" if costs == "roofline" else "measured",
         seconds_per_call=effort.seconds_per_call,
         min_samples=effort.min_samples,
@@ -213,13 +213,13 @@ def cost_traces(
 
 
 def block_options(
-    variants: Iterable[Variant], home: Path, effort: Effort, part: Part = lambda done, total: None
+    variants: Iterable[Variant], stores: Path, effort: Effort, part: Part = lambda done, total: None
 ) -> list[Option]:
     """Schedules of every distinct block."""
     variants = list(variants)
     by_hash = options_for_blocks(
         [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],
-        OptionStore(home / "options"),
+        OptionStore(stores / "options"),
         size=effort.grid,
         settings=effort.solver,
         workers=os.cpu_count() or 1,

@@ -21,7 +21,7 @@ from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
 from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.sizes import MOST_BYTES, resolve_budget
-from stowage.stages.solve import Below, Known, PlanRequest, Solved, Sought, sought_budget
+from stowage.stages.solve import Known, LowerTier, PlanRequest, Solved, Sought, sought_budget
 from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.goals import Kept, kept_of, least
 
@@ -128,10 +128,10 @@ class CurvePlanner:
         costed: Costed,
         *,
         method: str,
-        home: Path,
+        stores: Path,
         effort: Effort,
-        below: Below | None = None,
-        away: frozenset[str] = frozenset(),
+        lower_tier: LowerTier | None = None,
+        offloaded_at_rest: frozenset[str] = frozenset(),
         progress: Progress = lambda stage: None,
         part: Part = lambda done, total: None,
         known: Known | None = None,
@@ -151,8 +151,8 @@ class CurvePlanner:
             device_fingerprint=costed.target.fingerprint,
             options_limits=effort.solver,
             o_ilp_limits=effort.o_ilp,
-            below=below,
-            away=away,
+            lower_tier=lower_tier,
+            offloaded_at_rest=offloaded_at_rest,
         )
         known = known if known is not None else Known()
 
@@ -161,10 +161,10 @@ class CurvePlanner:
                 costed,
                 budget_bytes,
                 method=method,
-                home=home,
+                stores=stores,
                 effort=effort,
-                below=below,
-                away=away,
+                lower_tier=lower_tier,
+                offloaded_at_rest=offloaded_at_rest,
                 progress=progress,
                 part=part,
                 known=known,

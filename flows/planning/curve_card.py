@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from stowage.flows.planning.curve import CardAnswer, CurvePlanner, Verdict
 from stowage.stages.device.cards import Card
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import Infeasible, NoRoomBelow, StowageError
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, StowageError
 from stowage.stages.report.units import GIB
-from stowage.stages.solve import Below, tier_below
+from stowage.stages.solve import LowerTier, lower_tier_of
 
 UNSURE = 0.10
 """Activations take so much more or less on the card than the operators of the CPU say."""
@@ -38,12 +38,12 @@ def room_of(target: DeviceDescription) -> int:
     return target.memory_bytes - target.context_bytes
 
 
-def host_below(target: DeviceDescription) -> Below:
+def host_as_lower_tier(target: DeviceDescription) -> LowerTier:
     """As much pinned RAM behind the card as is needed."""
-    below = tier_below(target, host_budget=1 << 40, disk_budget=None, offload_dir=None)
-    if below is None:
+    lower_tier = lower_tier_of(target, host_budget=1 << 40, disk_budget=None, offload_dir=None)
+    if lower_tier is None:
         raise AssertionError("a host budget gives a tier")
-    return below.boundless()
+    return lower_tier.boundless()
 
 
 def answer_of(
@@ -75,11 +75,11 @@ def answer_of(
                 summary = chosen.solve(room).summary
                 verdict = "with_ram"
                 line = (
-                    f"needs {summary.below_bytes / GIB:.1f} GiB of RAM (pinned), and then fits at "
+                    f"needs {summary.lower_tier_bytes / GIB:.1f} GiB of RAM (pinned), and then fits at "
                     f"{_slower(summary.step_time_s, chosen)}, moving "
                     f"{(summary.offload_bytes + summary.reload_bytes) / GIB:.1f} GiB over PCIe each step"
                 )
-            except (Infeasible, NoRoomBelow) as error:
+            except (Infeasible, NoRoomInLowerTier) as error:
                 least = failure.smallest_feasible_bytes
                 if isinstance(error, Infeasible):
                     least = min(least, error.smallest_feasible_bytes)

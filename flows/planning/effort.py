@@ -72,18 +72,18 @@ def processor_s() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
-def home_folder(cache_dir: str | Path | None) -> Path:
+def stores_folder(cache_dir: str | Path | None) -> Path:
     """Where costs, options and plans of `fit` live: the argument, `STOWAGE_HOME`, or the user's cache folder."""
     return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))
 
 
-def target_device(device_name: str | torch.device, home: Path) -> DeviceDescription:
+def target_device(device_name: str | torch.device, stores: Path) -> DeviceDescription:
     """This machine's device, measured once and remembered; `cuda` is the current GPU."""
     device = device_of(device_name)
-    path = home / "devices" / f"{device.fingerprint()}.json"
+    path = stores / "devices" / f"{device.fingerprint()}.json"
     try:
         return read_record(path, DeviceDescription)
     except TableError:
-        description = device.describe(str(home))
+        description = device.describe(str(stores))
         write_record(path, description)
         return description

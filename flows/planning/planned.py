@@ -56,7 +56,7 @@ def finish(
     blocks: list[Block],
     options: list[Option],
     solved: Solved,
-    home: Path,
+    stores: Path,
     eager_peak_bytes: int,
 ) -> Planned:
     """Generate `step.py` for a solved plan, and write it with its tables below `home`."""
@@ -72,7 +72,7 @@ def finish(
             summary=solved.summary,
             source=source,
             manifest=manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash),
-            folder=home / "plans" / solved.summary.plan_hash,
+            folder=stores / "plans" / solved.summary.plan_hash,
             eager_peak_bytes=eager_peak_bytes,
         )
     )

@@ -120,7 +120,7 @@ class Sizes:
         blocks: Sequence[Block],
         costs: Mapping[str, Cost],
         request: PlanRequest,
-        home: Path,
+        stores: Path,
         effort: Effort,
         *,
         only_kept: bool = False,
@@ -147,8 +147,8 @@ class Sizes:
             return None
         candidates = [self._same_rows(reference, trace, costs, request)]
         if method_of(request.method).keeps and reference.searched:
-            in_memory = replace(request, below=None)
-            candidates.append(self._searched(reference, trace, costs, in_memory, home, effort))
+            in_memory = replace(request, lower_tier=None)
+            candidates.append(self._searched(reference, trace, costs, in_memory, stores, effort))
         return min((c for c in candidates if c), key=lambda c: c.solved.summary.step_time_s, default=None)
 
     def _same_rows(
@@ -173,7 +173,7 @@ class Sizes:
         trace: TraceTables,
         costs: Mapping[str, Cost],
         request: PlanRequest,
-        home: Path,
+        stores: Path,
         effort: Effort,
     ) -> AtOnce | None:
         """RK-Rotor over the schedules that were found for the blocks in another size."""
@@ -183,13 +183,13 @@ class Sizes:
         if not variants:
             return None
         request = replace(request, slots=min(request.slots, SLOTS))
-        store = PlanStore(home / "solved")
+        store = PlanStore(stores / "solved")
         key = store.key(variants, "similar", request, effort.grid, effort.solver)
         solved = store.find(key, variants, budget_bytes=request.device_budget_bytes)
         options: list[Option] = []
         if solved is None:
             known: dict[str, list[Option]] = {}
-            for option in reference.costed.options_for(request.method, home, effort):
+            for option in reference.costed.options_for(request.method, stores, effort):
                 known.setdefault(option.block_hash, []).append(option)
             found: dict[str, list[Option]] = {}
             for before, variant in pairs:

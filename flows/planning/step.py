@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stowage.flows.planning.costed import Costed, Part, Progress, block_options, cost_step, cost_traces
-from stowage.flows.planning.effort import QUICK, Effort, home_folder, processor_s, target_device
+from stowage.flows.planning.effort import QUICK, Effort, processor_s, stores_folder, target_device
 from stowage.flows.planning.plan_store import PlanStore
 from stowage.flows.planning.planned import Planned, finish, write_plan
 from stowage.stages.ir.costs import DeviceDescription
@@ -18,7 +18,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.rewrite import needed_variant
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import Below, Known, PlanRequest, Reserve, Solved, check_method, solve_variants
+from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, Solved, check_method, solve_variants
 from stowage.stages.trace import MicroBatch, Recorded
 from stowage.stages.workload.calls import Loss, Objective
 
@@ -31,11 +31,11 @@ __all__ = [
     "cost_step",
     "cost_traces",
     "finish",
-    "home_folder",
     "plan_costed",
     "plan_step",
     "processor_s",
     "solve_costed",
+    "stores_folder",
     "target_device",
     "write_plan",
 ]
@@ -49,7 +49,7 @@ def plan_step(
     optimizer: torch.optim.Optimizer | KnownOptimizer | None,
     device_budget: str | int,
     method: str,
-    home: Path,
+    stores: Path,
     objective: Objective | None = None,
     recorded: Recorded | None = None,
     micro_batch: MicroBatch | None = None,
@@ -58,8 +58,8 @@ def plan_step(
     effort: Effort | None = None,
     notices: list[str] | None = None,
     target: DeviceDescription | None = None,
-    below: Below | None = None,
-    away: frozenset[str] = frozenset(),
+    lower_tier: LowerTier | None = None,
+    offloaded_at_rest: frozenset[str] = frozenset(),
     layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
 ) -> Planned:
@@ -92,7 +92,7 @@ def plan_step(
         batch,
         loss=loss,
         optimizer=optimizer,
-        home=home,
+        stores=stores,
         objective=objective,
         recorded=recorded,
         micro_batch=micro_batch,
@@ -108,10 +108,10 @@ def plan_step(
         costed,
         device_budget=device_budget,
         method=method,
-        home=home,
+        stores=stores,
         effort=effort,
-        below=below,
-        away=away,
+        lower_tier=lower_tier,
+        offloaded_at_rest=offloaded_at_rest,
         progress=progress,
     )
 
@@ -121,10 +121,10 @@ def plan_costed(
     *,
     device_budget: str | int,
     method: str,
-    home: Path,
+    stores: Path,
     effort: Effort,
-    below: Below | None = None,
-    away: frozenset[str] = frozenset(),
+    lower_tier: LowerTier | None = None,
+    offloaded_at_rest: frozenset[str] = frozenset(),
     progress: Progress = lambda stage: None,
     part: Part = lambda done, total: None,
     said: str = "",
@@ -147,10 +147,10 @@ def plan_costed(
         costed,
         budget_bytes,
         method=method,
-        home=home,
+        stores=stores,
         effort=effort,
-        below=below,
-        away=away,
+        lower_tier=lower_tier,
+        offloaded_at_rest=offloaded_at_rest,
         progress=progress,
         part=part,
         said=said,
@@ -159,7 +159,7 @@ def plan_costed(
     progress("codegen")
     chosen = needed_variant(costed.variants_for(method), solved.summary.variant)
     trace, nodes, blocks = chosen.trace, list(chosen.nodes), list(chosen.blocks)
-    return finish(trace, nodes, blocks, options, solved, home, costed.eager_peak_bytes)
+    return finish(trace, nodes, blocks, options, solved, stores, costed.eager_peak_bytes)
 
 
 def solve_costed(
@@ -167,10 +167,10 @@ def solve_costed(
     budget_bytes: int,
     *,
     method: str,
-    home: Path,
+    stores: Path,
     effort: Effort,
-    below: Below | None = None,
-    away: frozenset[str] = frozenset(),
+    lower_tier: LowerTier | None = None,
+    offloaded_at_rest: frozenset[str] = frozenset(),
     progress: Progress = lambda stage: None,
     part: Part = lambda done, total: None,
     said: str = "",
@@ -193,16 +193,16 @@ def solve_costed(
     target, variants = costed.target, costed.variants_for(method)
     reserve = Reserve(target, budget_bytes, variants[0].trace, said)
     budget = reserve.usable_bytes
-    store = PlanStore(home / "solved")
-    lasting = below.lasting() if below else None
+    store = PlanStore(stores / "solved")
+    lasting = lower_tier.lasting() if lower_tier else None
     limits = effort.grid, effort.solver, effort.o_ilp, effort.slots
-    key = store.key(variants, budget, method, limits, target, lasting, sorted(away))
-    room_bytes = below.disk_room_bytes if below else None
+    key = store.key(variants, budget, method, limits, target, lasting, sorted(offloaded_at_rest))
+    room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     if solved is not None:
         return reserve.stated(solved), []
     progress("options")
-    options = costed.options_for(method, home, effort, part)
+    options = costed.options_for(method, stores, effort, part)
     progress("solve")
     request = PlanRequest(
         device_budget_bytes=budget,
@@ -212,8 +212,8 @@ def solve_costed(
         device_fingerprint=target.fingerprint,
         options_limits=effort.solver,
         o_ilp_limits=effort.o_ilp,
-        below=below,
-        away=away,
+        lower_tier=lower_tier,
+        offloaded_at_rest=offloaded_at_rest,
     )
     with reserve.counted():
         solved = reserve.stated(solve_variants(variants, options, request, known))

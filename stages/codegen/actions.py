@@ -35,7 +35,9 @@ class Actions:
         self.runs = [0] * len(nodes)
         self.total = [0] * len(nodes)
         self.slots = {s.storage: s for s in slots}
-        self.on_disk = {s.storage for s in slots if s.home == "disk"} if len({s.home for s in slots}) > 1 else set()
+        self.on_disk = (
+            {s.storage for s in slots if s.placement == "disk"} if len({s.placement for s in slots}) > 1 else set()
+        )
         self.under_way = {s.storage: s.start for s in slots if s.start in ("reloading", "offloading", "updating")}
         behind = left_behind(trace)
         stays = [g for g in trace.gradients if g.gradient_value in behind]
@@ -114,7 +116,7 @@ class Actions:
         role = self.trace.storages[row.storage].role
         slot = self.slots.get(row.storage)
         if role == "temporary" and slot is not None and slot.role == "gradient":
-            self.names.lines.append(f"run.keep_below({quoted(self.left[row.storage])})")
+            self.names.lines.append(f"run.keep_offloaded({quoted(self.left[row.storage])})")
             del self.left[row.storage]
         elif role != "temporary" and row.storage not in self.spent:
             self.names.lines.append(f"run.free({self._slot(row)})")
@@ -168,7 +170,7 @@ class Actions:
         self.under_way[row.storage] = "updating"
         where = ", from and to disk" if row.storage in self.on_disk else ""
         note = f"  # on the CPU{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
-        self.names.lines.append(f"run.update_below({self._slot(row)}, {names}){note}")
+        self.names.lines.append(f"run.update_on_cpu({self._slot(row)}, {names}){note}")
 
     def _form(self, gradient: int) -> str:
         """How a gradient lies in what went below, where it is a view of that."""

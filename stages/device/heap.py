@@ -114,7 +114,7 @@ RETAINED_BYTES = 96 << 20
 """Freed memory that the heap may hold besides: with less a step that offloads spends more time on fresh pages."""
 
 
-def limit_for(budget_bytes: int, held_bytes: int) -> ResidentLimit | None:
+def limit_for(budget_bytes: int, retained_bytes: int) -> ResidentLimit | None:
     """A limit of what the process occupies now, tensors aside, of a budget for these, and of `RETAINED_BYTES`; None
     without glibc's heap.
 
@@ -124,7 +124,7 @@ def limit_for(budget_bytes: int, held_bytes: int) -> ResidentLimit | None:
     """
     if _glibc() is None:
         return None
-    return ResidentLimit(max(0, resident_bytes() - held_bytes) + budget_bytes + RETAINED_BYTES)
+    return ResidentLimit(max(0, resident_bytes() - retained_bytes) + budget_bytes + RETAINED_BYTES)
 
 
 def resident_bytes() -> int:

@@ -17,7 +17,7 @@ class CurvePoint:
         slowdown: of the step against keeping everything, as a fraction.
         recomputed_bytes: of activations made more than once.
         offload_bytes, reload_bytes: moved down and up in one iteration.
-        below_bytes: live below the device at some time of it.
+        lower_tier_bytes: live below the device at some time of it.
         wait_s: predicted time that computing waits for copies.
         smallest_feasible_bytes: the least budget that planning this one has found.
         method, variant: see `PlanSummary`.
@@ -33,7 +33,7 @@ class CurvePoint:
     recomputed_bytes: int = 0
     offload_bytes: int = 0
     reload_bytes: int = 0
-    below_bytes: int = 0
+    lower_tier_bytes: int = 0
     wait_s: float = 0.0
     smallest_feasible_bytes: int = 0
     method: str = ""

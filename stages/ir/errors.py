@@ -35,11 +35,11 @@ class IllegalPlanError(StowageError):
     """The referee rejected a plan: a solver's bug, never the user's fault."""
 
 
-class NoRoomBelow(StowageError):  # noqa: N818 - a result, as `Infeasible` is
+class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible` is
     """The device budget could be met, if the tier below the device had more room."""
 
 
-class AwayError(StowageError):
+class OffloadedError(StowageError):
     """A model was called whose weights are below the device."""
 
 

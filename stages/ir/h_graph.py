@@ -32,14 +32,14 @@ class HStep:
         unborn: values the node makes that are not in memory yet, unless they were before it started; ascending.
         gone: values the node reads or makes that it has touched for the last time; they are in memory now only if
             somebody needs them after the node; ascending.
-        phantom_gone_bytes: in backward, bytes of the phantom that this schedule has freed by now; they are still
+        phantom_released_bytes: in backward, bytes of the phantom that this schedule has freed by now; they are still
             there if the phantom is kept for another run.
     """
 
     internal_bytes: int
     unborn: tuple[int, ...] = ()
-    gone: tuple[int, ...] = ()
-    phantom_gone_bytes: int = 0
+    released: tuple[int, ...] = ()
+    phantom_released_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,12 +205,12 @@ def _check_run(k: int, node: HNode, run: HRun) -> None:
     if not run.steps:
         raise ValueError(f"node {k} ({node.name}) has a way without steps")
     for step in run.steps:
-        if not set(step.unborn) <= set(node.makes) or not set(step.gone) <= touched:
+        if not set(step.unborn) <= set(node.makes) or not set(step.released) <= touched:
             raise ValueError(f"node {k} ({node.name}) has a step that names values it does not touch")
-        if set(step.unborn) & set(step.gone):
+        if set(step.unborn) & set(step.released):
             raise ValueError(f"node {k} ({node.name}) is done with a value that it has not made yet")
     for before, after in zip(run.steps, run.steps[1:]):
-        if not set(after.unborn) <= set(before.unborn) or not set(before.gone) <= set(after.gone):
+        if not set(after.unborn) <= set(before.unborn) or not set(before.released) <= set(after.released):
             raise ValueError(f"node {k} ({node.name}) has steps that are not in order of time")
 
 

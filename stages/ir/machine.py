@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Home = Literal["host", "disk"]
+Placement = Literal["host", "disk"]
 """Where what leaves the device lives: pinned memory of the host, or a disk. On a machine without a GPU, whose device
 tier is the RAM itself, everything is on the disk."""
 
@@ -52,15 +52,15 @@ class TierState:
     """Where persistent storages are between two iterations: the same at the start and at the end of a plan.
 
     Attributes:
-        below: storages that only the tier below holds.
+        offloaded: storages that only the lower tier holds.
         reloading: storages on their way to the device; their memory is taken and nobody may read them yet.
         offloading: storages on the device, and on their way down.
         updating: parameters below that the CPU is updating, with their states.
-        copied: storages whose copy below is up to date, those of `below` and `reloading` included.
+        copied: storages whose copy below is up to date, those of `offloaded` and `reloading` included.
         on_disk: storages, temporary ones too, whose place below is on a disk; it never changes.
     """
 
-    below: frozenset[int] = frozenset()
+    offloaded: frozenset[int] = frozenset()
     reloading: frozenset[int] = frozenset()
     offloading: frozenset[int] = frozenset()
     copied: frozenset[int] = frozenset()

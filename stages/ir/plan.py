@@ -9,7 +9,7 @@ from typing import Literal
 
 from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.amounts import size_text, time_text
-from stowage.stages.ir.machine import Home, TierState
+from stowage.stages.ir.machine import Placement, TierState
 from stowage.stages.ir.trace import StorageRole
 
 
@@ -23,9 +23,9 @@ class Option:
         forward, backward: `BlockSchedule` parts, encoded: node k is k, freeing allocation i is −1 − i.
         formulation, status, gap: how it was found.
         forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: see
-            `simulate.BlockCost`; `simulate.tail` fills them and the following.
-        tail_time_s, tail_save_bytes, tail_forward_peak_bytes, tail_backward_peak_bytes: both parts' time, and the same
-            bytes, of a last run, when nobody needs the block's output any more.
+            `simulate.BlockCost`; `simulate.last_run` fills them and the following.
+        last_run_time_s, last_run_save_bytes, last_run_forward_peak_bytes, last_run_backward_peak_bytes: both parts'
+            time, and the same bytes, of a last run, when nobody needs the block's output any more.
     """
 
     block_hash: str
@@ -41,10 +41,10 @@ class Option:
     forward_peak_bytes: int = 0
     backward_peak_bytes: int = 0
     recomputed_bytes: int = 0
-    tail_time_s: float = 0.0
-    tail_save_bytes: int = 0
-    tail_forward_peak_bytes: int = 0
-    tail_backward_peak_bytes: int = 0
+    last_run_time_s: float = 0.0
+    last_run_save_bytes: int = 0
+    last_run_forward_peak_bytes: int = 0
+    last_run_backward_peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class PlanRow:
     peak_bytes: int
 
 
-Start = Literal["device", "below", "reloading", "offloading", "updating"]
+Start = Literal["device", "offloaded", "reloading", "offloading", "updating"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Slot:
     role: StorageRole
     start: Start
     copied: bool
-    home: Home = "host"
+    placement: Placement = "host"
 
 
 def tier_state(slots: Iterable[Slot]) -> TierState:
@@ -114,12 +114,12 @@ def tier_state(slots: Iterable[Slot]) -> TierState:
         return frozenset(s.storage for s in kept if s.start == start)
 
     return TierState(
-        at("below") | at("updating"),  # what the CPU updates is on no device
+        at("offloaded") | at("updating"),  # what the CPU updates is on no device
         at("reloading"),
         at("offloading"),
         frozenset(s.storage for s in kept if s.copied),
         at("updating"),
-        frozenset(s.storage for s in all_slots if s.home == "disk"),
+        frozenset(s.storage for s in all_slots if s.placement == "disk"),
     )
 
 
@@ -145,7 +145,7 @@ class PlanSummary:
         device_fingerprint: of the device that the costs are from.
         variant: the rewrite of the trace that it plans, see `VariantName`.
         exact: whether every number is that of plain PyTorch, bit for bit; no plan that is not is made unasked.
-        below_bytes: bytes that live below the device at some time of the iteration.
+        lower_tier_bytes: bytes that live below the device at some time of the iteration.
         disk_bytes: of those, what lives on a disk.
         offload_bytes, reload_bytes: moved down and up in one iteration.
         wait_s: predicted time that computing waits for copies.
@@ -187,7 +187,7 @@ class PlanSummary:
     device_fingerprint: str = ""
     variant: str = "plain"
     exact: bool = True
-    below_bytes: int = 0
+    lower_tier_bytes: int = 0
     offload_bytes: int = 0
     reload_bytes: int = 0
     wait_s: float = 0.0
@@ -199,10 +199,10 @@ class PlanSummary:
 
     def __repr__(self) -> str:
         moved = ""
-        if self.below_bytes:
+        if self.lower_tier_bytes:
             moved = (
-                f"\n below the device {size_text(self.below_bytes)}; each step moves {size_text(self.offload_bytes)} "
-                f"down and {size_text(self.reload_bytes)} up"
+                f"\n below the device {size_text(self.lower_tier_bytes)}; each step moves "
+                f"{size_text(self.offload_bytes)} down and {size_text(self.reload_bytes)} up"
             )
         reserve = f" beside a reserve of {size_text(self.reserve_bytes)}" if self.reserve_bytes else ""
         reserve += f" (the budget is {self.budget_found})" if self.budget_found else ""

@@ -3,7 +3,7 @@ tensor by itself, which states it keeps, and what an update costs. The object it
 made anew."""
 
 from stowage.stages.optimizers.bench import Bench
-from stowage.stages.optimizers.content import held_by
+from stowage.stages.optimizers.content import tensors_in
 from stowage.stages.optimizers.known import KnownOptimizer
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
 from stowage.stages.optimizers.single import bare_step, step_alone, step_some
@@ -21,10 +21,10 @@ __all__ = [
     "StateTensor",
     "bare_step",
     "habits_of",
-    "held_by",
     "kept_states",
     "signature_of",
     "step_alone",
     "step_some",
+    "tensors_in",
     "twin_of",
 ]

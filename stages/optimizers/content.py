@@ -40,7 +40,7 @@ def leaves_of(item: Any, names: Mapping[int, str]) -> dict[Path, Any]:
     return dict(_walk(item, (), names, set()))
 
 
-def held_by(item: Any) -> list[torch.Tensor]:
+def tensors_in(item: Any) -> list[torch.Tensor]:
     """Every tensor that an object holds, however deep."""
     return [leaf for _, leaf in _walk(item, (), {}, set()) if isinstance(leaf, torch.Tensor)]
 

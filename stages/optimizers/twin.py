@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.optimizers.content import held_by
+from stowage.stages.optimizers.content import tensors_in
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -144,7 +144,7 @@ def _state(
     for key, value in state.items():
         if isinstance(key, torch.Tensor) and id(key) not in stand_ins:
             continue
-        for tensor in held_by(value) if mode is not None else ():
+        for tensor in tensors_in(value) if mode is not None else ():
             if id(tensor) not in memo:
                 memo[id(tensor)] = mode.from_tensor(tensor) if mode is not None else tensor
         found[memo[id(key)] if isinstance(key, torch.Tensor) else key] = copy.deepcopy(value, memo)

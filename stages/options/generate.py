@@ -18,8 +18,14 @@ from stowage.stages.options.sources import Fixed, sources_of
 from stowage.stages.options.store import OptionStore, block_key
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.workers.pool import Answer, Job, work
-from stowage.stages.options.workers.worker import grid_request, row_request, sweep_request, unpack, unpack_grid
-from stowage.stages.simulate.last_run import with_costs, with_tail_costs
+from stowage.stages.options.workers.worker import (
+    greedy_frontier_request,
+    grid_request,
+    row_request,
+    unpack,
+    unpack_grid,
+)
+from stowage.stages.simulate.last_run import with_costs, with_last_run_costs
 from stowage.stages.solver.outcome import SolverSettings
 
 Progress = Callable[[int, int], None]
@@ -115,7 +121,7 @@ class _Solver:
         def direct(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
             return self.block(region, (), size.inside(), lambda o: follow(found_of(o)))
 
-        jobs = [Job(sweep_request(graph, size, self.settings), lambda answer: done(_SWEPT, unpack(answer)))]
+        jobs = [Job(greedy_frontier_request(graph, size, self.settings), lambda answer: done(_SWEPT, unpack(answer)))]
         if clusters:
             jobs += HierarchyWork(graph, clusters, size, self.settings, direct, partial(done, _FROM_CLUSTERS)).first()
         return jobs
@@ -197,7 +203,7 @@ def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
         )
         for one in found
     ]
-    return [replace(with_tail_costs(o, graph), option=position) for position, o in enumerate(_undominated(judged))]
+    return [replace(with_last_run_costs(o, graph), option=position) for position, o in enumerate(_undominated(judged))]
 
 
 def _undominated(options: Sequence[Option]) -> list[Option]:

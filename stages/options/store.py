@@ -17,7 +17,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.options.sources import SOURCES
 from stowage.stages.options.tasks import GridSize
-from stowage.stages.simulate.last_run import with_costs, with_tail_costs
+from stowage.stages.simulate.last_run import with_costs, with_last_run_costs
 from stowage.stages.solver.outcome import SolverSettings
 
 DECIDING = tuple(
@@ -84,7 +84,7 @@ class OptionStore:
         try:
             options = read_rows(self.path(key), Option)
             for position, option in enumerate(options):
-                judged = with_tail_costs(with_costs(option, graph), graph)
+                judged = with_last_run_costs(with_costs(option, graph), graph)
                 if judged != option or (option.block_hash, option.option) != (name, position):
                     return None
                 if not 0 <= option.gap < math.inf:

@@ -50,9 +50,9 @@ def gradient_accumulators(nodes: Sequence[ComputeNode], trace: TraceTables) -> f
 
 
 def partition(
-    trace: TraceTables, nodes: Sequence[ComputeNode], *, smallest_block: int = 4, hold_from: int | None = None
+    trace: TraceTables, nodes: Sequence[ComputeNode], *, smallest_block: int = 4, long_lived_from: int | None = None
 ) -> tuple[list[ComputeNode], list[Block]]:
-    """Assign every node to a block and describe each block; see `find_chain` for `hold_from`.
+    """Assign every node to a block and describe each block; see `find_chain` for `long_lived_from`.
 
     Returns:
         nodes, renumbered in the order of first execution without recomputation; and the blocks.
@@ -68,9 +68,9 @@ def partition(
         gradient_accumulators(nodes, trace),
         [s.nbytes for s in trace.storages],
         smallest_block=smallest_block,
-        hold_from=hold_from,
+        long_lived_from=long_lived_from,
     )
-    nodes = [replace(n, once=True) if chain.held.intersection(n.creates) else n for n in nodes]
+    nodes = [replace(n, once=True) if chain.long_lived.intersection(n.creates) else n for n in nodes]
     block_of = _assign(chain, nodes)
     updates = [n for n in nodes if n.phase == "update"]
     members = [_Members() for _ in range(len(chain.cuts) + 1)]
@@ -78,7 +78,7 @@ def partition(
         block = block_of.get(node.node, SHARED)
         if node.phase != "update" and block != SHARED:
             (members[block].forward if node.phase == "forward" else members[block].backward).append(node)
-    tail = _place_updates(updates, members, trace)
+    after_the_chain = _place_updates(updates, members, trace)
 
     for group in members:
         group.backward = _run_once_beside_updates(group.backward)
@@ -87,7 +87,7 @@ def partition(
         ordered += [replace(n, block=block) for n in group.forward]
     for block in range(len(members) - 1, -1, -1):
         ordered += [replace(n, block=block) for n in members[block].backward]
-    ordered += [replace(n, block=SHARED) for n in tail]
+    ordered += [replace(n, block=SHARED) for n in after_the_chain]
     numbered = [replace(n, node=i) for i, n in enumerate(ordered)]
     return numbered, _describe(numbered, chain, trace)
 
@@ -135,7 +135,7 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
             for storage in node.reads:
                 read_in[storage] = min(read_in.get(storage, block), block)
     placed: dict[int, list[tuple[int, ComputeNode]]] = defaultdict(list)
-    tail: list[ComputeNode] = []
+    after_the_chain: list[ComputeNode] = []
     position_of: dict[int, int] = {}
     for update in updates:
         needed = [s for s in update.reads if s in made_in]
@@ -143,7 +143,7 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
             made_in[s] == SHARED for s in needed
         )
         if late or not needed:
-            tail.append(update)
+            after_the_chain.append(update)
             made_in.update(dict.fromkeys({*update.creates, *waiting.intersection(update.mutates)}, SHARED))
             continue
         derived = set(parameters.intersection(update.mutates))
@@ -168,7 +168,7 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
             *after[-1],
             *(n for i, node in enumerate(members[block].backward) for n in (node, *after[i])),
         ]
-    return tail
+    return after_the_chain
 
 
 def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
@@ -213,9 +213,9 @@ def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> lis
         created = {s for n in inside for s in n.creates}
         incoming = chain.cuts[block].gradients if block < count - 1 else ()
         outgoing = set(chain.cuts[block - 1].gradients if block else ())
-        outgoing |= made_by[block] | ((final & created) - chain.held)
+        outgoing |= made_by[block] | ((final & created) - chain.long_lived)
         output = (chain.cuts[block].storage,) if block < count - 1 else ()
-        graph, numbers, storages = _graph(inside, output, incoming, outgoing, chain.held, trace)
+        graph, numbers, storages = _graph(inside, output, incoming, outgoing, chain.long_lived, trace)
         blocks.append(
             Block(
                 block=block,
@@ -236,11 +236,11 @@ def _graph(
     output: tuple[int, ...],
     incoming: tuple[int, ...],
     outgoing: set[int],
-    held: frozenset[int],
+    long_lived: frozenset[int],
     trace: TraceTables,
 ) -> tuple[BlockGraph, tuple[int, ...], tuple[int, ...]]:
     """Relabel a block's nodes and storages by position; what is held is resident outside."""
-    storages = [s for n in inside for s in n.creates if s not in held]
+    storages = [s for n in inside for s in n.creates if s not in long_lived]
     storages += [s for s in sorted(incoming) if s not in storages]
     index = {s: i for i, s in enumerate(storages)}
     graph = BlockGraph(

@@ -52,7 +52,7 @@ class Chain:
     effective: list[int]
     backward: list[ComputeNode]
     free: list[ComputeNode]
-    held: frozenset[int] = frozenset()
+    long_lived: frozenset[int] = frozenset()
 
 
 def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], accumulators: frozenset[int]) -> set[int]:
@@ -80,7 +80,7 @@ def find_chain(
     storage_bytes: Sequence[int],
     *,
     smallest_block: int,
-    hold_from: int | None = None,
+    long_lived_from: int | None = None,
 ) -> Chain:
     """Cut the step into blocks.
 
@@ -91,9 +91,9 @@ def find_chain(
         accumulators: storages of parameter gradients in the making; they may cross borders.
         storage_bytes: by storage.
         smallest_block: neighbours with fewer forward nodes than this together are merged.
-        hold_from: values that are read so many nodes after they are made, or later, are held instead of hiding borders
-            (what a decoder reads of its encoder, skips of a U-Net, inputs of a scan); their gradients may then wait
-            beside that of `x`. None to hold nothing.
+        long_lived_from: values that are read so many nodes after they are made, or later, are held instead of hiding
+            borders (what a decoder reads of its encoder, skips of a U-Net, inputs of a scan); their gradients may then
+            wait beside that of `x`. None to hold nothing.
     """
     free = parameter_free(nodes, parameters, accumulators)
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
@@ -106,11 +106,11 @@ def find_chain(
         for storage in node.reads:
             if storage in made_at:
                 last_read[storage] = max(last_read.get(storage, -1), position)
-    held = frozenset[int]()
-    if hold_from is not None:
-        held = _held(forward, made_at, last_read, hold_from)
-        made_at = {s: position for s, position in made_at.items() if s not in held}
-        last_read = {s: position for s, position in last_read.items() if s not in held}
+    long_lived = frozenset[int]()
+    if long_lived_from is not None:
+        long_lived = _long_lived(forward, made_at, last_read, long_lived_from)
+        made_at = {s: position for s, position in made_at.items() if s not in long_lived}
+        last_read = {s: position for s, position in last_read.items() if s not in long_lived}
     crossing = _crossing(len(forward), made_at, last_read)
 
     seen: set[int] = set()
@@ -128,7 +128,7 @@ def find_chain(
             backward,
             accumulators,
             storage_bytes,
-            several=bool(held),
+            several=bool(long_lived),
         )
     else:  # a forward alone
         cuts = [Cut(position, -1, storage, ()) for position, storage in borders]
@@ -138,15 +138,15 @@ def find_chain(
         effective=effective,
         backward=backward,
         free=[n for n in nodes if n.node in free],
-        held=held,
+        long_lived=long_lived,
     )
 
 
-def _held(
-    forward: Sequence[ComputeNode], made_at: dict[int, int], last_read: dict[int, int], hold_from: int
+def _long_lived(
+    forward: Sequence[ComputeNode], made_at: dict[int, int], last_read: dict[int, int], long_lived_from: int
 ) -> frozenset[int]:
     """Values that live long, with everything else that their makers make: these run once."""
-    long = {s for s, last in last_read.items() if last - made_at[s] >= hold_from}
+    long = {s for s, last in last_read.items() if last - made_at[s] >= long_lived_from}
     return frozenset(s for n in forward if long.intersection(n.creates) for s in n.creates)
 
 

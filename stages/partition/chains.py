@@ -32,11 +32,11 @@ def make_blocks(
 
 
 def _cut(
-    trace: TraceTables, folded: Sequence[ComputeNode], max_blocks: int, hold_from: int | None
+    trace: TraceTables, folded: Sequence[ComputeNode], max_blocks: int, long_lived_from: int | None
 ) -> tuple[list[ComputeNode], list[Block]]:
     smallest = SMALLEST_BLOCK
     while True:
-        nodes, blocks = partition(trace, folded, smallest_block=smallest, hold_from=hold_from)
+        nodes, blocks = partition(trace, folded, smallest_block=smallest, long_lived_from=long_lived_from)
         if len(blocks) <= max_blocks:
             return nodes, blocks
         smallest *= 2
@@ -79,16 +79,18 @@ def make_chains(
     largest = before = _largest(plain[1])
     if largest <= max_exact_nodes:
         return {UNHELD: Partitioned(*plain, [])}
-    held: tuple[list[ComputeNode], list[Block]] | None = None
-    for hold_from in HOLD_FROM:
-        nodes, blocks = _cut(trace, folded, max_blocks, hold_from)
+    long_lived: tuple[list[ComputeNode], list[Block]] | None = None
+    for long_lived_from in HOLD_FROM:
+        nodes, blocks = _cut(trace, folded, max_blocks, long_lived_from)
         if _largest(blocks) < largest:
-            largest, held = _largest(blocks), (nodes, blocks)
+            largest, long_lived = _largest(blocks), (nodes, blocks)
         if largest <= max_exact_nodes:
             break
-    if held is None:
+    if long_lived is None:
         return {UNHELD: Partitioned(*plain, _clusters(trace, *plain, max_exact_nodes, limits))}
-    around: dict[ChainName, Partitioned] = {HELD: Partitioned(*held, _clusters(trace, *held, max_exact_nodes, limits))}
+    around: dict[ChainName, Partitioned] = {
+        HELD: Partitioned(*long_lived, _clusters(trace, *long_lived, max_exact_nodes, limits))
+    }
     return around if before > HUGE and largest <= max_exact_nodes else {UNHELD: Partitioned(*plain, []), **around}
 
 

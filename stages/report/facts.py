@@ -108,7 +108,7 @@ def headline(summary: PlanSummary, facts: Facts) -> list[Line]:
     spare = s.device_budget_bytes - (s.device_peak_bytes if f.peak_bytes is None else f.peak_bytes)
     moved = [
         Line(
-            "Below the device", size(s.below_bytes), NOTHING, NOTHING,
+            "Below the device", size(s.lower_tier_bytes), NOTHING, NOTHING,
             f"each step moves {size(s.offload_bytes)} down, {size(s.reload_bytes)} up, and waits {seconds(s.wait_s)}",
         )
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def headline(summary: PlanSummary, facts: Facts) -> list[Line]:
         time("Predicted step time", s.step_time_s, s.keep_all_time_s,
              f"{percent(overhead(s))} above the lower bound of {seconds(s.lower_bound_s)}"),
         time("Measured step time", f.step_s, f.eager_step_s, off_by(f.step_s, s.step_time_s)),
-        *(moved if s.below_bytes else []),
+        *(moved if s.lower_tier_bytes else []),
     ]  # fmt: skip
 
 

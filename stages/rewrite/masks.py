@@ -112,10 +112,10 @@ def _is_new(value: int, trace: TraceTables) -> bool:
 def _new_values(trace: TraceTables, mask: _Mask, storages: list[Storage], values: list[Value]) -> tuple[int, int, int]:
     """Give the draw a storage of its own; add the bits and the unpacked mask. Returns raw storage, bits, unpacked."""
     drawn = values[mask.draw.returns[0]]
-    home = trace.storages[drawn.storage]
+    storage_of_value = trace.storages[drawn.storage]
     elements = math.prod(drawn.shape)
-    raw = Storage(len(storages), home.nbytes, "temporary", f"{home.name}.draw")
-    kept = Storage(len(storages) + 1, elements, "temporary", f"{home.name}.bits")
+    raw = Storage(len(storages), storage_of_value.nbytes, "temporary", f"{storage_of_value.name}.draw")
+    kept = Storage(len(storages) + 1, elements, "temporary", f"{storage_of_value.name}.bits")
     storages += [raw, kept]
     for value in (mask.make.returns[0], mask.draw.returns[0]):
         values[value] = replace(values[value], storage=raw.storage)
@@ -123,7 +123,7 @@ def _new_values(trace: TraceTables, mask: _Mask, storages: list[Storage], values
         drawn, value=len(values), storage=kept.storage, dtype="uint8", call=0, name=f"{drawn.name}bits", offset=0
     )
     values.append(bits)
-    unpacked = replace(drawn, value=len(values), storage=home.storage, call=0, name=f"{drawn.name}mask")
+    unpacked = replace(drawn, value=len(values), storage=storage_of_value.storage, call=0, name=f"{drawn.name}mask")
     values.append(unpacked)
     return raw.storage, bits.value, unpacked.value
 

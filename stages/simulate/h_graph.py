@@ -148,8 +148,8 @@ def _peak(graph: HGraph, memory: _Memory, action: HAction, run: HRun, freed: set
         there = {
             d
             for d in touched
-            if not (d in step.unborn and d not in memory.values) and not (d in step.gone and ("free", d) in freed)
+            if not (d in step.unborn and d not in memory.values) and not (d in step.released and ("free", d) in freed)
         }
         now = aside + sum(graph.values[d].nbytes for d in there) + step.internal_bytes
-        highest = max(highest, now + (step.phantom_gone_bytes if kept else 0))
+        highest = max(highest, now + (step.phantom_released_bytes if kept else 0))
     return highest

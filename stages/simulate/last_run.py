@@ -33,7 +33,7 @@ def with_costs(option: Option, graph: BlockGraph) -> Option:
     )
 
 
-def with_tail_costs(option: Option, graph: BlockGraph) -> Option:
+def with_last_run_costs(option: Option, graph: BlockGraph) -> Option:
     """Return the option with what its last run costs; where its schedule cannot do without what only the output
     needs, that is a run like any other.
 
@@ -43,22 +43,22 @@ def with_tail_costs(option: Option, graph: BlockGraph) -> Option:
     last, _ = _last_run(graph, schedule_of(option))
     return replace(
         option,
-        tail_time_s=last.forward_time_s + last.backward_time_s,
-        tail_save_bytes=last.save_bytes,
-        tail_forward_peak_bytes=last.forward_peak_bytes,
-        tail_backward_peak_bytes=last.backward_peak_bytes,
+        last_run_time_s=last.forward_time_s + last.backward_time_s,
+        last_run_save_bytes=last.save_bytes,
+        last_run_forward_peak_bytes=last.forward_peak_bytes,
+        last_run_backward_peak_bytes=last.backward_peak_bytes,
     )
 
 
-def tail_of(option: Option, graph: BlockGraph) -> BlockSchedule:
+def last_run_of(option: Option, graph: BlockGraph) -> BlockSchedule:
     """Return the schedule of the option's last run."""
     return _last_run(graph, schedule_of(option))[1]
 
 
 def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockCost, BlockSchedule]:
-    relaxed, tail = _without_output(_with_effects_done(graph), schedule)
+    relaxed, last_run = _without_output(_with_effects_done(graph), schedule)
     try:
-        return replay_block(relaxed, tail), tail
+        return replay_block(relaxed, last_run), last_run
     except IllegalPlanError:
         return replay_block(graph, schedule), schedule
 

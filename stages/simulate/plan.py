@@ -34,7 +34,7 @@ class Outcome:
         recomputed_bytes: bytes of distinct activations (forward makes, backward reads) that were made more than once.
         activation_bytes: bytes of storages that forward makes and backward reads.
         occupants: what is in memory at the peak, largest first.
-        below_bytes: bytes of distinct storages that were copied down at some time.
+        lower_tier_bytes: bytes of distinct storages that were copied down at some time.
         disk_bytes: of those, what lives on a disk.
         offload_bytes, reload_bytes: moved in one iteration.
         wait_s: time that computing waits for copies.
@@ -49,7 +49,7 @@ class Outcome:
     recomputed_bytes: int
     activation_bytes: int
     occupants: list[Occupant]
-    below_bytes: int = 0
+    lower_tier_bytes: int = 0
     offload_bytes: int = 0
     reload_bytes: int = 0
     wait_s: float = 0.0
@@ -100,7 +100,7 @@ def replay_plan(
     """
     replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
-    below, on_disk = replay.room_below(host_room_bytes, disk_room_bytes)
+    below, on_disk = replay.room_in_lower_tier(host_room_bytes, disk_room_bytes)
     timing = Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
     rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
     moved = Counter[str]()
@@ -117,7 +117,7 @@ def replay_plan(
         recomputed_bytes=sum(storages[s].nbytes for s in replay.again & replay.activations),
         activation_bytes=sum(storages[s].nbytes for s in replay.activations),
         occupants=_occupants(replay),
-        below_bytes=below,
+        lower_tier_bytes=below,
         offload_bytes=moved["offload"],
         reload_bytes=moved["reload"],
         wait_s=timing.wait_s,

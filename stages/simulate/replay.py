@@ -59,12 +59,12 @@ class Replay:
         self.size = [s.nbytes for s in storages]
         self.temporary = [s.role == "temporary" for s in storages]
         moved = {s.storage for s in steps if ACTIONS[s.kind].moves}
-        self.tiered = moved | start.below | start.reloading | start.copied
+        self.tiered = moved | start.offloaded | start.reloading | start.copied
         # Gradients that wait when the iteration starts and that its updates use up.
         self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
         rows = ((s.node if s.kind == "compute" else -1, s.storage if s.kind == "free" else -1) for s in steps)
         self.taken = taken_memory(nodes, rows, self.tiered)
-        self.live = {s.storage for s in storages if s.role != "temporary"} - start.below
+        self.live = {s.storage for s in storages if s.role != "temporary"} - start.offloaded
         self.reloading = set(start.reloading)
         self.offloading = set(start.offloading)
         self.copied = set(start.copied)
@@ -76,7 +76,7 @@ class Replay:
         self.readers = Counter(s for n in self.update_of.values() for s in n.reads)
         self.updating = set(start.updating)
         self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
-        self.ever_below = set(start.below | start.reloading | start.copied | start.offloading)
+        self.ever_offloaded = set(start.offloaded | start.reloading | start.copied | start.offloading)
         self.runs = [0] * len(nodes)
         self.total_runs = [0] * len(nodes)
         for step in steps:
@@ -151,7 +151,7 @@ class Replay:
         if self.in_use[storage]:
             raise self.wrong(number, step, "an update below is still reading it")
         self.offloading.add(storage)
-        self.ever_below.add(storage)
+        self.ever_offloaded.add(storage)
         self.note(number, step)
 
     def reload(self, number: int, step: Step) -> None:
@@ -261,13 +261,13 @@ class Replay:
             raise IllegalPlanError(f"{len(never)} nodes never run, such as {never[0]}")
         persistent = {s.storage for s in self.storages if s.role != "temporary"} - self.spent
         may_go = {s.storage for s in self.storages if s.role == "temporary"} | self.spent
-        waits_below = self.keep & self.copied - self.live
-        wrong = (self.live & may_go) ^ (self.keep & may_go - waits_below)
+        waits_offloaded = self.keep & self.copied - self.live
+        wrong = (self.live & may_go) ^ (self.keep & may_go - waits_offloaded)
         if wrong:
             names = [self.storages[s].name for s in sorted(wrong)]
             raise IllegalPlanError(f"the iteration ends with the wrong storages in memory: {names[:5]}")
         ends = (persistent - self.live, self.reloading, self.offloading)
-        starts = (self.start.below - self.spent, self.start.reloading, self.start.offloading)
+        starts = (self.start.offloaded - self.spent, self.start.reloading, self.start.offloading)
         differing = [a ^ b for a, b in zip(ends, starts)]
         differing.append(self.updating ^ self.start.updating)
         differing.append(set(self.start.copied) - self.copied - self.spent)
@@ -275,17 +275,17 @@ class Replay:
             if names:
                 raise IllegalPlanError(f"the iteration does not end as it starts: {names[:5]}")
 
-    def room_below(self, host_bytes: int | None, disk_bytes: int | None) -> tuple[int, int]:
+    def room_in_lower_tier(self, host_bytes: int | None, disk_bytes: int | None) -> tuple[int, int]:
         """Bytes that live below, and those of them that live on a disk."""
         there = self.start.on_disk
-        on_disk = sum(self.size[s] for s in self.ever_below & there)
-        host = sum(self.size[s] for s in self.ever_below - there)
+        on_disk = sum(self.size[s] for s in self.ever_offloaded & there)
+        host = sum(self.size[s] for s in self.ever_offloaded - there)
         read = (self.nodes[s.node].mutates for s in self.steps if s.kind == "update")
         host += max((sum(self.size[s] for s in there.intersection(storages)) for storages in read), default=0)
         for where, needed, room in (("host", host, host_bytes), ("disk", on_disk, disk_bytes)):
             if room is not None and needed > room:
                 raise IllegalPlanError(f"what lives in the {where} needs {needed} bytes, and {room} are there")
-        return sum(self.size[s] for s in self.ever_below), on_disk
+        return sum(self.size[s] for s in self.ever_offloaded), on_disk
 
 
 RULES: dict[PlanAction, Callable[[Replay, int, Step], None]] = {

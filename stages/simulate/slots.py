@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stowage.stages.ir.actions import ACTIONS
-from stowage.stages.ir.machine import Home, TierState
+from stowage.stages.ir.machine import Placement, TierState
 from stowage.stages.ir.plan import Slot, Start
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables, base_values
@@ -15,7 +15,7 @@ from stowage.stages.ir.updates import gradient_slot, left_behind
 def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
     """A slot for every storage that the plan moves, in the order of their first move."""
     base = base_values(trace)
-    moved = dict.fromkeys([s.storage for s in steps if ACTIONS[s.kind].moves] + sorted(state.below))
+    moved = dict.fromkeys([s.storage for s in steps if ACTIONS[s.kind].moves] + sorted(state.offloaded))
     behind = left_behind(trace)
     stays = {trace.values[g.gradient_value].storage: g.parameter for g in trace.gradients if g.gradient_value in behind}
     last = {s.storage: s.kind for s in steps if s.storage in stays}
@@ -29,8 +29,8 @@ def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> lis
             name = trace.values[base[storage]].name
             if last.get(storage) == "free":  # it waits below, in `.grad`
                 name, role = gradient_slot(stays[storage]), "gradient"
-        home: Home = "disk" if storage in state.on_disk else "host"
-        found.append(Slot(storage, name, s.nbytes, role, _start(storage, state), storage in state.copied, home))
+        placement: Placement = "disk" if storage in state.on_disk else "host"
+        found.append(Slot(storage, name, s.nbytes, role, _start(storage, state), storage in state.copied, placement))
     return found
 
 
@@ -41,4 +41,4 @@ def _start(storage: int, state: TierState) -> Start:
         return "offloading"
     if storage in state.updating:
         return "updating"
-    return "below" if storage in state.below else "device"
+    return "offloaded" if storage in state.offloaded else "device"

@@ -41,8 +41,8 @@ def check_stored(
         raise IllegalPlanError(f"a stored plan names something that its program does not have ({error})") from error
     if [_deed(row) for row in outcome.rows] != [_deed(row) for row in rows]:
         raise IllegalPlanError("a stored plan takes other memory than its rows say")
-    stated = (summary.device_peak_bytes, summary.baseline_bytes, summary.below_bytes, summary.disk_bytes)
-    if stated != (outcome.peak_bytes, outcome.baseline_bytes, outcome.below_bytes, outcome.disk_bytes):
+    stated = (summary.device_peak_bytes, summary.baseline_bytes, summary.lower_tier_bytes, summary.disk_bytes)
+    if stated != (outcome.peak_bytes, outcome.baseline_bytes, outcome.lower_tier_bytes, outcome.disk_bytes):
         raise IllegalPlanError("a stored plan takes other memory than its summary says")
     if slots_of(trace, steps, tier_state(slots)) != list(slots):
         raise IllegalPlanError("a stored plan moves other tensors than its slots say")
@@ -62,7 +62,7 @@ def _replayed(
         raise IndexError("a negative position")
     start = tier_state(slots)
     steps = [Step(row.node, row.storage, row.step, row.action) for row in rows]
-    on_device = baseline_bytes(trace.storages) - sum(trace.storages[s].nbytes for s in start.below)
+    on_device = baseline_bytes(trace.storages) - sum(trace.storages[s].nbytes for s in start.offloaded)
     staging = summary.baseline_bytes - on_device  # the one thing that a plan does not show
     if staging < 0:
         raise IllegalPlanError("a stored plan takes other memory between iterations than its summary says")

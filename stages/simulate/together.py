@@ -34,7 +34,7 @@ class _Update:
 
     row: PlanRow
     frees: tuple[PlanRow, ...]
-    held_bytes: int
+    retained_bytes: int
     touches: frozenset[int]
 
 
@@ -106,7 +106,7 @@ class _Putting:
             if row.node >= 0:
                 node = self._nodes[row.node]
                 touched.update(node.reads, node.mutates, node.creates)
-        held = sum(u.held_bytes for u in self._waiting)
+        held = sum(u.retained_bytes for u in self._waiting)
         high = max(r.peak_bytes for r in bundle) + held
         if high > self._budget_bytes or any(touched & u.touches for u in self._waiting):
             self._make()
@@ -114,14 +114,14 @@ class _Putting:
 
     def _make(self) -> None:
         """The updates that wait: in as few calls as there is room for their workspaces."""
-        used = self._resident_bytes + sum(u.held_bytes for u in self._waiting)
+        used = self._resident_bytes + sum(u.retained_bytes for u in self._waiting)
         call: list[_Update] = []
         workspace = 0
         for update in self._waiting:
             more = self._nodes[update.row.node].workspace_bytes
             if call and used + workspace + more > self._budget_bytes:
                 self._call(call)
-                used -= sum(u.held_bytes for u in call)
+                used -= sum(u.retained_bytes for u in call)
                 call, workspace = [], 0
             call.append(update)
             workspace += more

@@ -12,8 +12,8 @@ from stowage.stages.solve.batch_size import FractionalBatch, fractional_batch, g
 from stowage.stages.solve.free import AutoBudget, auto_budget, free_on_gpu, free_ram
 from stowage.stages.solve.goals import Sought, sought_budget
 from stowage.stages.solve.known import Known
-from stowage.stages.solve.offload.limits import tier_below
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.limits import lower_tier_of
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.of_trace import eager_peak_bytes
 from stowage.stages.solve.request import PlanRequest, check_method
 from stowage.stages.solve.reserve import Reserve
@@ -23,9 +23,9 @@ from stowage.stages.solve.variants import Variant, solve_variants
 
 __all__ = [
     "AutoBudget",
-    "Below",
     "FractionalBatch",
     "Known",
+    "LowerTier",
     "PlanRequest",
     "Reserve",
     "Solved",
@@ -39,9 +39,9 @@ __all__ = [
     "free_ram",
     "growth_of",
     "keep_everything_at_once",
+    "lower_tier_of",
     "same_rows",
     "solve_plan",
     "solve_variants",
     "sought_budget",
-    "tier_below",
 ]

@@ -30,9 +30,9 @@ from stowage.stages.solve import (
     eager_peak_bytes,
     free_on_gpu,
     free_ram,
+    lower_tier_of,
     solve_variants,
     sought_budget,
-    tier_below,
 )
 from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.goals import Kept, Solve, kept_of, least
@@ -89,7 +89,7 @@ def main() -> None:
     ]
     target = read_record(DEVICE, DeviceDescription)
     wanted = settings.solve
-    below = tier_below(
+    lower_tier = lower_tier_of(
         target,
         host_budget=wanted.host_budget,
         disk_budget=wanted.disk_budget,
@@ -107,7 +107,7 @@ def main() -> None:
         device_fingerprint=target.fingerprint,
         options_limits=SolverSettings(time_limit_s=settings.options.time_limit_s, seed=settings.options.seed),
         o_ilp_limits=o_ilp_limits(settings),
-        below=below,
+        lower_tier=lower_tier,
     )
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
     known = Known()
@@ -126,7 +126,7 @@ def main() -> None:
     write_rows(
         ARTIFACTS / "solve" / "curve.parquet",
         CurvePoint,
-        curve_of(0 if below is not None else wanted.curve_points, target, solve, variants[0]),
+        curve_of(0 if lower_tier is not None else wanted.curve_points, target, solve, variants[0]),
     )
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
@@ -140,8 +140,8 @@ def main() -> None:
     )
     if solved.slots:
         print(
-            f"solve: {len(solved.slots)} tensors, {size_text(s.below_bytes)}, live below the device; each step moves "
-            f"{size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
+            f"solve: {len(solved.slots)} tensors, {size_text(s.lower_tier_bytes)}, live below the device; each step "
+            f"moves {size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
         )
 
 

@@ -42,14 +42,14 @@ def same_rows(
     program = program_of(trace, nodes)
     decision = Decision("the plan of another size")
     if slots:
-        if request.below is None:
+        if request.lower_tier is None:
             return None
         state = tier_state(slots)
         proposal = Proposal(
             method=method,
             steps=[Step.of(row) for row in rows],
             decision=decision,
-            tier=request.below,
+            tier=request.lower_tier,
             state=state,
             wanted_on_disk=state.on_disk,
         )

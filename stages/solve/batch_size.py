@@ -37,13 +37,13 @@ from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.simulate.last_run import with_costs, with_tail_costs
+from stowage.stages.simulate.last_run import with_costs, with_last_run_costs
 from stowage.stages.solve.batch_problem import problem_of_one
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate.choices import choices_of
 from stowage.stages.solve.offload.offmate.problem import ChainProblem
 from stowage.stages.solve.offload.offmate.search import reach_of
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.program import shared_storages
@@ -94,7 +94,7 @@ def fractional_batch(
     device_budget_bytes: int,
     method: str = "auto",
     o_ilp_limits: SolverSettings | None = None,
-    below: Below | None = None,
+    lower_tier: LowerTier | None = None,
 ) -> FractionalBatch | None:
     """Estimate the best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
 
@@ -109,9 +109,9 @@ def fractional_batch(
     found: list[FractionalBatch | None] = []
     if method != "offmate":
         found.append(_by_rotor(chain, growing, amounts, sample, largest, device_budget_bytes))
-    if method != "rockmate" and below is not None:
+    if method != "rockmate" and lower_tier is not None:
         limits = o_ilp_limits or SolverSettings(O_ILP_SECONDS, O_ILP_GAP)
-        offloader = Offloader(program_of(trace, nodes), chain, below)
+        offloader = Offloader(program_of(trace, nodes), chain, lower_tier)
         offmate = ChainProblem(offloader, choices_of(offloader))
         found.append(_by_o_ilp(offmate, chain, growing, amounts, sample, largest, device_budget_bytes, limits))
     return min((f for f in found if f is not None), key=lambda f: f.time_per_sample_s, default=None)
@@ -151,7 +151,7 @@ def growing_chain(
         graphs[block.block_hash] = lean
         blocks.append(replace(block, graph=lean.to_json(), resident_bytes=0))
     own = [o for o in options if o.block_hash in graphs]
-    own = [with_tail_costs(with_costs(o, graphs[o.block_hash]), graphs[o.block_hash]) for o in own]
+    own = [with_last_run_costs(with_costs(o, graphs[o.block_hash]), graphs[o.block_hash]) for o in own]
     return Chain(blocks, nodes, own).chain_blocks
 
 
@@ -232,7 +232,7 @@ def at_share(whole: ChainBlock, growing: ChainBlock, share: float) -> ChainBlock
         gradient_bytes=nbytes(whole.gradient_bytes, growing.gradient_bytes),
         resident_bytes=whole.resident_bytes,
         options=options(whole.options, growing.options),
-        tail_options=options(whole.tail_options, growing.tail_options),
+        last_run_options=options(whole.last_run_options, growing.last_run_options),
         fast_time_s=seconds(whole.fast_time_s, growing.fast_time_s),
         fast_peak_bytes=nbytes(whole.fast_peak_bytes, growing.fast_peak_bytes),
     )

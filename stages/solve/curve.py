@@ -80,7 +80,7 @@ def _point(budget_bytes: int, s: PlanSummary, kept: Kept) -> CurvePoint:
         recomputed_bytes=s.recomputed_bytes,
         offload_bytes=s.offload_bytes,
         reload_bytes=s.reload_bytes,
-        below_bytes=s.below_bytes,
+        lower_tier_bytes=s.lower_tier_bytes,
         wait_s=s.wait_s,
         smallest_feasible_bytes=s.smallest_feasible_bytes,
         method=s.method,

@@ -19,7 +19,7 @@ from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind
 from stowage.stages.solve.binding import infeasible
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.proposal import Decision, JudgedPlan
@@ -52,8 +52,8 @@ def solve_forward(
     nodes: Sequence[ComputeNode],
     *,
     device_budget_bytes: int,
-    below: Below | None = None,
-    away: frozenset[int] = frozenset(),
+    lower_tier: LowerTier | None = None,
+    offloaded_at_rest: frozenset[int] = frozenset(),
     tier_in_use: bool = False,
     device: str = "",
     device_fingerprint: str = "",
@@ -72,22 +72,24 @@ def solve_forward(
     Raises:
         Infeasible: with the smallest budget for which there is a plan.
     """
-    planner = _Planner(trace, nodes, below, tier_in_use, device_budget_bytes)
-    gone, fits = planner.who_goes(away, device_budget_bytes)
+    planner = _Planner(trace, nodes, lower_tier, tier_in_use, device_budget_bytes)
+    offloaded, fits = planner.who_goes(offloaded_at_rest, device_budget_bytes)
     if not fits:
-        least = planner.judge(planner.rows(planner.stays(gone)), gone).outcome
+        least = planner.judge(planner.rows(planner.stays(offloaded)), offloaded).outcome
         raise infeasible(device_budget_bytes, least, trace, nodes)
-    found = [planner.judge(steps, gone) for steps in planner.candidates(gone, device_budget_bytes)]
+    found = [planner.judge(steps, offloaded) for steps in planner.candidates(offloaded, device_budget_bytes)]
     best = min(found, key=lambda plan: (plan.time_s, plan.outcome.reload_bytes))
     if best.peak_bytes > device_budget_bytes:
         raise AssertionError(f"the referee found a peak of {best.peak_bytes} in a forward")
     whole = planner.judge(planner.rows([]), frozenset())
     request = PlanRequest(device_budget_bytes, device=device, device_fingerprint=device_fingerprint)
-    return solved(trace, nodes, best, KeepingAll(whole.peak_bytes, whole.time_s), planner.smallest(away), request)
+    return solved(
+        trace, nodes, best, KeepingAll(whole.peak_bytes, whole.time_s), planner.smallest(offloaded_at_rest), request
+    )
 
 
-def _state(gone: frozenset[int]) -> TierState:
-    return TierState(below=gone, copied=gone)
+def _state(offloaded: frozenset[int]) -> TierState:
+    return TierState(offloaded=offloaded, copied=offloaded)
 
 
 class _Planner:
@@ -95,13 +97,13 @@ class _Planner:
         self,
         trace: TraceTables,
         nodes: Sequence[ComputeNode],
-        below: Below | None,
+        lower_tier: LowerTier | None,
         tier_in_use: bool,
         device_budget_bytes: int,
     ) -> None:
         self._nodes = nodes
         self._storages = trace.storages
-        self._below = below
+        self._lower_tier = lower_tier
         self._staged = tier_in_use
         temporary = {s.storage for s in trace.storages if s.role == "temporary"}
         kept = temporary.intersection(trace.values[v].storage for v in left_behind(trace))
@@ -114,9 +116,9 @@ class _Planner:
         self._movable = [
             s
             for s in trace.storages
-            if below is not None
+            if lower_tier is not None
             and s.role in ("parameter", "state")
-            and s.nbytes >= below.smallest_bytes
+            and s.nbytes >= lower_tier.smallest_bytes
             and s.storage not in changed
         ]
         self._uses: dict[int, list[int]] = defaultdict(list)
@@ -124,60 +126,64 @@ class _Planner:
             for storage in {*node.reads, *node.mutates} - temporary:
                 self._uses[storage].append(position)
 
-    def need(self, gone: frozenset[int]) -> _Bytes:
+    def need(self, offloaded: frozenset[int]) -> _Bytes:
         """Return the device bytes at each node when what is gone is there for the nodes that read it."""
         found: _Bytes = self._level + (
-            self._program.base_bytes + self._staging(gone) - sum(self._size[s] for s in gone)
+            self._program.base_bytes + self._staging(offloaded) - sum(self._size[s] for s in offloaded)
         )
-        for storage in gone:
+        for storage in offloaded:
             found[self._uses[storage]] += self._size[storage]
         return found
 
-    def _staging(self, gone: frozenset[int]) -> int:
-        return self._below.staging_for(len(gone)) if self._below is not None and (gone or self._staged) else 0
+    def _staging(self, offloaded: frozenset[int]) -> int:
+        return (
+            self._lower_tier.staging_for(len(offloaded))
+            if self._lower_tier is not None and (offloaded or self._staged)
+            else 0
+        )
 
-    def who_goes(self, away: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
+    def who_goes(self, offloaded_at_rest: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
         """Choose what is below at the start and at the end, and say whether that fits.
 
         As little as possible besides what is away anyway, yet so much that the next weight can come while one is read.
         """
-        gone = away
+        offloaded = offloaded_at_rest
         first: frozenset[int] | None = None
-        for more in [None, *self._in_order(away)]:
-            gone = gone if more is None else gone | {more}
-            need = int(self.need(gone).max(initial=0))
+        for more in [None, *self._in_order(offloaded_at_rest)]:
+            offloaded = offloaded if more is None else offloaded | {more}
+            need = int(self.need(offloaded).max(initial=0))
             if need > budget:
                 continue
-            first = gone if first is None else first
-            if need + max((self._size[s] for s in gone if self._uses[s]), default=0) <= budget:
-                return gone, True
-        return (gone, False) if first is None else (first, True)
+            first = offloaded if first is None else first
+            if need + max((self._size[s] for s in offloaded if self._uses[s]), default=0) <= budget:
+                return offloaded, True
+        return (offloaded, False) if first is None else (first, True)
 
-    def _in_order(self, away: frozenset[int]) -> list[int]:
+    def _in_order(self, offloaded_at_rest: frozenset[int]) -> list[int]:
         """Return what could go besides: optimizer states, then weights; large ones first."""
-        here = [s for s in self._movable if s.storage not in away]
+        here = [s for s in self._movable if s.storage not in offloaded_at_rest]
         return [s.storage for s in sorted(here, key=lambda s: (s.role == "parameter", -s.nbytes, s.storage))]
 
-    def smallest(self, away: frozenset[int]) -> int:
+    def smallest(self, offloaded_at_rest: frozenset[int]) -> int:
         """Return the smallest budget with a plan."""
-        gone, least = away, int(self.need(away).max(initial=0))
-        for more in self._in_order(away):
-            gone |= {more}
-            least = min(least, int(self.need(gone).max(initial=0)))
+        offloaded, least = offloaded_at_rest, int(self.need(offloaded_at_rest).max(initial=0))
+        for more in self._in_order(offloaded_at_rest):
+            offloaded |= {more}
+            least = min(least, int(self.need(offloaded).max(initial=0)))
         return least
 
-    def candidates(self, gone: frozenset[int], budget: int) -> Iterator[list[Step]]:
+    def candidates(self, offloaded: frozenset[int], budget: int) -> Iterator[list[Step]]:
         """Yield plans that use the room left: for weights that are read again, and for weights that come early."""
-        largest = max((self._size[s] for s in gone if self._uses[s]), default=0)
+        largest = max((self._size[s] for s in offloaded if self._uses[s]), default=0)
         for spared in dict.fromkeys((0, largest, 2 * largest)):
-            room: _Bytes = budget - self.need(gone)
-            stays = self._joined(self.stays(gone), room, spared)
+            room: _Bytes = budget - self.need(offloaded)
+            stays = self._joined(self.stays(offloaded), room, spared)
             _start_early(stays, self._size, room)
             yield self.rows(stays)
 
-    def stays(self, gone: frozenset[int]) -> list[_Stay]:
+    def stays(self, offloaded: frozenset[int]) -> list[_Stay]:
         """Return one stay for each time that a weight from below is read, in that order."""
-        found = [_Stay(s, p, p, p) for s in sorted(gone) for p in self._uses[s]]
+        found = [_Stay(s, p, p, p) for s in sorted(offloaded) for p in self._uses[s]]
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
     def _joined(self, stays: list[_Stay], room: _Bytes, spared: int) -> list[_Stay]:
@@ -222,11 +228,11 @@ class _Planner:
             found.append(step)
         return [*found, *(Step(-1, s, label, "free") for s in free[position])]
 
-    def judge(self, steps: Sequence[Step], gone: frozenset[int]) -> JudgedPlan:
+    def judge(self, steps: Sequence[Step], offloaded: frozenset[int]) -> JudgedPlan:
         """Judge a plan, of which what is gone is below between two forwards."""
         # Training has found room for what is below.
-        tier = self._below.boundless() if self._below is not None else None
-        state, staging_bytes = _state(gone), self._staging(gone)
+        tier = self._lower_tier.boundless() if self._lower_tier is not None else None
+        state, staging_bytes = _state(offloaded), self._staging(offloaded)
         outcome = self._referee.outcome(steps, state, tier, staging_bytes)
         return JudgedPlan(
             method=METHOD, steps=steps, state=state, tier=tier, decision=Decision(METHOD), outcome=outcome, hidden=True

@@ -51,7 +51,7 @@ class AutoBudget:
     said: str
 
 
-def auto_budget(free: Free, held_bytes: int = 0, extra_bytes: int = 0) -> AutoBudget:
+def auto_budget(free: Free, retained_bytes: int = 0, extra_bytes: int = 0) -> AutoBudget:
     """Add what is free and what the training step has there already, less a reserve.
 
     Args:
@@ -63,8 +63,8 @@ def auto_budget(free: Free, held_bytes: int = 0, extra_bytes: int = 0) -> AutoBu
         ParameterError: nothing is left.
     """
     reserve = max(int(RESERVE * free.nbytes), LEAST_RESERVE_BYTES) + extra_bytes
-    nbytes = free.nbytes + held_bytes - reserve
-    held = f" and {size_text(held_bytes)} that the model has already" if held_bytes else ""
+    nbytes = free.nbytes + retained_bytes - reserve
+    held = f" and {size_text(retained_bytes)} that the model has already" if retained_bytes else ""
     said = f"{size_text(free.nbytes)} free on {free.where}{held}, less a reserve of {size_text(reserve)}"
     if nbytes <= 0:
         raise ParameterError(f"device_budget 'auto' finds no memory ({said}): free some, or give a budget in bytes.")
@@ -126,9 +126,9 @@ def _cgroups(root: Path) -> Iterator[Free]:
             continue
         for mounted, inside in _mounts(root, version=1 if controllers else 2):
             # A container may see only what is below its own group.
-            below = path.removeprefix(inside.rstrip("/")) if path.startswith(inside) else "/"
+            lower_tier = path.removeprefix(inside.rstrip("/")) if path.startswith(inside) else "/"
             folder = root / mounted.lstrip("/")
-            parts = [part for part in below.split("/") if part not in ("", "..")]
+            parts = [part for part in lower_tier.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
                 group = folder.joinpath(*parts[:depth])
                 free = _limit_1(group) if controllers else _limit_2(group)

@@ -107,7 +107,7 @@ def _joined(
             if way and number not in exchanged[way - 1]:
                 continue
             options += chain[number].options
-            tails += chain[number].tail_options
+            tails += chain[number].last_run_options
             ways += [way] * len(chain[number].options)
         joined.append(
             ChainBlock(

@@ -17,7 +17,7 @@ from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.known import Known
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.request import PlanRequest
@@ -61,7 +61,7 @@ class Proposal:
     method: str
     steps: Sequence[Step]
     decision: Decision
-    tier: Below | None = None
+    tier: LowerTier | None = None
     state: TierState = EVERYTHING_ON_DEVICE
     wanted_on_disk: frozenset[int] = frozenset()
     hide_at_once: bool = False

@@ -12,8 +12,8 @@ from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.cpu_updates import CpuUpdates
 from stowage.stages.solve.offload.hiding.shift import shift
-from stowage.stages.solve.offload.homes import places_on_disk
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.placements import places_on_disk
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.proposal import JudgedPlan, Proposal
 
@@ -28,7 +28,7 @@ class Referee:
         self._program = program
         self._budget_bytes = budget_bytes
         self._known = known if known is not None else Known()
-        self._cpu_update_s: dict[Below, dict[int, float]] = {}
+        self._cpu_update_s: dict[LowerTier, dict[int, float]] = {}
 
     def fits(self, plan: JudgedPlan) -> bool:
         """Return whether a plan keeps within the budget."""
@@ -77,7 +77,7 @@ class Referee:
         self,
         steps: Sequence[Step],
         state: TierState = EVERYTHING_ON_DEVICE,
-        tier: Below | None = None,
+        tier: LowerTier | None = None,
         staging_bytes: int | None = None,
     ) -> Outcome:
         """Replay a plan.
@@ -107,7 +107,7 @@ class Referee:
             cpu_update_s=self._updates(tier) if tier is not None else None,
         )
 
-    def _updates(self, tier: Below) -> dict[int, float]:
+    def _updates(self, tier: LowerTier) -> dict[int, float]:
         if tier not in self._cpu_update_s:
             updates = CpuUpdates(self._program, tier)
             self._cpu_update_s[tier] = {n.node: updates.seconds(n) for n in self._program.nodes if n.phase == "update"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SECONDS
 from stowage.stages.ir.methods import METHODS, method_of
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solver.outcome import SolverSettings
 
 FIXED = tuple(m.name for m in METHODS if m.fixed)
@@ -46,8 +46,8 @@ class PlanRequest:
     device_fingerprint: str = ""
     options_limits: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=0.0))
     o_ilp_limits: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
-    below: Below | None = None
-    away: frozenset[str] = frozenset()
+    lower_tier: LowerTier | None = None
+    offloaded_at_rest: frozenset[str] = frozenset()
     lossy: bool = False
 
     def __post_init__(self) -> None:

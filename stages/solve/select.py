@@ -75,8 +75,10 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
     request = task.request
     if not request.offloads_only:
         yield InMemory(everything, request.method, request.slots), task
-    if request.below is not None and not request.recomputes_only:
-        for source in offload_sources(task, request.below, orders(race_of(task), everything, request.slots), plans):
+    if request.lower_tier is not None and not request.recomputes_only:
+        for source in offload_sources(
+            task, request.lower_tier, orders(race_of(task), everything, request.slots), plans
+        ):
             yield source, task
     if not plans.judged:
         yield InMemory(everything, request.method, request.slots, only_bound=True), task

@@ -10,7 +10,7 @@ from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot, plan_hash
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.simulate.slots import slots_of
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.proposal import JudgedPlan
 from stowage.stages.solve.request import PlanRequest
 
@@ -60,7 +60,7 @@ def solved(
         request: what was asked for.
         bound_s: a lower bound on the step's time; by default that of these nodes.
     """
-    bound_s = lower_bound_s(nodes, request.below) if bound_s is None else bound_s
+    bound_s = lower_bound_s(nodes, request.lower_tier) if bound_s is None else bound_s
     slots = slots_of(trace, plan.steps, plan.state) if plan.tier is not None else []
     return Solved(
         plan.outcome.rows,
@@ -102,7 +102,7 @@ def _summary_of(
         seed=decision.seed,
         device_fingerprint=request.device_fingerprint,
         estimated_nodes=sum(n.estimated for n in nodes),
-        below_bytes=outcome.below_bytes,
+        lower_tier_bytes=outcome.lower_tier_bytes,
         offload_bytes=outcome.offload_bytes,
         reload_bytes=outcome.reload_bytes,
         wait_s=outcome.wait_s,
@@ -123,7 +123,7 @@ def proven(outcome: Outcome, status: str, gap: float | None, bound_s: float) -> 
     return status, to_bound if gap is None else gap
 
 
-def lower_bound_s(nodes: Iterable[ComputeNode], below: Below | None) -> float:
+def lower_bound_s(nodes: Iterable[ComputeNode], lower_tier: LowerTier | None) -> float:
     """Return the time of every node once; updates only where the CPU cannot take them over."""
-    beside = below is not None and below.cpu_update_bytes_per_s > 0
+    beside = lower_tier is not None and lower_tier.cpu_update_bytes_per_s > 0
     return sum(n.time_s for n in nodes if not (beside and n.phase == "update"))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from stowage.stages.ir.errors import Infeasible, NoRoomBelow, size_text, size_texts
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, size_text, size_texts
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.rewrite import Way, is_exact
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import solve_plan
 from stowage.stages.solve.summary import Solved, lower_bound_s
@@ -38,34 +38,36 @@ def solve_variants(
 
     Raises:
         Infeasible: no variant fits; the one that needs least is reported.
-        NoRoomBelow: one would, with more room in the tier below.
+        NoRoomInLowerTier: one would, with more room in the tier below.
         TableError: options are missing.
     """
     try:
         return _fastest(variants, options, request, known or Known())
     except Infeasible as failure:
-        below = request.below
-        if below is None:
+        lower_tier = request.lower_tier
+        if lower_tier is None:
             raise
         try:
-            boundless = replace(request, below=below.boundless())
+            boundless = replace(request, lower_tier=lower_tier.boundless())
             needed = _fastest(variants, options, boundless, Known()).summary
         except Infeasible:
             raise failure from None
-        raise NoRoomBelow(_room_text(request.device_budget_bytes, needed, below)) from None
+        raise NoRoomInLowerTier(_room_text(request.device_budget_bytes, needed, lower_tier)) from None
 
 
-def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
+def _room_text(budget_bytes: int, needed: PlanSummary, lower_tier: LowerTier) -> str:
     """Say that the tier below is too small, and not the device's budget."""
-    room, wanted = below.capacity_bytes, needed.below_bytes
-    if below.disk is not None:
-        room += below.disk.capacity_bytes
-    on_disk = below.home == "disk"
-    place = "the offload folder's disk" if on_disk else "the host" if below.disk is None else "the host and the disk"
+    room, wanted = lower_tier.capacity_bytes, needed.lower_tier_bytes
+    if lower_tier.disk is not None:
+        room += lower_tier.disk.capacity_bytes
+    on_disk = lower_tier.placement == "disk"
+    place = (
+        "the offload folder's disk" if on_disk else "the host" if lower_tier.disk is None else "the host and the disk"
+    )
     have, want = size_texts(room, wanted)
     ways = "free some there, raise `disk_budget`, or name a folder on another disk in `offload_dir`"
     if not on_disk:
-        ways = "raise `host_budget`" + (f", {ways}" if below.disk is not None else ", or give `offload_dir`")
+        ways = "raise `host_budget`" + (f", {ways}" if lower_tier.disk is not None else ", or give `offload_dir`")
     return (
         f"The device budget of {size_text(budget_bytes)} can be met by moving {want} to {place}, which has room for "
         f"{have}: {ways}."
@@ -75,7 +77,7 @@ def _room_text(budget_bytes: int, needed: PlanSummary, below: Below) -> str:
 def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     found: list[Solved] = []
     failures: list[Infeasible] = []
-    bound_s = lower_bound_s(variants[0].nodes, request.below)
+    bound_s = lower_bound_s(variants[0].nodes, request.lower_tier)
 
     def plan(way: Way) -> Solved:
         hashes = {b.block_hash for b in way.blocks}

@@ -75,7 +75,7 @@ def capture(
     gradients: bool = True,
     roots: Mapping[str, Any] | None = None,
     readings: Readings | None = None,
-    moved: Sequence[Seen] = (),
+    changed: Sequence[Seen] = (),
 ) -> Captured:
     """Trace one training step of `model` on `batch`, or without `gradients` a forward alone, as under
     `torch.no_grad()`. The user's objects run as they are, and are as before afterwards; so are generators.
@@ -115,7 +115,7 @@ def capture(
             recorder.assume(tensor, tensor)
     snapshot = Snapshot({"model": model, "batch": batch, **(roots or {})})
     try:
-        move_numbers(moved, readings.round)
+        move_numbers(changed, readings.round)
         with contextlib.ExitStack() as stack:
             stack.enter_context(quiet_torch())
             stack.enter_context(without_gradient_checkpointing(model, notices))

@@ -87,12 +87,12 @@ def check_gradient_hooks(parameters: Mapping[str, torch.Tensor], *, alone: bool)
 
 def check_generators(snapshot: Snapshot) -> None:
     """Raise `DrawsElsewhere` for a step that draws from generators that it would not draw from again."""
-    moved = snapshot.generators_moved()
-    if moved:
-        other = "torch.rand(()) or torch.randint" if moved.startswith("Python") else "torch.rand or torch.randn"
+    changed = snapshot.generators_moved()
+    if changed:
+        other = "torch.rand(()) or torch.randint" if changed.startswith("Python") else "torch.rand or torch.randn"
         raise DrawsElsewhere(
-            f"The step draws numbers from {moved}, which a planned step would not do again: draw them with {other}, or "
-            "before the step, and pass them in the batch."
+            f"The step draws numbers from {changed}, which a planned step would not do again: draw them with {other}, "
+            "or before the step, and pass them in the batch."
         )
 
 

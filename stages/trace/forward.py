@@ -66,7 +66,7 @@ def record_forward(
         forms.append(form)
         return tensors
 
-    def trace(readings: Readings, moved: Sequence[Seen]) -> Captured:
+    def trace(readings: Readings, changed: Sequence[Seen]) -> Captured:
         return capture(
             model,
             batch,
@@ -75,7 +75,7 @@ def record_forward(
             gradients=False,
             roots={"forward": forward, **{f"touched {i}": item for i, item in enumerate(touches)}},
             readings=readings,
-            moved=moved,
+            changed=changed,
         )
 
     captured, tables, left = trace_rounds(trace)

@@ -370,15 +370,15 @@ def compact(
 
 def _move_views(values: list[Value], same: dict[int, int]) -> list[Value]:
     """Views on a storage that is dropped in favour of an equal one become views on that one."""
-    home: dict[int, int] = {}
+    storage_of_value: dict[int, int] = {}
 
     def resolve(storage: int) -> int:
-        while home.get(storage, storage) != storage:
-            storage = home[storage]
+        while storage_of_value.get(storage, storage) != storage:
+            storage = storage_of_value[storage]
         return storage
 
     for dropped, kept in sorted(same.items()):
-        home.setdefault(resolve(values[dropped].storage), resolve(values[kept].storage))
+        storage_of_value.setdefault(resolve(values[dropped].storage), resolve(values[kept].storage))
     return [replace(v, storage=resolve(v.storage)) for v in values]
 
 

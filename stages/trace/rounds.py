@@ -91,13 +91,13 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
 def _undisturbed(trace: Trace) -> Trace:
     """Of a step that draws each time alone it is said that it draws."""
 
-    def again(readings: Readings, moved: Sequence[Seen]) -> Captured:
+    def again(readings: Readings, changed: Sequence[Seen]) -> Captured:
         for _ in range(DRAWS - 1):
             try:
-                return trace(readings, moved)
+                return trace(readings, changed)
             except DrawsElsewhere:
                 readings.forget()
-        return trace(readings, moved)
+        return trace(readings, changed)
 
     return again
 

@@ -84,8 +84,8 @@ def record_step(
     named = (("loss", loss), ("objective", objective), *((f"touched {i}", item) for i, item in enumerate(touches)))
     roots = {name: item for name, item in named if item is not None}
 
-    def trace(readings: Readings, moved: Sequence[Seen]) -> Captured:
-        return capture(model, batch, compute, layouts, roots=roots, readings=readings, moved=moved)
+    def trace(readings: Readings, changed: Sequence[Seen]) -> Captured:
+        return capture(model, batch, compute, layouts, roots=roots, readings=readings, changed=changed)
 
     captured, tables, left = trace_rounds(trace, decisions)
     return Recorded(
@@ -154,8 +154,15 @@ def with_updates(
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
     uncounted = [value for i, value in enumerate(recorded.left_values) if i not in recorded.counted]
     for value in uncounted:  # what the step before has left is still there
-        home = values[value].storage
-        storages.append(Storage(len(storages), storages[home].nbytes, "outside", f"before: {storages[home].name}"))
+        storage_of_value = values[value].storage
+        storages.append(
+            Storage(
+                len(storages),
+                storages[storage_of_value].nbytes,
+                "outside",
+                f"before: {storages[storage_of_value].name}",
+            )
+        )
     named = parameters_of(model, recorded.outside)
     known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     optimizer_label = append_updates(

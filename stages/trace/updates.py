@@ -112,9 +112,9 @@ class _Ending:
     def add(self, parameter: str, waiting: int, gradient: int) -> None:
         """Sum up in place. The sum over one parameter's uses is complete by now, as in eager's accumulation."""
         arguments = _arguments([waiting, gradient])
-        home = self.values[waiting].storage
+        storage_of_value = self.values[waiting].storage
         # What an in-place operator returns is its first argument under a new name, which nothing needs.
-        self.call(ADD, arguments, (waiting, gradient), parameter, mutates=(home,))
+        self.call(ADD, arguments, (waiting, gradient), parameter, mutates=(storage_of_value,))
 
     def norm(self, parameter: str, gradient: int) -> int:
         """The norm of one gradient, by the kernel that `clip_grad_norm_` uses."""
@@ -155,8 +155,8 @@ class _Ending:
 
     def scale(self, parameter: str, waiting: int, scale: int) -> None:
         """Clip a waiting gradient that no update takes."""
-        home = self.values[waiting].storage
-        self.call(SCALE, _arguments([waiting, scale]), (waiting, scale), parameter, mutates=(home,))
+        storage_of_value = self.values[waiting].storage
+        self.call(SCALE, _arguments([waiting, scale]), (waiting, scale), parameter, mutates=(storage_of_value,))
 
     def update(self, name: str, gradient: int, parameter: Value, states: list[int], known: _Known, scale: int) -> None:
         """One parameter's update."""

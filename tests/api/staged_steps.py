@@ -13,13 +13,13 @@ from torch import nn
 from stowage.flows import fit
 from stowage.flows.api import fit as _fit
 from stowage.flows.api import planner
-from stowage.flows.api.lower_tier import LowerTier
+from stowage.flows.api.lower_tier import OpenableTier
 from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.planning.costed import cost_step
-from stowage.stages.device.tiers import StagedTier
+from stowage.stages.device.tiers import HostAndDiskTier
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.machine import BehindHost, Link
-from stowage.stages.solve import Below
+from stowage.stages.solve import LowerTier
 from stowage.stages.workload.randomness import seeded
 from tests.device.tiers.thread_lanes import staged
 
@@ -67,16 +67,19 @@ def staged_step(
 ) -> TrainingStep:
     """In 40% of the memory of the training state, and with a host that holds less than the weights; with updates by the
     CPU in 60%, and their gradients are in the host too."""
-    below = Below(
+    lower_tier = LowerTier(
         Link(1e9, 1e9),
         int((0.7 if cpu_update_bytes_per_s else 0.2) * STATE_BYTES),
         disk=BehindHost(Link(1e9, 1e9), 1 << 40),
         cpu_update_bytes_per_s=cpu_update_bytes_per_s,
     )
-    lower = LowerTier(below, lambda: staged(folder, chunk_bytes=1 << 16))
+    lower = OpenableTier(lower_tier, lambda: staged(folder, chunk_bytes=1 << 16))
 
     estimated = partial(cost_step, costs="roofline", target=DEVICE)
-    with mock.patch.object(_fit, "lower_tier", return_value=lower), mock.patch.object(planner, "cost_step", estimated):
+    with (
+        mock.patch.object(_fit, "lower_tier_for", return_value=lower),
+        mock.patch.object(planner, "cost_step", estimated),
+    ):
         return fit(
             network() if model is None else model,
             BATCH,
@@ -94,6 +97,6 @@ def homes(step: TrainingStep) -> dict[str, set[str]]:
     """Of weights and states that are below alone: place -> names, as the tier has them."""
     assert step.programs.offloading is not None
     tier = step.programs.offloading.tier
-    assert isinstance(tier, StagedTier)
-    names = set(step.programs.offloading.away().values())
+    assert isinstance(tier, HostAndDiskTier)
+    names = set(step.programs.offloading.offloaded().values())
     return {"host": names - tier._on_disk, "disk": names & tier._on_disk}

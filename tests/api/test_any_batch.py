@@ -79,11 +79,11 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[..., tuple[Tens
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_batch_has_its_own_content(name: str, fit_home: Path) -> None:
+def test_every_batch_has_its_own_content(name: str, fit_stores: Path) -> None:
     make, pick = CASES[name]
     beside = Beside(lambda: Network(pick))
     batches = [make(torch.randn(64, 8), torch.randn(64, 4)) for _ in range(4)]
-    step = fit(beside.ours, batches[0], beside.optimizer, device_budget="85%", cache_dir=fit_home, quick=True)
+    step = fit(beside.ours, batches[0], beside.optimizer, device_budget="85%", cache_dir=fit_stores, quick=True)
     for batch in batches:
         beside.equal(lambda: step(batch), lambda: beside.eager_loss(batch))  # noqa: B023
     assert beside.plans(step) == 1

@@ -42,7 +42,7 @@ def test_every_argument_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-def test_what_is_none_is_one_sentence(fit_home: Path, name: str, value: Any) -> None:
+def test_what_is_none_is_one_sentence(fit_stores: Path, name: str, value: Any) -> None:
     model = nn.Linear(4, 4)
     before = [p.detach().clone() for p in model.parameters()]
     given: dict[str, Any] = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stowage.flows import best_batch
-from stowage.flows.api.lower_tier import lower_tier
+from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload
 from stowage.flows.planning.batch_sizes import BatchPlan, plan_around
 from stowage.flows.planning.step import QUICK, plan_step, target_device
@@ -49,7 +49,7 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
     """The plan for one size, made as `fit` makes it; the smallest feasible budget where there is none."""
     model, batch, make = workload()
     target = target_device("cpu", home)
-    lower = lower_tier(target, Offload(offload_dir), method=method)
+    lower = lower_tier_for(target, Offload(offload_dir), method=method)
     try:
         return plan_step(
             model,
@@ -58,11 +58,11 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
             optimizer=make(model.parameters()),
             device_budget=budget,
             method=method,
-            home=home,
+            stores=home,
             costs="roofline",
             effort=QUICK,
             target=target,
-            below=lower.below if lower else None,
+            lower_tier=lower.lower_tier if lower else None,
         ).summary
     except Infeasible as infeasible:
         return infeasible.smallest_feasible_bytes
@@ -70,10 +70,10 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
 
 @pytest.mark.long
 @pytest.mark.parametrize(("method", "share"), some([("rockmate", 0.6), ("offmate", 0.7)], keep=[("offmate", 0.7)]))
-def test_no_other_size_is_much_better(method: str, share: float, fit_home: Path) -> None:
+def test_no_other_size_is_much_better(method: str, share: float, fit_stores: Path) -> None:
     model, batch, make = workload()
-    folder = None if method == "rockmate" else fit_home / "offload"
-    whole = planned(fit_home, LARGEST, 1 << 40, "rockmate", None)
+    folder = None if method == "rockmate" else fit_stores / "offload"
+    whole = planned(fit_stores, LARGEST, 1 << 40, "rockmate", None)
     assert isinstance(whole, PlanSummary)
     # A disk has buffers, which the budget counts.
     budget = int(share * whole.keep_all_peak_bytes) + (DISK_STAGING_BYTES if folder else 0)
@@ -85,11 +85,11 @@ def test_no_other_size_is_much_better(method: str, share: float, fit_home: Path)
         largest=LARGEST,
         method=method,
         offload_dir=folder,
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
         quick=True,
         costs="roofline",
     )
-    everything = {size: planned(fit_home, size, budget, method, folder) for size in range(1, LARGEST + 1)}
+    everything = {size: planned(fit_stores, size, budget, method, folder) for size in range(1, LARGEST + 1)}
     times = {s: p.step_time_s / s if isinstance(p, PlanSummary) else math.inf for s, p in everything.items()}
     for plan in found.planned:
         assert plan.time_per_sample_s == pytest.approx(times[plan.batch_size])
@@ -104,19 +104,19 @@ def test_no_other_size_is_much_better(method: str, share: float, fit_home: Path)
     assert f"batch size {found.batch_size}: " in found.describe()
 
 
-def test_not_even_one_sample_fits(fit_home: Path) -> None:
+def test_not_even_one_sample_fits(fit_stores: Path) -> None:
     model, batch, make = workload()
     with pytest.raises(Infeasible) as refused:
-        best_batch(model, batch, make, device_budget=1000, cache_dir=fit_home, quick=True, costs="roofline")
-    one = planned(fit_home, 1, 1000, "auto", None)
+        best_batch(model, batch, make, device_budget=1000, cache_dir=fit_stores, quick=True, costs="roofline")
+    one = planned(fit_stores, 1, 1000, "auto", None)
     assert refused.value.smallest_feasible_bytes == one
 
 
-def test_a_model_on_the_meta_device_needs_no_weights(fit_home: Path) -> None:
+def test_a_model_on_the_meta_device_needs_no_weights(fit_stores: Path) -> None:
     real, batch, make = workload()
     with torch.device("meta"):
         meta = build_model("gpt2", SHAPE, seed=0)
-    how: dict[str, Any] = {"cache_dir": fit_home, "quick": True, "costs": "roofline", "largest": 2}
+    how: dict[str, Any] = {"cache_dir": fit_stores, "quick": True, "costs": "roofline", "largest": 2}
     one = best_batch(real, batch, make, device_budget="70%", **how)
     two = best_batch(meta, batch, make, device_budget="70%", **how)
     assert (one.batch_size, one.device_budget_bytes) == (two.batch_size, two.device_budget_bytes)
@@ -223,8 +223,8 @@ class Fixed(nn.Module):
         return (self.weight * x).sum()
 
 
-def test_a_model_of_one_size_is_named_and_resize_can_help(fit_home: Path) -> None:
-    how: dict[str, Any] = {"cache_dir": fit_home, "quick": True, "costs": "roofline", "device_budget": "2MiB"}
+def test_a_model_of_one_size_is_named_and_resize_can_help(fit_stores: Path) -> None:
+    how: dict[str, Any] = {"cache_dir": fit_stores, "quick": True, "costs": "roofline", "device_budget": "2MiB"}
     with pytest.raises(TraceError, match=r"2 samples and cannot be with 4.*pass resize"):
         best_batch(Fixed(), torch.ones(2, 3), **how)
 

@@ -37,12 +37,12 @@ def notices() -> list[str]:
 
 
 @pytest.fixture
-def quick(fit_home: Path, notices: list[str]) -> Fit:
+def quick(fit_stores: Path, notices: list[str]) -> Fit:
     def say(text: str) -> None:
         if not text.startswith(("Planned in", "Planning")):  # what every plan says
             notices.append(text)
 
-    return partial(fit, cache_dir=fit_home, quick=True, device_budget="150%", say=say)
+    return partial(fit, cache_dir=fit_stores, quick=True, device_budget="150%", say=say)
 
 
 def momentum(parameters: Any) -> torch.optim.Optimizer:
@@ -376,7 +376,7 @@ def test_weights_below_come_for_the_modules_that_read_them(quick: Fit, notices: 
     (watched,) = step._net._watched.values()
     assert (watched.calls, watched.agreed) == (4, 4)
     assert step.programs.offloading is not None
-    assert step.programs.offloading.below()
+    assert step.programs.offloading.offloaded_parameters()
     assert notices == []
     with step.on_device():
         assert differences(model, other) == []

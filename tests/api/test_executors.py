@@ -111,19 +111,19 @@ def verbs_of(source: str) -> Counter[str]:
     return Counter(name for name in calls if name in VERBS | AROUND)
 
 
-@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("lower_tier", [False, True])
 def test_a_second_executor_runs_the_same_steps(
-    made: list[Recording], fit_home: Path, tmp_path: Path, below: bool
+    made: list[Recording], fit_stores: Path, tmp_path: Path, lower_tier: bool
 ) -> None:
-    losses, weights, source = trained(Recording, fit_home, tmp_path / "one" if below else None)
+    losses, weights, source = trained(Recording, fit_stores, tmp_path / "one" if lower_tier else None)
     (executor,) = made
     planned = verbs_of(source)
     found = Counter(executor.verbs)
     for verb, count in planned.items():
         assert found[verb] >= 3 * count, verb
     assert {"begin", "update"} <= planned.keys()
-    assert not below or {"offload", "reload", "wait", "free"} <= planned.keys()
-    same, others, text = trained(SingleDevice, fit_home, tmp_path / "two" if below else None)
+    assert not lower_tier or {"offload", "reload", "wait", "free"} <= planned.keys()
+    same, others, text = trained(SingleDevice, fit_stores, tmp_path / "two" if lower_tier else None)
     assert losses == same
     assert text == source
     assert all(map(torch.equal, weights, others))
@@ -137,7 +137,7 @@ def test_the_verbs_are_what_one_device_has() -> None:
 def test_generated_code_may_call_these_verbs_alone() -> None:
     """A new one is to be seen here: what a step may call is what `runtime/whitelist.py` lets through."""
     assert {
-        "begin", "changed", "clip", "free", "keep", "keep_below", "leave", "offload", "reload", "update",
-        "update_all", "update_below", "update_together", "wait",
+        "begin", "changed", "clip", "free", "keep", "keep_offloaded", "leave", "offload", "reload", "update",
+        "update_all", "update_on_cpu", "update_together", "wait",
     } == VERBS  # fmt: skip
     assert {"as_in_forward"} == AROUND

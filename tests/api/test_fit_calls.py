@@ -20,9 +20,9 @@ Fit = Callable[..., Any]
 
 
 @pytest.fixture
-def quick(fit_home: Path) -> Fit:
+def quick(fit_stores: Path) -> Fit:
     """`fit` that plans in seconds and says nothing."""
-    return partial(fit, cache_dir=fit_home, quick=True, device_budget="150%", say=lambda text: None)
+    return partial(fit, cache_dir=fit_stores, quick=True, device_budget="150%", say=lambda text: None)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -13,8 +13,8 @@ from stowage.stages.ir.errors import ParameterError
 from tests.api.test_lengths import Beside, Tagger, batch_of
 
 
-def test_forms_are_planned_ahead_the_largest_first(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 8, forms=[batch_of(12), batch_of(32), batch_of(8)], device_budget="80%")
+def test_forms_are_planned_ahead_the_largest_first(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 8, forms=[batch_of(12), batch_of(32), batch_of(8)], device_budget="80%")
     shapes = [k.key[0].leaves[1].value for k in beside.step.programs.known]
     assert ["(4, 8)" in s for s in shapes] == [True, False, False]
     budgets = {k.planned.summary.device_budget_bytes for k in beside.step.programs.known}
@@ -24,9 +24,9 @@ def test_forms_are_planned_ahead_the_largest_first(fit_home: Path) -> None:
     assert len(beside.said) == said, "nothing is left to plan"
 
 
-def test_a_range_of_lengths(fit_home: Path) -> None:
+def test_a_range_of_lengths(fit_stores: Path) -> None:
     beside = Beside(
-        Tagger, fit_home, 20, forms=range(8, 21, 6), resize=lambda batch, n: {k: v[:, :n] for k, v in batch.items()}
+        Tagger, fit_stores, 20, forms=range(8, 21, 6), resize=lambda batch, n: {k: v[:, :n] for k, v in batch.items()}
     )
     assert len(beside.step.programs.known) == 3
     said = len(beside.said)
@@ -34,8 +34,8 @@ def test_a_range_of_lengths(fit_home: Path) -> None:
     assert len(beside.said) == said
 
 
-def test_programs_in_memory_are_bounded_and_freed(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 24, programs=2)
+def test_programs_in_memory_are_bounded_and_freed(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 24, programs=2)
     beside.train(10, 12)
     dropped = [k for k in beside.step.programs.known if "(4, 10)" in k.key[0].leaves[1].value]
     references = [weakref.ref(k.program) for k in dropped] + [weakref.ref(k.planned) for k in dropped]
@@ -52,6 +52,6 @@ def test_programs_in_memory_are_bounded_and_freed(fit_home: Path) -> None:
 
 
 @pytest.mark.parametrize("programs", [0, -1, True, 2.5])
-def test_a_wrong_number_of_programs(programs: object, fit_home: Path) -> None:
+def test_a_wrong_number_of_programs(programs: object, fit_stores: Path) -> None:
     with pytest.raises(ParameterError, match="programs is"):
-        Beside(Tagger, fit_home, 8, programs=programs)
+        Beside(Tagger, fit_stores, 8, programs=programs)

@@ -21,7 +21,7 @@ def costed(tmp_path_factory: pytest.TempPathFactory) -> Costed:
     model, batch, loss = ZOO["gpt2"]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     home = tmp_path_factory.mktemp("home")
-    return cost_step(model, batch, loss=loss, optimizer=optimizer, home=home, costs="roofline", effort=QUICK)
+    return cost_step(model, batch, loss=loss, optimizer=optimizer, stores=home, costs="roofline", effort=QUICK)
 
 
 def adam(parameters: object) -> torch.optim.Optimizer:
@@ -69,7 +69,7 @@ def test_auto_is_never_worse_than_what_it_is_compared_with(method: str, costed: 
     """Within the peak of the other's plan."""
 
     def planned(name: str, budget: int) -> PlanSummary:
-        return plan_costed(costed, device_budget=budget, method=name, home=tmp_path, effort=QUICK).summary
+        return plan_costed(costed, device_budget=budget, method=name, stores=tmp_path, effort=QUICK).summary
 
     roomy = 2 * costed.eager_peak_bytes
     if method in ("chen_sqrt", "recompute_all"):

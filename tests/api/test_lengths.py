@@ -152,8 +152,10 @@ def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", [Tagger, Pooled, Rolled])
-def test_a_shorter_batch_that_fits_trains_at_once(kind: type[nn.Module], fit_home: Path, count: dict[str, int]) -> None:
-    beside = Beside(kind, fit_home, 40)
+def test_a_shorter_batch_that_fits_trains_at_once(
+    kind: type[nn.Module], fit_stores: Path, count: dict[str, int]
+) -> None:
+    beside = Beside(kind, fit_stores, 40)
     count.update(dict.fromkeys(count, 0))
     beside.train(12, 9, 12)
     assert beside.step.plan.method == "keep_all"
@@ -161,26 +163,26 @@ def test_a_shorter_batch_that_fits_trains_at_once(kind: type[nn.Module], fit_hom
 
 
 @pytest.mark.parametrize("kind", [Tagger, Pooled])
-def test_one_that_does_not_fit_reuses_schedules(kind: type[nn.Module], fit_home: Path, count: dict[str, int]) -> None:
-    budget = Beside(kind, fit_home, 40).step.plan.device_budget_bytes
-    beside = Beside(kind, fit_home, 40, device_budget=budget)
+def test_one_that_does_not_fit_reuses_schedules(kind: type[nn.Module], fit_stores: Path, count: dict[str, int]) -> None:
+    budget = Beside(kind, fit_stores, 40).step.plan.device_budget_bytes
+    beside = Beside(kind, fit_stores, 40, device_budget=budget)
     count.update(dict.fromkeys(count, 0))
     beside.train(39, 38, 40)
     assert count["profiles"] == count["options"] == 0
     assert beside.step.plan.device_budget_bytes == budget
 
 
-def test_a_longer_batch_within_bytes_is_not_measured_either(fit_home: Path, count: dict[str, int]) -> None:
-    beside = Beside(Tagger, fit_home, 16, device_budget="1MiB")
+def test_a_longer_batch_within_bytes_is_not_measured_either(fit_stores: Path, count: dict[str, int]) -> None:
+    beside = Beside(Tagger, fit_stores, 16, device_budget="1MiB")
     count.update(dict.fromkeys(count, 0))
     beside.train(24, 32, 20)
     assert count["profiles"] == 0
 
 
-def test_where_everything_fits_nothing_is_searched_until_it_does_not(fit_home: Path, count: dict[str, int]) -> None:
-    most = Beside(Tagger, fit_home, 8, device_budget="100%").step.planned.eager_peak_bytes
+def test_where_everything_fits_nothing_is_searched_until_it_does_not(fit_stores: Path, count: dict[str, int]) -> None:
+    most = Beside(Tagger, fit_stores, 8, device_budget="100%").step.planned.eager_peak_bytes
     count.update(dict.fromkeys(count, 0))
-    beside = Beside(Tagger, fit_home, 8, device_budget=2 * most)
+    beside = Beside(Tagger, fit_stores, 8, device_budget=2 * most)
     assert beside.step.plan.method == "keep_all"
     assert count["options"] == count["solves"] == 0
     beside.train(8, 16)
@@ -190,8 +192,8 @@ def test_where_everything_fits_nothing_is_searched_until_it_does_not(fit_home: P
     assert beside.step.programs.known[0].planned.summary.recomputed_bytes > 0
 
 
-def test_another_structure_is_still_exact(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 16)
+def test_another_structure_is_still_exact(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 16)
     beside.train(1, 16, 5)
     beside.train(16, 7, rows=1)
 
@@ -205,13 +207,20 @@ def test_estimates_are_not_stored_as_measurements(tmp_path: Path, count: dict[st
     assert beside.step.plan.estimated_nodes > 0
 
 
-def test_accumulated_lengths(fit_home: Path, count: dict[str, int]) -> None:
+def test_accumulated_lengths(fit_stores: Path, count: dict[str, int]) -> None:
     with seeded(0):
         model, other = Tagger().eval(), Tagger().eval()
     other.load_state_dict(model.state_dict())
     optimizer = adam(other.parameters())
     step = fit(
-        model, batch_of(24), adam, device_budget="85%", cache_dir=fit_home, quick=True, accumulate=2, say=lambda _: None
+        model,
+        batch_of(24),
+        adam,
+        device_budget="85%",
+        cache_dir=fit_stores,
+        quick=True,
+        accumulate=2,
+        say=lambda _: None,
     )
     count.update(dict.fromkeys(count, 0))
     for lengths in ((24, 9), (9, 10), (8, 24)):
@@ -226,7 +235,7 @@ def test_accumulated_lengths(fit_home: Path, count: dict[str, int]) -> None:
     assert count["profiles"] == 0
 
 
-def test_lengths_with_states_on_disk(fit_home: Path, tmp_path: Path, count: dict[str, int]) -> None:
+def test_lengths_with_states_on_disk(fit_stores: Path, tmp_path: Path, count: dict[str, int]) -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -240,8 +249,8 @@ def test_lengths_with_states_on_disk(fit_home: Path, tmp_path: Path, count: dict
 
     how: dict[str, Any] = {"method": "offmate", "offload_dir": tmp_path}
     with pytest.raises(Infeasible) as caught:
-        Beside(Wide, fit_home, 12, device_budget=1, **how)
-    beside = Beside(Wide, fit_home, 12, device_budget=int(1.1 * caught.value.smallest_feasible_bytes), **how)
+        Beside(Wide, fit_stores, 12, device_budget=1, **how)
+    beside = Beside(Wide, fit_stores, 12, device_budget=int(1.1 * caught.value.smallest_feasible_bytes), **how)
     assert beside.step.planned.slots
     count.update(dict.fromkeys(count, 0))
     beside.train(12, 7, 11)

@@ -105,13 +105,20 @@ CASES: dict[str, tuple[Any, Callable[[float], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_number_that_is_annealed_plans_once(name: str, fit_home: Path) -> None:
+def test_a_number_that_is_annealed_plans_once(name: str, fit_stores: Path) -> None:
     loss, set_beta = CASES[name]
     beside = Beside(network)
     batch = (torch.randn(64, 8),)
     set_beta(0.1)
     step = fit(
-        beside.ours, batch, beside.optimizer, loss=loss, device_budget="85%", cache_dir=fit_home, quick=True, say=print
+        beside.ours,
+        batch,
+        beside.optimizer,
+        loss=loss,
+        device_budget="85%",
+        cache_dir=fit_stores,
+        quick=True,
+        say=print,
     )
     for beta in (0.1, 0.2, 0.3, 0.4, 0.45, 0.1, 0.0, -0.5, 0.0):
         set_beta(beta)
@@ -142,19 +149,19 @@ class Switched:
         return value.pow(2) * self.scale if self.square else value * self.scale
 
 
-def test_another_way_is_another_plan_and_the_old_one_is_kept(fit_home: Path) -> None:
+def test_another_way_is_another_plan_and_the_old_one_is_kept(fit_stores: Path) -> None:
     beside, loss, batch = Beside(network), Switched(), (torch.randn(64, 8),)
-    step = fitted(beside, batch, fit_home, loss=loss)
+    step = fitted(beside, batch, fit_stores, loss=loss)
     for way, square in [("l1", True), ("l2", True), ("l1", True), ("l2", False), ("l2", True), ("l1", True)]:
         loss.way, loss.square = way, square
         beside.equal(lambda: step(batch), lambda: loss(beside.eager(*batch), batch))
     assert beside.plans(step) == traces(step) == 3
 
 
-def test_what_does_not_matter_is_soon_no_longer_looked_at(fit_home: Path) -> None:
+def test_what_does_not_matter_is_soon_no_longer_looked_at(fit_stores: Path) -> None:
     beside, loss, batch = Beside(network), Switched(), (torch.randn(64, 8),)
     said: list[str] = []
-    step = fitted(beside, batch, fit_home, loss=loss, say=said.append)
+    step = fitted(beside, batch, fit_stores, loss=loss, say=said.append)
     records = counted(step)
     for number in range(6):
         loss.steps, loss.note = number, f"note {number}"
@@ -177,28 +184,28 @@ def counted(step: TrainingStep) -> Callable[[], int]:
     return lambda: count[0]
 
 
-def test_a_tensor_made_of_a_number(fit_home: Path) -> None:
+def test_a_tensor_made_of_a_number(fit_stores: Path) -> None:
     beside, holder, batch = Beside(network), SimpleNamespace(beta=0.1), (torch.randn(64, 8),)
 
     def loss(outputs: Tensor, batch: Any) -> Tensor:
         return penalty(outputs, torch.tensor(holder.beta))
 
-    step = fitted(beside, batch, fit_home, loss=loss)
+    step = fitted(beside, batch, fit_stores, loss=loss)
     for beta in (0.1, 0.2, 0.3, 0.4, 0.1, 0.5):
         holder.beta = beta
         beside.equal(lambda: step(batch), lambda: loss(beside.eager(*batch), batch))
     assert beside.plans(step) == 1
 
 
-def test_a_type_is_another_step(fit_home: Path) -> None:
+def test_a_type_is_another_step(fit_stores: Path) -> None:
     beside, loss, batch = Beside(network), Switched(), (torch.randn(64, 8),)
-    step = fitted(beside, batch, fit_home, loss=loss)
+    step = fitted(beside, batch, fit_stores, loss=loss)
     for scale in (1.5, 2, 3, 4, 2.5, 1.5, 1, 1.0, -3):
         loss.scale = scale
         beside.equal(lambda: step(batch), lambda: loss(beside.eager(*batch), batch))
 
 
-def test_numbers_of_modules(fit_home: Path) -> None:
+def test_numbers_of_modules(fit_stores: Path) -> None:
     """A rate of dropout, and an attribute of the user's module."""
 
     class Scaled(nn.Module):
@@ -210,7 +217,7 @@ def test_numbers_of_modules(fit_home: Path) -> None:
             return (self.body(x) * self.scale + self.settings["shift"]).pow(2).mean()
 
     beside, batch = Beside(Scaled), (torch.randn(64, 8),)
-    step = fitted(beside, batch, fit_home)
+    step = fitted(beside, batch, fit_stores)
     records = counted(step)
     for number in range(7):
         for model in (beside.ours, beside.eager):
@@ -231,13 +238,13 @@ class Weighted(nn.Module):
         return self.body(x).pow(2).sum() / count
 
 
-def test_numbers_and_names_in_the_batch(fit_home: Path) -> None:
+def test_numbers_and_names_in_the_batch(fit_stores: Path) -> None:
     beside = Beside(Weighted)
     batches = [
         {"x": torch.randn(64, 8), "count": 100 + 7 * n, "name": f"{n}.png", "flags": [n, {"id": str(n)}]}
         for n in range(7)
     ]
-    step = fitted(beside, batches[0], fit_home)
+    step = fitted(beside, batches[0], fit_stores)
     records = counted(step)
     for batch in batches:
         beside.equal(lambda: step(batch), lambda: beside.eager_loss(batch))  # noqa: B023
@@ -245,14 +252,14 @@ def test_numbers_and_names_in_the_batch(fit_home: Path) -> None:
     assert records() == 2
 
 
-def test_micro_batches_share_what_is_found(fit_home: Path) -> None:
+def test_micro_batches_share_what_is_found(fit_stores: Path) -> None:
     beside, holder = Beside(network), SimpleNamespace(beta=0.1)
 
     def loss(outputs: Tensor, batch: Any) -> Tensor:
         return penalty(outputs, holder.beta) / 2
 
     first, second = (torch.randn(64, 8),), (torch.randn(64, 8),)
-    step = fitted(beside, first, fit_home, loss=loss, accumulate=2)
+    step = fitted(beside, first, fit_stores, loss=loss, accumulate=2)
     for beta in (0.1, 0.2, 0.3, 0.4, 0.5):
         holder.beta = beta
 
@@ -268,7 +275,7 @@ def test_micro_batches_share_what_is_found(fit_home: Path) -> None:
     assert beside.plans(step) == 2
 
 
-def test_names_in_a_batch_do_not_plan_anew(fit_home: Path) -> None:
+def test_names_in_a_batch_do_not_plan_anew(fit_stores: Path) -> None:
     class Picking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -289,7 +296,7 @@ def test_names_in_a_batch_do_not_plan_anew(fit_home: Path) -> None:
         ]
         for n in range(6)
     ]
-    step = fitted(beside, batches[0], fit_home)
+    step = fitted(beside, batches[0], fit_stores)
     for batch in batches:
         beside.equal(lambda: step(batch), lambda: beside.eager_loss(batch))  # noqa: B023
     assert beside.plans(step) == 1

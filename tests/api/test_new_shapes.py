@@ -16,8 +16,8 @@ from stowage.stages.ir.errors import ParameterError
 from tests.api.test_lengths import Beside, Tagger, adam, batch_of
 
 
-def test_every_planning_says_why(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 16)
+def test_every_planning_says_why(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 16)
     beside.train(9, 7)
     assert any("new shape (4, 9): second of this run" in s for s in beside.said)
     assert any("new shape (4, 7): third of this run" in s for s in beside.said)
@@ -29,16 +29,16 @@ def test_every_planning_says_why(fit_home: Path) -> None:
     assert len(beside.said) == said
 
 
-def test_a_changed_model_says_what_changed(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 16)
+def test_a_changed_model_says_what_changed(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 16)
     beside.step.model.eval()
     beside.other.eval()
     beside.train(16)
     assert any("the model has changed" in s and "eval" in s for s in beside.said), beside.said
 
 
-def test_error_names_the_form_and_the_known_ones(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 16, forms=[batch_of(8)], new_shapes="error")
+def test_error_names_the_form_and_the_known_ones(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 16, forms=[batch_of(8)], new_shapes="error")
     beside.train(16, 8, 16)
     before = {name: p.detach().clone() for name, p in beside.model.named_parameters()}
     with pytest.raises(ParameterError, match=r"\(4, 9\).*'error'.*\(4, 16\); \(4, 8\)"):
@@ -48,19 +48,19 @@ def test_error_names_the_form_and_the_known_ones(fit_home: Path) -> None:
     beside.train(8)
 
 
-def test_error_still_plans_other_micro_batches(fit_home: Path) -> None:
+def test_error_still_plans_other_micro_batches(fit_stores: Path) -> None:
     model = Tagger()
     step = fit(
-        model, batch_of(8), adam, device_budget="200%", cache_dir=fit_home, quick=True, new_shapes="error",
+        model, batch_of(8), adam, device_budget="200%", cache_dir=fit_stores, quick=True, new_shapes="error",
         say=lambda _: None,
     )  # fmt: skip
     step(batch_of(8), update=False)
     step(batch_of(8))
 
 
-def test_an_unknown_word(fit_home: Path) -> None:
+def test_an_unknown_word(fit_stores: Path) -> None:
     with pytest.raises(ParameterError, match="new_shapes is 'ask': give one of plan, quick, error"):
-        Beside(Tagger, fit_home, 8, new_shapes="ask")
+        Beside(Tagger, fit_stores, 8, new_shapes="ask")
 
 
 class Branching(nn.Module):
@@ -80,7 +80,7 @@ class Branching(nn.Module):
 
 @pytest.mark.parametrize(("new_shapes", "effort"), [("plan", "full"), ("quick", "quick")])
 def test_what_is_known_of_nothing_is_planned_with_the_effort_asked_for(
-    new_shapes: str, effort: str, fit_home: Path, monkeypatch: pytest.MonkeyPatch
+    new_shapes: str, effort: str, fit_stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Effort] = []
     original = planner.cost_step
@@ -93,7 +93,7 @@ def test_what_is_known_of_nothing_is_planned_with_the_effort_asked_for(
     said: list[str] = []
     model = Branching()
     step = fit(
-        model, (torch.randn(6, 6),), adam, device_budget=10_000, cache_dir=fit_home, new_shapes=new_shapes,
+        model, (torch.randn(6, 6),), adam, device_budget=10_000, cache_dir=fit_stores, new_shapes=new_shapes,
         say=said.append,
     )  # fmt: skip
     step((torch.randn(40, 6),))

@@ -29,9 +29,9 @@ def trained(home: Path, **places: Any) -> tuple[list[float], list[torch.Tensor],
         return losses, [p.detach().clone() for p in whole.parameters()], step.plan
 
 
-def test_it_plans_and_trains_as_the_three_arguments_do(fit_home: Path, tmp_path: Path) -> None:
-    one, weights, plan = trained(fit_home, offload=Offload(tmp_path / "one", disk="1GiB"))
-    other, same, loose = trained(fit_home, offload_dir=tmp_path / "two", disk_budget="1GiB")
+def test_it_plans_and_trains_as_the_three_arguments_do(fit_stores: Path, tmp_path: Path) -> None:
+    one, weights, plan = trained(fit_stores, offload=Offload(tmp_path / "one", disk="1GiB"))
+    other, same, loose = trained(fit_stores, offload_dir=tmp_path / "two", disk_budget="1GiB")
     assert plan.plan_hash == loose.plan_hash
     assert plan.offload_bytes > 0
     assert one == other
@@ -45,10 +45,10 @@ def test_both_are_one_sentence() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_errors_name_what_was_written(fit_home: Path, tmp_path: Path) -> None:
+def test_errors_name_what_was_written(fit_stores: Path, tmp_path: Path) -> None:
     def refused(**places: Any) -> str:
         with pytest.raises(ParameterError) as caught:
-            fit(network(), BATCH, adamw, loss=loss_of, device_budget=BUDGET, cache_dir=fit_home, **places)
+            fit(network(), BATCH, adamw, loss=loss_of, device_budget=BUDGET, cache_dir=fit_stores, **places)
         return str(caught.value)
 
     assert "offload.host is for models on a GPU" in refused(offload=Offload(tmp_path, host="8GiB"))
@@ -74,10 +74,10 @@ def test_a_place_or_none() -> None:
     assert offload_of(Offload("here", disk=5)) == Offload("here", disk=5)
 
 
-def test_best_batch_takes_it(fit_home: Path, tmp_path: Path) -> None:
+def test_best_batch_takes_it(fit_stores: Path, tmp_path: Path) -> None:
     def chosen(**places: Any) -> Any:
         return best_batch(
-            network(), BATCH, adamw, loss=loss_of, device_budget=BUDGET, largest=16, cache_dir=fit_home, quick=True,
+            network(), BATCH, adamw, loss=loss_of, device_budget=BUDGET, largest=16, cache_dir=fit_stores, quick=True,
             costs="roofline", **places,
         )  # fmt: skip
 

@@ -14,8 +14,8 @@ from tests.api.test_lengths import Beside, Tagger, batch_of
 from tests.configurations.alongside import small_gpt2
 
 
-def test_it_grows_with_the_batches_and_never_shrinks(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 12, device_budget="70%")
+def test_it_grows_with_the_batches_and_never_shrinks(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 12, device_budget="70%")
     first = beside.step.plan
     assert first.device_budget_bytes == int(0.7 * beside.step.planned.eager_peak_bytes)
     beside.train(30)
@@ -28,8 +28,8 @@ def test_it_grows_with_the_batches_and_never_shrinks(fit_home: Path) -> None:
     assert beside.step.plan.method == "keep_all"
 
 
-def test_an_evaluation_of_longer_batches_counts(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 4, device_budget="120%")
+def test_an_evaluation_of_longer_batches_counts(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 4, device_budget="120%")
     before = beside.step.plan.device_budget_bytes
     beside.other.eval()
     for length in (120, 100):
@@ -40,8 +40,8 @@ def test_an_evaluation_of_longer_batches_counts(fit_home: Path) -> None:
     beside.train(4, 5)
 
 
-def test_in_bytes_it_stays_and_the_refusal_names_mode_and_shape(fit_home: Path) -> None:
-    beside = Beside(Tagger, fit_home, 4, device_budget=60_000)
+def test_in_bytes_it_stays_and_the_refusal_names_mode_and_shape(fit_stores: Path) -> None:
+    beside = Beside(Tagger, fit_stores, 4, device_budget=60_000)
     with pytest.raises(Infeasible, match=r"in evaluation with a batch of \(4, 200\)") as caught:
         beside.step.evaluate(batch_of(200))
     assert (caught.value.mode, caught.value.form, caught.value.budget_bytes) == ("evaluation", "(4, 200)", 60_000)
@@ -52,9 +52,9 @@ def test_in_bytes_it_stays_and_the_refusal_names_mode_and_shape(fit_home: Path) 
 
 
 @pytest.mark.parametrize("budget", ["0%", "-3%", "x%"])
-def test_no_percentage(budget: str, fit_home: Path) -> None:
+def test_no_percentage(budget: str, fit_stores: Path) -> None:
     with pytest.raises(ParameterError, match="percentage"):
-        Beside(Tagger, fit_home, 4, device_budget=budget)
+        Beside(Tagger, fit_stores, 4, device_budget=budget)
 
 
 def rows(lengths: list[int]) -> list[dict[str, torch.Tensor]]:
@@ -78,7 +78,7 @@ def trainer_of(folder: Path, evaluated: int, **arguments: Any) -> Any:
     )
 
 
-def test_the_trainer_plans_its_evaluation_before_the_first_step(fit_home: Path, tmp_path: Path) -> None:
+def test_the_trainer_plans_its_evaluation_before_the_first_step(fit_stores: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {"per_device_eval_batch_size": 32}
     plain = trainer_of(tmp_path / "plain", 24, **how)
     plain.train()
@@ -86,7 +86,7 @@ def test_the_trainer_plans_its_evaluation_before_the_first_step(fit_home: Path, 
     trainer = stow(
         trainer_of(tmp_path / "stowed", 24, **how),
         device_budget="120%",
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
         quick=True,
         say=said.append,
     )
@@ -103,13 +103,13 @@ def test_the_trainer_plans_its_evaluation_before_the_first_step(fit_home: Path, 
     assert "GPT2LMHeadModel" in repr(trainer.stowage)
 
 
-def test_the_trainer_refuses_before_the_first_step(fit_home: Path, tmp_path: Path) -> None:
+def test_the_trainer_refuses_before_the_first_step(fit_stores: Path, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, 30, per_device_eval_batch_size=64)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     plain = trainer_of(tmp_path, 6)
-    stow(plain, device_budget="120%", cache_dir=fit_home, quick=True, say=lambda _: None).train()
+    stow(plain, device_budget="120%", cache_dir=fit_stores, quick=True, say=lambda _: None).train()
     budget = plain.stowage.plan.device_budget_bytes
-    stow(trainer, device_budget=budget, cache_dir=fit_home, quick=True, say=lambda _: None)
+    stow(trainer, device_budget=budget, cache_dir=fit_stores, quick=True, say=lambda _: None)
     with pytest.raises(Infeasible, match=r"in evaluation with a batch of \(64, 30\)"):
         trainer.train()
     assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())

@@ -29,7 +29,7 @@ def test_the_latest_few_are_kept() -> None:
     assert list(recent) == ["d"]
 
 
-def test_steps_of_many_lengths_are_bounded(fit_home: Path) -> None:
+def test_steps_of_many_lengths_are_bounded(fit_stores: Path) -> None:
     """Training programs, programs of evaluations and recorded steps: none grows with the lengths of batches."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -39,7 +39,7 @@ def test_steps_of_many_lengths_are_bounded(fit_home: Path) -> None:
 
     step = fit(
         model, batch(3), lambda p: torch.optim.SGD(list(p), lr=0.1), loss=lambda y, _: y.pow(2).mean(),
-        device_budget="200%", cache_dir=fit_home, quick=True, programs=2, check="never", say=lambda text: None,
+        device_budget="200%", cache_dir=fit_stores, quick=True, programs=2, check="never", say=lambda text: None,
     )  # fmt: skip
     for length in range(4, 8):
         step(batch(length))

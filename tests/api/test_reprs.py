@@ -15,8 +15,8 @@ from tests.api.test_lengths import Beside, Tagger, batch_of
 
 
 @pytest.fixture(scope="module")
-def beside(fit_home: Path) -> Beside:
-    return Beside(Tagger, fit_home, 16)
+def beside(fit_stores: Path) -> Beside:
+    return Beside(Tagger, fit_stores, 16)
 
 
 def test_a_few_readable_lines(beside: Beside) -> None:

@@ -52,14 +52,14 @@ def loss_of(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def away(fit_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], TrainingStep]:
+def away(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], TrainingStep]:
     """Makes the same step again and again: it trains from disk, in a little more than the smallest budget."""
     folder = tmp_path_factory.mktemp("below")
     common: dict[str, Any] = {
         "loss": loss_of,
         "method": "offmate",
         "offload_dir": folder,
-        "cache_dir": fit_home,
+        "cache_dir": fit_stores,
         "quick": True,
     }
     with pytest.raises(Infeasible) as caught:
@@ -80,17 +80,17 @@ def train(step: TrainingStep, schedule: Any, count: int) -> list[float]:
     return found
 
 
-def below(step: TrainingStep) -> list[str]:
+def lower_tier(step: TrainingStep) -> list[str]:
     assert step.programs.offloading is not None
-    return sorted(step.programs.offloading.away().values())
+    return sorted(step.programs.offloading.offloaded().values())
 
 
 def trained(away: Callable[[], TrainingStep], count: int = 2) -> TrainingStep:
     step = away()
     torch.manual_seed(3)
     train(step, schedule(step), count)
-    assert any("::" in name for name in below(step))
-    assert any("::" not in name for name in below(step))
+    assert any("::" in name for name in lower_tier(step))
+    assert any("::" not in name for name in lower_tier(step))
     return step
 
 
@@ -142,10 +142,10 @@ def test_saving_and_loading_keep_to_the_budget(away: Callable[[], TrainingStep],
 def test_a_model_file_is_what_others_read(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
     step = trained(away)
     step.save_model(tmp_path / "model.safetensors")
-    before = below(step)
+    before = lower_tier(step)
     found = load_file(tmp_path / "model.safetensors")
     step.load_model(tmp_path / "model.safetensors")
-    assert below(step) == before, "it does not stay in memory"
+    assert lower_tier(step) == before, "it does not stay in memory"
     with step.on_device() as model:
         expected = model.state_dict()
         assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in expected.items()}
@@ -186,7 +186,7 @@ def test_what_cannot_be_loaded_is_one_sentence(away: Callable[[], TrainingStep],
         step.save_pretrained(tmp_path / "folder")
 
 
-def test_tied_weights_and_save_pretrained(fit_home: Path, tmp_path: Path) -> None:
+def test_tied_weights_and_save_pretrained(fit_stores: Path, tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=16, use_cache=False)
     with seeded(0):
         model = transformers.GPT2LMHeadModel(config).train()
@@ -196,7 +196,7 @@ def test_tied_weights_and_save_pretrained(fit_home: Path, tmp_path: Path) -> Non
         {"input_ids": ids, "labels": ids},
         lambda p: torch.optim.SGD(p, lr=0.1),
         device_budget="150%",
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
         quick=True,
     )
     step({"input_ids": ids, "labels": ids})

@@ -49,17 +49,17 @@ def assert_as_eager(step: TrainingStep) -> None:
 
 
 @pytest.mark.parametrize("cpu", some([0.0, 2e10], keep=[2e10]))
-def test_a_run_that_is_saved_and_loaded_ends_like_plain_pytorch(cpu: float, fit_home: Path, tmp_path: Path) -> None:
-    first = staged_step(fit_home, tmp_path, cpu_update_bytes_per_s=cpu)
+def test_a_run_that_is_saved_and_loaded_ends_like_plain_pytorch(cpu: float, fit_stores: Path, tmp_path: Path) -> None:
+    first = staged_step(fit_stores, tmp_path, cpu_update_bytes_per_s=cpu)
     torch.manual_seed(3)
     losses = train(first, 3)
     assert homes(first)["disk"]
-    assert {s.home for s in first.planned.slots} == {"host", "disk"}
+    assert {s.placement for s in first.planned.slots} == {"host", "disk"}
     assert any(r.action == "update" for r in first.planned.rows) == bool(cpu)
     first.save(tmp_path / "checkpoint")
     random = torch.get_rng_state()
     assert losses + train(first, STEPS - 3) == eager()[0], "saving changed nothing"
-    again = staged_step(fit_home, tmp_path, cpu_update_bytes_per_s=cpu)
+    again = staged_step(fit_stores, tmp_path, cpu_update_bytes_per_s=cpu)
     torch.manual_seed(99)
     again.load(tmp_path / "checkpoint")
     assert torch.equal(torch.get_rng_state(), random)
@@ -67,11 +67,11 @@ def test_a_run_that_is_saved_and_loaded_ends_like_plain_pytorch(cpu: float, fit_
     assert_as_eager(again)
 
 
-def test_weights_are_read_into_both_places(fit_home: Path, tmp_path: Path) -> None:
+def test_weights_are_read_into_both_places(fit_stores: Path, tmp_path: Path) -> None:
     save_file(network().state_dict(), tmp_path / "model.safetensors")
     with torch.device("meta"):
         model = network()
-    step = staged_step(fit_home, tmp_path, model, weights=tmp_path / "model.safetensors")
+    step = staged_step(fit_stores, tmp_path, model, weights=tmp_path / "model.safetensors")
     found = homes(step)
     assert found["host"]
     assert found["disk"]
@@ -94,8 +94,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_run_leaves_no_file(fit_home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(fit_home), str(tmp_path)]
+def test_a_killed_run_leaves_no_file(fit_stores: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(fit_stores), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert ended.stdout.strip() == "True []"

@@ -56,18 +56,18 @@ def images(count: int = 3) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", list(BETWEEN))
-def test_channels_last(name: str, fit_home: Path) -> None:
+def test_channels_last(name: str, fit_stores: Path) -> None:
     def make() -> Script:
         between, wider = BETWEEN[name]
         model = Images(between, wider).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return Script(model, adamw(model), lambda y, _: y.square().mean(), images())
 
-    step = trains_equally(make, "105%", cache_dir=fit_home, check="never")
+    step = trains_equally(make, "105%", cache_dir=fit_stores, check="never")
     within(step, images(1)[0])
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_the_number_that_a_loss_returns(name: str, fit_home: Path) -> None:
+def test_the_number_that_a_loss_returns(name: str, fit_stores: Path) -> None:
     """Of most it keeps the memory of all its parts."""
 
     def make() -> Script:
@@ -76,7 +76,7 @@ def test_the_number_that_a_loss_returns(name: str, fit_home: Path) -> None:
         target = torch.randn(600, 32)
         return Script(model, adamw(model), lambda y, _: LOSSES[name](y, target), rows)
 
-    step = trains_equally(make, "105%", cache_dir=fit_home, check="never")
+    step = trains_equally(make, "105%", cache_dir=fit_stores, check="never")
     loss = step.planned.trace.values[step.planned.trace.meta.loss_value]
     x = torch.rand(600, 32)
     assert step.planned.trace.storages[loss.storage].nbytes == LOSSES[name](x, x).untyped_storage().nbytes()

@@ -33,13 +33,13 @@ def pairs(count: int, rows: int = 8) -> list[Any]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_criterion_of_model_and_target(accumulate: int, fit_home: Path) -> None:
+def test_criterion_of_model_and_target(accumulate: int, fit_stores: Path) -> None:
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     model, other = network(), network()
     optimizer = sgd(other.parameters())
     batches = pairs(4)
     step = fit(
-        model, batches[0], sgd, device_budget="150%", cache_dir=fit_home, quick=True, accumulate=accumulate,
+        model, batches[0], sgd, device_budget="150%", cache_dir=fit_stores, quick=True, accumulate=accumulate,
         forward=lambda model, batch: criterion(model(batch[0]), batch[1]), say=lambda _: None,
     )  # fmt: skip
     torch.manual_seed(3)
@@ -58,7 +58,7 @@ def test_criterion_of_model_and_target(accumulate: int, fit_home: Path) -> None:
     assert torch.equal(found_outputs, other(batches[0][0]))
 
 
-def test_two_parts_of_a_loss_and_two_calls_of_the_model(fit_home: Path) -> None:
+def test_two_parts_of_a_loss_and_two_calls_of_the_model(fit_stores: Path) -> None:
     def twice(model: nn.Module, batch: Any) -> torch.Tensor:
         first, second = model(batch["x"]), model(batch["x"])
         found: torch.Tensor = nn.functional.cross_entropy(first, batch["y"]) + (first - second).pow(2).mean()
@@ -68,7 +68,14 @@ def test_two_parts_of_a_loss_and_two_calls_of_the_model(fit_home: Path) -> None:
     optimizer = sgd(other.parameters())
     batches = [{"x": x, "y": y} for x, y in pairs(3)]
     step = fit(
-        model, batches[0], sgd, device_budget="150%", cache_dir=fit_home, quick=True, forward=twice, say=lambda _: None
+        model,
+        batches[0],
+        sgd,
+        device_budget="150%",
+        cache_dir=fit_stores,
+        quick=True,
+        forward=twice,
+        say=lambda _: None,
     )
     torch.manual_seed(3)
     found = [float(step(b)) for b in batches]
@@ -82,8 +89,8 @@ def test_two_parts_of_a_loss_and_two_calls_of_the_model(fit_home: Path) -> None:
     assert differences(model, other) == []
 
 
-def test_the_sentence_of_a_call_that_fails_says_so(fit_home: Path) -> None:
-    how: dict[str, Any] = {"device_budget": "150%", "cache_dir": fit_home, "quick": True, "say": lambda _: None}
+def test_the_sentence_of_a_call_that_fails_says_so(fit_stores: Path) -> None:
+    how: dict[str, Any] = {"device_budget": "150%", "cache_dir": fit_stores, "quick": True, "say": lambda _: None}
     with pytest.raises(
         StowageError, match=r"forward=lambda model, batch: criterion\(model\(batch\[0\]\), batch\[1\]\)"
     ):
@@ -96,7 +103,7 @@ def test_the_sentence_of_a_call_that_fails_says_so(fit_home: Path) -> None:
         fit(network(), pairs(1)[0], sgd, loss=lambda o, b: o, forward=lambda m, b: m(b[0]).sum(), **how)
 
 
-def test_a_type_error_of_the_users_own_code_stays_theirs(fit_home: Path) -> None:
+def test_a_type_error_of_the_users_own_code_stays_theirs(fit_stores: Path) -> None:
     class Wrong(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -106,4 +113,4 @@ def test_a_type_error_of_the_users_own_code_stays_theirs(fit_home: Path) -> None
             return self.layer(x).sum() + len(3)  # type: ignore[arg-type]
 
     with pytest.raises(Exception, match="has no len"):
-        fit(Wrong(), pairs(1)[0], sgd, device_budget="150%", cache_dir=fit_home, quick=True, say=lambda _: None)
+        fit(Wrong(), pairs(1)[0], sgd, device_budget="150%", cache_dir=fit_stores, quick=True, say=lambda _: None)

@@ -63,9 +63,9 @@ def weights(step: TrainingStep) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("at", [0, 1, -1])
-def test_the_step_is_finished_first(fit_home: Path, at: int) -> None:
-    step, interrupting, said = started(fit_home, at)
-    plain, _, _ = started(fit_home, at)
+def test_the_step_is_finished_first(fit_stores: Path, at: int) -> None:
+    step, interrupting, said = started(fit_stores, at)
+    plain, _, _ = started(fit_stores, at)
     for number in range(4):
         interrupting.times = number % 2
         if interrupting.times:
@@ -78,8 +78,8 @@ def test_the_step_is_finished_first(fit_home: Path, at: int) -> None:
         assert all(map(torch.equal, weights(step), weights(plain)))
 
 
-def test_a_second_one_breaks_it_and_says_what_state_the_model_is_in(fit_home: Path) -> None:
-    step, interrupting, said = started(fit_home, 0)
+def test_a_second_one_breaks_it_and_says_what_state_the_model_is_in(fit_stores: Path) -> None:
+    step, interrupting, said = started(fit_stores, 0)
     before = weights(step)
     interrupting.times = 2
     with pytest.raises(
@@ -92,8 +92,8 @@ def test_a_second_one_breaks_it_and_says_what_state_the_model_is_in(fit_home: Pa
     assert 0 < changed < 6
 
 
-def test_one_before_the_first_update_says_so(fit_home: Path) -> None:
-    step, interrupting, _ = started(fit_home, -2)
+def test_one_before_the_first_update_says_so(fit_stores: Path) -> None:
+    step, interrupting, _ = started(fit_stores, -2)
     before = weights(step)
     interrupting.times = 2
     with pytest.raises(KeyboardInterrupt, match="no parameter has been updated yet"):
@@ -101,8 +101,8 @@ def test_one_before_the_first_update_says_so(fit_home: Path) -> None:
     assert all(map(torch.equal, before, weights(step)))
 
 
-def test_what_was_saved_goes_on(fit_home: Path, tmp_path: Path) -> None:
-    step, interrupting, _ = started(fit_home, 0)
+def test_what_was_saved_goes_on(fit_stores: Path, tmp_path: Path) -> None:
+    step, interrupting, _ = started(fit_stores, 0)
     step.save(tmp_path / "saved")
     expected = [float(step(batch(n))) for n in range(3)]
     step.load(tmp_path / "saved")
@@ -113,10 +113,10 @@ def test_what_was_saved_goes_on(fit_home: Path, tmp_path: Path) -> None:
     assert [float(step(batch(n))) for n in range(3)] == expected
 
 
-def test_while_weights_are_below(fit_home: Path, tmp_path: Path) -> None:
-    step, interrupting, _ = started(fit_home, 0, tmp_path)
-    assert step.plan.below_bytes > 0
-    plain, _, _ = started(fit_home, 0)
+def test_while_weights_are_below(fit_stores: Path, tmp_path: Path) -> None:
+    step, interrupting, _ = started(fit_stores, 0, tmp_path)
+    assert step.plan.lower_tier_bytes > 0
+    plain, _, _ = started(fit_stores, 0)
     for number in range(3):
         interrupting.times = 1
         with pytest.raises(KeyboardInterrupt):
@@ -125,8 +125,8 @@ def test_while_weights_are_below(fit_home: Path, tmp_path: Path) -> None:
         assert all(map(torch.equal, weights(step), weights(plain)))
 
 
-def test_handlers_of_the_users_hear_of_it_at_the_end(fit_home: Path) -> None:
-    step, interrupting, _ = started(fit_home, 0)
+def test_handlers_of_the_users_hear_of_it_at_the_end(fit_stores: Path) -> None:
+    step, interrupting, _ = started(fit_stores, 0)
     heard: list[list[str]] = []
     signal.signal(signal.SIGINT, lambda *_: heard.append(list(step.programs.latest.program.updated)))  # type: ignore[union-attr]
     try:
@@ -139,8 +139,8 @@ def test_handlers_of_the_users_hear_of_it_at_the_end(fit_home: Path) -> None:
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN])
-def test_what_is_ignored_stays_ignored(fit_home: Path, handler: Any) -> None:
-    step, interrupting, said = started(fit_home, 0)
+def test_what_is_ignored_stays_ignored(fit_stores: Path, handler: Any) -> None:
+    step, interrupting, said = started(fit_stores, 0)
     signal.signal(signal.SIGINT, handler)
     try:
         interrupting.times = 2
@@ -150,8 +150,8 @@ def test_what_is_ignored_stays_ignored(fit_home: Path, handler: Any) -> None:
     assert WAITING not in said
 
 
-def test_threads_train_too(fit_home: Path) -> None:
-    step, _, _ = started(fit_home, 0)
+def test_threads_train_too(fit_stores: Path) -> None:
+    step, _, _ = started(fit_stores, 0)
     losses: list[float] = []
     work: Callable[[], None] = lambda: losses.append(float(step(batch(0))))  # noqa: E731
     thread = threading.Thread(target=work)

@@ -35,13 +35,13 @@ def test_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "× plain" in text_of(rows)
 
 
-@pytest.mark.parametrize("below", [None, False, True], ids=["all", "streamed", "updates below"])
-def test_what_is_timed_trains(below: bool | None) -> None:
+@pytest.mark.parametrize("lower_tier", [None, False, True], ids=["all", "streamed", "updates below"])
+def test_what_is_timed_trains(lower_tier: bool | None) -> None:
     """The same numbers as plain PyTorch, so that nothing is left out."""
-    job = llama_job(2, 4) if below is not None else gpt2_job(2, 4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    job = llama_job(2, 4) if lower_tier is not None else gpt2_job(2, 4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     traced = Traced(job, movable_bytes=MOVABLE_BYTES)
-    plan = traced.keep_all() if below is None else traced.stream_all(below=below)
-    tier = PinnedTier(lanes=NoLanes()) if below is not None else None
+    plan = traced.keep_all() if lower_tier is None else traced.stream_all(lower_tier=lower_tier)
+    tier = PinnedTier(lanes=NoLanes()) if lower_tier is not None else None
     ours, plain = ByRules(traced, traced.together(plan), tier), Plain(job)
     for step in range(4):
         batch = job.batch(step)
@@ -49,7 +49,7 @@ def test_what_is_timed_trains(below: bool | None) -> None:
     if tier is not None:
         assert ours.offloading is not None
         ours.offloading.settle_all()
-        assert ours.offloading.below(), "weights live below"
+        assert ours.offloading.offloaded_parameters(), "weights live below"
         tier.close()
 
 

@@ -28,8 +28,8 @@ def planned(model: PaperModel, budget: int, home: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(_papers, "MACHINES", {model.machine: small})
     monkeypatch.setattr(_papers, "EFFORT", QUICK)
     return {
-        case: plan_case(model, case, method, below, home)
-        for case, (method, below) in cases(machine.below, ablations=False).items()
+        case: plan_case(model, case, method, lower_tier, home)
+        for case, (method, lower_tier) in cases(machine.lower_tier, ablations=False).items()
     }
 
 
@@ -39,7 +39,7 @@ def test_ours_is_never_above_the_preprints_formulation(tmp_path: Path, monkeypat
     rows = planned(model, 20 * MIB, tmp_path, monkeypatch)
     assert set(rows) == {"all", PREPRINT}
     assert all(r.peak_bytes <= r.budget_bytes for r in rows.values())
-    assert all(0 < r.host_bytes <= MACHINES["RTX 3060"].below.capacity_bytes for r in rows.values())
+    assert all(0 < r.host_bytes <= MACHINES["RTX 3060"].lower_tier.capacity_bytes for r in rows.values())
     assert rows["all"].overhead <= rows[PREPRINT].overhead + 1e-9
     table = markdown_of(list(rows.values())).splitlines()
     assert len(table) == 2 + 2

@@ -19,7 +19,7 @@ from stowage.stages.profile.sequence import WindowRun, last_touched
 from stowage.stages.profile.windows import Window
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.simulate.stored import check_stored
-from stowage.stages.solve import tier_below
+from stowage.stages.solve import lower_tier_of
 from tests.cards.attention import CARD, KINDS, estimated, gpt2_on_a_card
 
 BACKWARD = "attention_backward"
@@ -88,15 +88,19 @@ def test_windows_begin_with_what_the_forward_has_made(kind: str, monkeypatch: py
 def test_a_card_is_planned_for(kind: str, part: float, offloads: bool, tmp_path: Path) -> None:
     trace = gpt2_on_a_card(kind, max_grad_norm=1.0 if kind == "flash" else None)
     costed = estimated(trace, tmp_path)
-    below = tier_below(CARD, host_budget="1GiB", disk_budget=None, offload_dir=None) if offloads else None
-    if below is not None:
-        below = replace(below, smallest_bytes=4096)
+    lower_tier = lower_tier_of(CARD, host_budget="1GiB", disk_budget=None, offload_dir=None) if offloads else None
+    if lower_tier is not None:
+        lower_tier = replace(lower_tier, smallest_bytes=4096)
     budget = int(part * costed.eager_peak_bytes)
     try:
-        planned = plan_costed(costed, device_budget=budget, method="auto", home=tmp_path, effort=QUICK, below=below)
+        planned = plan_costed(
+            costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK, lower_tier=lower_tier
+        )
     except Infeasible as error:
         budget = error.smallest_feasible_bytes
-        planned = plan_costed(costed, device_budget=budget, method="auto", home=tmp_path, effort=QUICK, below=below)
+        planned = plan_costed(
+            costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK, lower_tier=lower_tier
+        )
     check_stored(planned.trace, planned.nodes, planned.rows, planned.slots, planned.summary)
     checked(planned.source, "step.py", {c.target for c in planned.trace.calls})
     assert planned.summary.device_peak_bytes <= budget

@@ -36,11 +36,11 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("how", ADAMW)
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "llama"])
-def test_a_step_asks_for_no_numbers(name: str, how: str, fit_home: Any) -> None:
+def test_a_step_asks_for_no_numbers(name: str, how: str, fit_stores: Any) -> None:
     model, batch, loss = ZOO[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **ADAMW[how])
     step = fit(
-        model, batch, optimizer, loss=loss, device_budget="1GiB", max_grad_norm=1.0, quick=True, cache_dir=fit_home,
+        model, batch, optimizer, loss=loss, device_budget="1GiB", max_grad_norm=1.0, quick=True, cache_dir=fit_stores,
         check="never", say=lambda text: None,
     )  # fmt: skip
     step(batch)

@@ -113,10 +113,10 @@ def test_a_card_is_planned_for(part: float, how: dict[str, bool], tmp_path: Path
     assert all(n.once for n in once)
     budget = int(part * costed.eager_peak_bytes)
     try:
-        planned = plan_costed(costed, device_budget=budget, method="auto", home=tmp_path, effort=QUICK)
+        planned = plan_costed(costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK)
     except Infeasible as error:
         budget = error.smallest_feasible_bytes
-        planned = plan_costed(costed, device_budget=budget, method="auto", home=tmp_path, effort=QUICK)
+        planned = plan_costed(costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK)
     check_stored(planned.trace, planned.nodes, planned.rows, planned.slots, planned.summary)
     checked(planned.source, "step.py", {c.target for c in planned.trace.calls})
     assert planned.summary.device_peak_bytes <= budget

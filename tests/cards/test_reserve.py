@@ -35,7 +35,7 @@ def test_plans_leave_it_and_say_so(tmp_path: Path) -> None:
     costed = estimated(trace, tmp_path, MEASURED)
 
     def plan(budget: int) -> Any:
-        return plan_costed(costed, device_budget=budget, method="auto", home=tmp_path, effort=QUICK).summary
+        return plan_costed(costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK).summary
 
     budget = 64 * MIB
     summary = plan(budget)

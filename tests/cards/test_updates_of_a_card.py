@@ -16,7 +16,7 @@ from stowage.flows.api import update_rate as _update_rate
 from stowage.flows.api.update_rate import with_own_updates
 from stowage.stages.device.rates import host as host_rates
 from stowage.stages.device.rates.host import HostRates, measure_update_rate
-from stowage.stages.runtime.offload.cpu_updates import UpdatesBelow, bring_counters
+from stowage.stages.runtime.offload.cpu_updates import CpuUpdates, bring_counters
 from tests.cards.attention import CARD
 
 HOW: dict[str, dict[str, Any]] = {
@@ -33,14 +33,14 @@ def test_the_cpu_takes_any_adamw(how: str) -> None:
     weight = torch.randn(5, 3)
     held = nn.Parameter(torch.empty(5, 3, device="meta"))
     optimizer = torch.optim.AdamW([held], lr=0.1, **HOW[how])
-    below = UpdatesBelow(optimizer)
+    lower_tier = CpuUpdates(optimizer)
     found, state = weight.clone(), dict[str, Any]()
     plain = nn.Parameter(weight.clone())
     expected = torch.optim.AdamW([plain], lr=0.1, fused=how == "fused")
     for _ in range(3):
         gradient = torch.randn(5, 3)
         given = found, gradient.clone(), state
-        state = below.start(held, lambda given=given: given, lambda weight, left: dict(left)).result()  # type: ignore[misc]
+        state = lower_tier.start(held, lambda given=given: given, lambda weight, left: dict(left)).result()  # type: ignore[misc]
         plain.grad = gradient.clone()
         expected.step()
         assert torch.equal(found, plain.detach())

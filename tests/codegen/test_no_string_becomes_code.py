@@ -69,7 +69,7 @@ def script(name: str) -> Callable[[], Script]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("fit_home")
+@pytest.mark.usefixtures("fit_stores")
 def test_parameters_of_any_name_train(name: str) -> None:
     if "." in name:
         with pytest.raises(KeyError):  # PyTorch's own
@@ -78,7 +78,7 @@ def test_parameters_of_any_name_train(name: str) -> None:
     trains_equally(script(name), "120%")
 
 
-@pytest.mark.usefixtures("fit_home")
+@pytest.mark.usefixtures("fit_stores")
 def test_so_they_do_clipped_and_accumulated() -> None:
     name = 'w" if not eval("1") else "w'
     model, other = Named(name), Named(name)

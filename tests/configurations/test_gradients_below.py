@@ -68,9 +68,9 @@ def beside(max_grad_norm: float | None) -> Plain:
     return Plain(eager, adamw(eager.parameters()), max_grad_norm=max_grad_norm)
 
 
-def test_clipped_gradients_leave_and_come_back(fit_home: Path, tmp_path: Path) -> None:
+def test_clipped_gradients_leave_and_come_back(fit_stores: Path, tmp_path: Path) -> None:
     given = batches(model(), 6)
-    step = fitted(given, fit_home, tmp_path, max_grad_norm=0.5)
+    step = fitted(given, fit_stores, tmp_path, max_grad_norm=0.5)
     plan, planned = step.plan, step.planned
     gradients = {planned.trace.values[g.gradient_value].storage for g in planned.trace.gradients}
     moved = {r.storage for r in planned.rows if r.action == "reload"}
@@ -82,10 +82,10 @@ def test_clipped_gradients_leave_and_come_back(fit_home: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("max_grad_norm", some([None, 0.5, float("inf")], keep=[0.5]))
 def test_gradients_wait_below_for_the_next_micro_batch(
-    max_grad_norm: float | None, fit_home: Path, tmp_path: Path
+    max_grad_norm: float | None, fit_stores: Path, tmp_path: Path
 ) -> None:
     given = batches(model(), 15)
-    step = fitted(given, fit_home, tmp_path, max_grad_norm=max_grad_norm, accumulate=3)
+    step = fitted(given, fit_stores, tmp_path, max_grad_norm=max_grad_norm, accumulate=3)
     plans = [known.planned for known in step.programs.known]
     assert len(plans) == 3
     assert any(is_gradient_slot(s.name) for planned in plans for s in planned.slots)
@@ -96,28 +96,28 @@ def test_gradients_wait_below_for_the_next_micro_batch(
         assert_measured(step, given[i], update=i == 2)
 
 
-def test_between_iterations_as_little_as_planned(fit_home: Path, tmp_path: Path) -> None:
+def test_between_iterations_as_little_as_planned(fit_stores: Path, tmp_path: Path) -> None:
     """What waits takes the room that the plans say, and hardly anything is copied between micro-batches."""
     given = batches(model(), 3)
-    step = fitted(given, fit_home, tmp_path, accumulate=3)
+    step = fitted(given, fit_stores, tmp_path, accumulate=3)
     for i, batch in enumerate(given):
         step(batch, update=i == 2)
     program = step.prepare(given[0], update=False)
     assert step.programs.offloading is not None
     offloading = step.programs.offloading
-    away = set(offloading.away().values())
+    away = set(offloading.offloaded().values())
     program.enter()
-    copied = away ^ set(offloading.away().values())
+    copied = away ^ set(offloading.offloaded().values())
     assert sum(offloading.like(name).nbytes for name in copied) < 0.05 * sum(p.nbytes for p in model().parameters())
     step(given[0], update=False)
     waiting = sum(p.grad.untyped_storage().nbytes() for p in step.model.parameters() if p.grad is not None)
     assert waiting < sum(p.nbytes for p in model().parameters()) - MIB
 
 
-def test_dropped_gradients_are_forgotten(fit_home: Path, tmp_path: Path) -> None:
+def test_dropped_gradients_are_forgotten(fit_stores: Path, tmp_path: Path) -> None:
     """`zero_grad` in the middle of an update: the next micro-batch is a first one, as in plain PyTorch."""
     given = batches(model(), 4)
-    step, plain = fitted(given, fit_home, tmp_path, accumulate=2), beside(None)
+    step, plain = fitted(given, fit_stores, tmp_path, accumulate=2), beside(None)
     with torch.random.fork_rng(devices=[]):
         for updates in ([False], [False, True], [False]):
             for each in (step, plain):
@@ -129,18 +129,18 @@ def test_dropped_gradients_are_forgotten(fit_home: Path, tmp_path: Path) -> None
     assert_alike(step, plain, given[1:2], [True])
 
 
-def test_evaluation_leaves_them_where_they_are(fit_home: Path, tmp_path: Path) -> None:
+def test_evaluation_leaves_them_where_they_are(fit_stores: Path, tmp_path: Path) -> None:
     given = batches(model(), 3)
-    step, plain = fitted(given, fit_home, tmp_path, accumulate=2), beside(None)
+    step, plain = fitted(given, fit_stores, tmp_path, accumulate=2), beside(None)
     for each in (step, plain):
         torch.manual_seed(3)
         each(given[0], update=False)
     assert step.programs.offloading is not None
-    away = set(step.programs.offloading.away().values())
+    away = set(step.programs.offloading.offloaded().values())
     assert any(is_gradient_slot(name) for name in away)
     with torch.no_grad():
         expected = plain.model.eval()(**given[1]).logits
         plain.model.train()
     assert same(step.evaluate(given[1]).logits, expected)
-    assert set(step.programs.offloading.away().values()) == away
+    assert set(step.programs.offloading.offloaded().values()) == away
     assert_alike(step, plain, given[2:], [True])

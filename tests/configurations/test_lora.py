@@ -33,7 +33,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("accumulate", some([1, 2], keep=[2]))
-def test_equal_to_eager(accumulate: int, fit_home: Path) -> None:
+def test_equal_to_eager(accumulate: int, fit_stores: Path) -> None:
     model, other = lora(), lora()
     given = batches(model, 5 * accumulate)
     step = fit(
@@ -43,7 +43,7 @@ def test_equal_to_eager(accumulate: int, fit_home: Path) -> None:
         device_budget="80%",
         accumulate=accumulate,
         max_grad_norm=0.5,
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
         quick=True,
         say=lambda text: None,
     )

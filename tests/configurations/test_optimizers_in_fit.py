@@ -22,9 +22,9 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @pytest.fixture
-def quick(fit_home: Path) -> Fit:
+def quick(fit_stores: Path) -> Fit:
     """`fit` that plans in seconds and says nothing."""
-    return partial(fit, cache_dir=fit_home, quick=True, device_budget="110%", say=lambda text: None)
+    return partial(fit, cache_dir=fit_stores, quick=True, device_budget="110%", say=lambda text: None)
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -109,12 +109,12 @@ KEPT = [
 @pytest.mark.parametrize(
     ("case", "rows"), some(RUNS, keep=KEPT, exactness=[("clipping hard, cosine schedule", "even")])
 )
-def test_the_numbers_of_the_plain_trainer(case: str, rows: str, tmp_path: Path, fit_home: Path) -> None:
+def test_the_numbers_of_the_plain_trainer(case: str, rows: str, tmp_path: Path, fit_stores: Path) -> None:
     data = ROWS[rows]
     plain = trainer_of(tmp_path / "plain", small_gpt2(), data, **CASES[case])
     expected = plain.train()
     random_after = torch.get_rng_state()
-    trainer = planned(trainer_of(tmp_path / "planned", small_gpt2(), data, **CASES[case]), fit_home)
+    trainer = planned(trainer_of(tmp_path / "planned", small_gpt2(), data, **CASES[case]), fit_stores)
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     found = trainer.train()
     assert found.training_loss == expected.training_loss
@@ -127,10 +127,10 @@ def test_the_numbers_of_the_plain_trainer(case: str, rows: str, tmp_path: Path, 
     assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]
 
 
-def test_within_the_budget_as_predicted(tmp_path: Path, fit_home: Path) -> None:
+def test_within_the_budget_as_predicted(tmp_path: Path, fit_stores: Path) -> None:
     trainer = planned(
         trainer_of(tmp_path, small_gpt2(), EVEN, gradient_accumulation_steps=2, per_device_train_batch_size=4),
-        fit_home,
+        fit_stores,
         device_budget="95%",
         method="rockmate",
     )
@@ -157,11 +157,11 @@ def test_within_the_budget_as_predicted(tmp_path: Path, fit_home: Path) -> None:
 
 
 @pytest.mark.long
-def test_resumed_equals_uninterrupted(tmp_path: Path, fit_home: Path) -> None:
+def test_resumed_equals_uninterrupted(tmp_path: Path, fit_stores: Path) -> None:
     case = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
     plain = trainer_of(tmp_path / "plain", small_gpt2(), UNEVEN, **case)
     plain.train()
-    first = planned(trainer_of(tmp_path / "planned", small_gpt2(), UNEVEN, **case), fit_home)
+    first = planned(trainer_of(tmp_path / "planned", small_gpt2(), UNEVEN, **case), fit_stores)
 
     class Stop(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -171,7 +171,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, fit_home: Path) -> None:
     first.add_callback(Stop())
     first.train()
     assert first.state.global_step == 4
-    second = planned(trainer_of(tmp_path / "planned", small_gpt2(), UNEVEN, **case), fit_home)
+    second = planned(trainer_of(tmp_path / "planned", small_gpt2(), UNEVEN, **case), fit_stores)
     second.train(resume_from_checkpoint=True)
     assert_same_run(second, plain, resumed=True)
     last = tmp_path / "planned" / f"checkpoint-{second.state.global_step}"
@@ -179,12 +179,12 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, fit_home: Path) -> None:
     kept = [json.loads((f / "trainer_state.json").read_text())["log_history"] for f in (last, theirs)]
     strip = [[{k: v for k, v in row.items() if not any(t in k for t in LEFT_OUT)} for row in rows] for rows in kept]
     assert strip[0] == strip[1]
-    crossed = planned(trainer_of(tmp_path / "plain", small_gpt2(), UNEVEN, **case), fit_home)
+    crossed = planned(trainer_of(tmp_path / "plain", small_gpt2(), UNEVEN, **case), fit_stores)
     crossed.train(resume_from_checkpoint=str(theirs.parent / "checkpoint-2"))
     assert_same_run(crossed, plain, resumed=True)
 
 
-def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_home: Path) -> None:
+def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_stores: Path) -> None:
     def twice(trainer: Any) -> Any:
         trainer.train()
         trainer.args.max_grad_norm = 0.1
@@ -193,7 +193,7 @@ def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_home: Path) -> None:
 
     plain = twice(trainer_of(tmp_path / "plain", small_gpt2(), EVEN, num_train_epochs=1))
     trainer = trainer_of(tmp_path / "planned", small_gpt2(), EVEN, num_train_epochs=1)
-    assert_same_run(twice(planned(trainer, fit_home)), plain)
+    assert_same_run(twice(planned(trainer, fit_stores)), plain)
 
 
 class OwnLoss(transformers.Trainer):  # type: ignore[misc]
@@ -214,7 +214,7 @@ OTHERS = ("a loss of its own", "gradient checkpointing", "master weights", "LoRA
 
 
 @pytest.mark.parametrize("what", some(OTHERS, keep=["a loss of its own", "gradient checkpointing"]))
-def test_trainers_people_have(what: str, tmp_path: Path, fit_home: Path) -> None:
+def test_trainers_people_have(what: str, tmp_path: Path, fit_stores: Path) -> None:
     def build(folder: str) -> Any:
         model, kind = small_gpt2(), None
         more: dict[str, Any] = {"gradient_accumulation_steps": 3}
@@ -234,27 +234,27 @@ def test_trainers_people_have(what: str, tmp_path: Path, fit_home: Path) -> None
 
     plain = build("plain")
     plain.train()
-    trainer = planned(build("planned"), fit_home)
+    trainer = planned(build("planned"), fit_stores)
     trainer.train()
     assert_same_run(trainer, plain)
 
 
-def test_a_budget_that_is_too_small_is_said_before_training(tmp_path: Path, fit_home: Path) -> None:
-    trainer = planned(trainer_of(tmp_path, small_gpt2(), EVEN), fit_home, device_budget="1KiB")
+def test_a_budget_that_is_too_small_is_said_before_training(tmp_path: Path, fit_stores: Path) -> None:
+    trainer = planned(trainer_of(tmp_path, small_gpt2(), EVEN), fit_stores, device_budget="1KiB")
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
     with pytest.raises(Infeasible):
         trainer.train()
     assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
 
 
-def test_what_is_refused_is_one_sentence(tmp_path: Path, fit_home: Path) -> None:
+def test_what_is_refused_is_one_sentence(tmp_path: Path, fit_stores: Path) -> None:
     with pytest.raises(ParameterError, match=r"transformers\.Trainer"):
         stow(nn.Linear(2, 2), device_budget="1GiB")
-    trainer = planned(trainer_of(tmp_path, small_gpt2(), EVEN), fit_home)
+    trainer = planned(trainer_of(tmp_path, small_gpt2(), EVEN), fit_stores)
     with pytest.raises(ParameterError, match="call stow once"):
-        planned(trainer, fit_home)
+        planned(trainer, fit_stores)
     compiled = trainer_of(tmp_path, small_gpt2(), EVEN)
     compiled.args.torch_compile = True
     with pytest.raises(ParameterError, match="torch_compile") as caught:
-        planned(compiled, fit_home)
+        planned(compiled, fit_stores)
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stowage.stages.device import measure_allocations, unique_bytes
-from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.errors import OffloadedError
 from stowage.stages.runtime.observe.measure import resident_tensors
 from tests.configurations.alongside import small_gpt2
 from tests.configurations.test_trainer import assert_same_run, logs, planned, rows, trainer_of
@@ -52,19 +52,19 @@ def step_of(trainer: Any) -> Any:
     return trainer.training_step.step
 
 
-def below(trainer: Any) -> list[str]:
+def lower_tier(trainer: Any) -> list[str]:
     """Parameters and states that are not in memory."""
-    return sorted(step_of(trainer).programs.offloading.away().values())
+    return sorted(step_of(trainer).programs.offloading.offloaded().values())
 
 
-def assert_below(trainer: Any) -> None:
-    names = below(trainer)
+def assert_offloaded(trainer: Any) -> None:
+    names = lower_tier(trainer)
     assert any("::" in name for name in names)
     assert any("::" not in name for name in names)
 
 
 def assert_same(trainer: Any, plain: Any, **how: Any) -> None:
-    assert_below(trainer)
+    assert_offloaded(trainer)
     with trainer.on_device():
         assert_same_run(trainer, plain, **how)
 
@@ -73,10 +73,10 @@ def logits_metric(prediction: Any) -> dict[str, float]:
     return {"mean_logit": float(prediction.predictions.mean())}
 
 
-def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) -> None:
+def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_stores: Path) -> None:
     plain = make(tmp_path / "plain", **BEST)
     plain.train()
-    trainer = from_disk(make(tmp_path / "planned", **BEST), fit_home, tmp_path / "below")
+    trainer = from_disk(make(tmp_path / "planned", **BEST), fit_stores, tmp_path / "below")
     trainer.train()
     assert [r["eval_loss"] for r in logs(trainer) if "eval_loss" in r] == [
         r["eval_loss"] for r in logs(plain) if "eval_loss" in r
@@ -84,7 +84,7 @@ def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) ->
     assert step_of(trainer).plan.offload_bytes > 0
     assert step_of(trainer).evaluation.summary.reload_bytes > 0
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-3"), "the best model is not the last one"
-    with pytest.raises(AwayError, match=r"step\.evaluate"):
+    with pytest.raises(OffloadedError, match=r"step\.evaluate"):
         trainer.model(**trainer.data_collator(DATA[:2]))
     assert_same(trainer, plain)
     for checkpoint in ("checkpoint-3", "checkpoint-6"):
@@ -98,14 +98,14 @@ def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_home: Path) ->
     found, expected = trainer.predict(DATA), plain.predict(DATA)
     assert (found.predictions == expected.predictions).all()
     assert (found.label_ids == expected.label_ids).all()
-    assert_below(trainer)
+    assert_offloaded(trainer)
     trainer.save_model(str(tmp_path / "alone"))
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "alone")
     assert all(same(a.detach(), b.detach()) for a, b in zip(again.parameters(), plain.model.parameters(), strict=True))
 
 
-def test_saving_keeps_to_the_budget(tmp_path: Path, fit_home: Path) -> None:
-    trainer = from_disk(make(tmp_path, max_grad_norm=0.0, num_train_epochs=1), fit_home, tmp_path / "below")
+def test_saving_keeps_to_the_budget(tmp_path: Path, fit_stores: Path) -> None:
+    trainer = from_disk(make(tmp_path, max_grad_norm=0.0, num_train_epochs=1), fit_stores, tmp_path / "below")
     trainer.train()
     step = step_of(trainer)
     state = sum(t.nbytes for t in resident_tensors(model(), None, ())) * 3
@@ -119,14 +119,14 @@ def test_saving_keeps_to_the_budget(tmp_path: Path, fit_home: Path) -> None:
         assert peak - program.staging_bytes < state, "else it could all have been in memory"
 
 
-def test_resumed_across_plain_and_planned(tmp_path: Path, fit_home: Path) -> None:
+def test_resumed_across_plain_and_planned(tmp_path: Path, fit_stores: Path) -> None:
     case = {"max_grad_norm": 0.0, "save_strategy": "steps", "save_steps": 2}
     plain = make(tmp_path / "plain", **case)
     plain.train()
-    first = from_disk(make(tmp_path / "planned", **case), fit_home, tmp_path / "below")
+    first = from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "below")
     first.train()
     assert_same(first, plain)
-    second = from_disk(make(tmp_path / "planned", **case), fit_home, tmp_path / "below")
+    second = from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "below")
     second.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
     assert_same(second, plain, resumed=True)
     third = make(tmp_path / "plain", **case)
@@ -137,13 +137,15 @@ def test_resumed_across_plain_and_planned(tmp_path: Path, fit_home: Path) -> Non
 
 
 @pytest.mark.long
-def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
+def test_clipping_and_accumulation(tmp_path: Path, fit_stores: Path) -> None:
     """With the Trainer's default `max_grad_norm` all gradients wait for the last, below the device if need be."""
     case = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "eval_strategy": "epoch"}
     data = [*rows(24, 64, 3), *rows(2, 40, 4)]
     plain = trainer_of(tmp_path / "plain", model(), data, **case)
     plain.train()
-    trainer = from_disk(trainer_of(tmp_path / "planned", model(), data, **case), fit_home, tmp_path / "below", "32MiB")
+    trainer = from_disk(
+        trainer_of(tmp_path / "planned", model(), data, **case), fit_stores, tmp_path / "below", "32MiB"
+    )
     trainer.train()
     assert trainer.args.max_grad_norm == 1.0
     plans = [known.planned.summary for known in step_of(trainer).programs.known]
@@ -153,7 +155,7 @@ def test_clipping_and_accumulation(tmp_path: Path, fit_home: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_home: Path) -> None:
+def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_stores: Path) -> None:
     def twice(trainer: Any) -> Any:
         trainer.train()
         trainer.args.weight_decay, trainer.optimizer = 0.1, None  # another optimizer, for the weights where they are
@@ -162,4 +164,4 @@ def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_home: Path) -> None:
 
     case = {"max_grad_norm": 0.0, "num_train_epochs": 1}
     plain = twice(make(tmp_path / "plain", **case))
-    assert_same(twice(from_disk(make(tmp_path / "planned", **case), fit_home, tmp_path / "below")), plain)
+    assert_same(twice(from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "below")), plain)

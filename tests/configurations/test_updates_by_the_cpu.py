@@ -13,10 +13,10 @@ from torch import nn
 
 from stowage.flows import TrainingStep, fit
 from stowage.flows.api import fit as _fit
-from stowage.flows.api.lower_tier import LowerTier
+from stowage.flows.api.lower_tier import OpenableTier
 from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.ir.machine import Link
-from stowage.stages.solve import Below
+from stowage.stages.solve import LowerTier
 from tests.configurations.alongside import Plain, assert_measured, batches, small_gpt2
 from tests.configurations.test_gradients_below import adamw, assert_alike
 from tests.device.tiers.thread_lanes import ThreadLanes
@@ -37,10 +37,10 @@ def fitted(
     given: list[Any], home: Path, make: Callable[[Any], torch.optim.Optimizer] = adamw, **how: Any
 ) -> TrainingStep:
     """With RAM in the place of pinned memory."""
-    below = Below(Link(2e9, 2e9), 1 << 40, cpu_update_bytes_per_s=2e10)
-    lower = LowerTier(below, lambda: PinnedTier(lanes=ThreadLanes()))
+    lower_tier = LowerTier(Link(2e9, 2e9), 1 << 40, cpu_update_bytes_per_s=2e10)
+    lower = OpenableTier(lower_tier, lambda: PinnedTier(lanes=ThreadLanes()))
     state = 4 * sum(p.nbytes for p in model().parameters())
-    with mock.patch.object(_fit, "lower_tier", return_value=lower):
+    with mock.patch.object(_fit, "lower_tier_for", return_value=lower):
         return fit(
             model(),
             given[0],
@@ -63,9 +63,9 @@ def gradients_taken(step: TrainingStep) -> list[str]:
 
 
 @pytest.mark.parametrize("make", [adamw, momentum])
-def test_clipped(make: Callable[[Any], torch.optim.Optimizer], fit_home: Path) -> None:
+def test_clipped(make: Callable[[Any], torch.optim.Optimizer], fit_stores: Path) -> None:
     given = batches(model(), 6)
-    step = fitted(given, fit_home, make, max_grad_norm=CLIPPED)
+    step = fitted(given, fit_stores, make, max_grad_norm=CLIPPED)
     assert gradients_taken(step).count("temporary") >= 3
     eager = model()
     assert_alike(step, Plain(eager, make(eager.parameters()), max_grad_norm=CLIPPED), given[:5], [True] * 5)
@@ -73,10 +73,10 @@ def test_clipped(make: Callable[[Any], torch.optim.Optimizer], fit_home: Path) -
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, CLIPPED])
-def test_accumulated(max_grad_norm: float | None, fit_home: Path) -> None:
+def test_accumulated(max_grad_norm: float | None, fit_stores: Path) -> None:
     """Gradients that waited in `.grad` are used up by the CPU too."""
     given = batches(model(), 8)
-    step = fitted(given, fit_home, max_grad_norm=max_grad_norm, accumulate=2)
+    step = fitted(given, fit_stores, max_grad_norm=max_grad_norm, accumulate=2)
     assert gradients_taken(step).count("gradient") >= 3
     eager = model()
     plain = Plain(eager, adamw(eager.parameters()), max_grad_norm=max_grad_norm)

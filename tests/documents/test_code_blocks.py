@@ -15,10 +15,10 @@ PYTHON = {page: [b for b in blocks_of(page) if b.language == "python"] for page 
 
 
 @pytest.mark.parametrize("page", [page for page, blocks in PYTHON.items() if any(b.mark == "run" for b in blocks)])
-def test_code_runs(page: str, tmp_path: Path, fit_home: Path) -> None:
+def test_code_runs(page: str, tmp_path: Path, fit_stores: Path) -> None:
     code = "".join("\n" * 2 + block.body for block in PYTHON[page] if block.mark in ("setup", "run"))
     (tmp_path / "page.py").write_text(code, encoding="utf-8")
-    environment = os.environ | {"STOWAGE_HOME": str(fit_home / "quick"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"STOWAGE_HOME": str(fit_stores / "quick"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )

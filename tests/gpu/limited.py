@@ -58,7 +58,7 @@ def train_within(case: Case, folder: Path) -> Held:
     found = profile(case, folder)
     one = Rules(found.trace, found.costs)
     budget, most = one.judge(_plan(one)).peak_bytes, one.judge(one.keep_all()).peak_bytes
-    absent = len(_plan(one).start.below)
+    absent = len(_plan(one).start.offloaded)
     unread = unique_bytes(list(case.build()[0].buffers()))
     unread -= sum(s.nbytes for s in one.trace.storages if s.role == "buffer")
     torch.manual_seed(SEED)

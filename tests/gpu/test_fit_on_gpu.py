@@ -65,7 +65,7 @@ def test_weights_from_a_file(device: str, home: Path, tmp_path: Path) -> None:
     save_file(network(width).state_dict(), tmp_path / "model.safetensors")
     batch = (torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0)).to(device),)
     state = 3 * 4 * LAYERS * width * width
-    below = {"offload_dir": tmp_path / "below"} if device == "cpu" else {"host_budget": "4GiB"}
+    lower_tier = {"offload_dir": tmp_path / "below"} if device == "cpu" else {"host_budget": "4GiB"}
 
     def fitted() -> Any:
         with torch.device("meta"):
@@ -80,7 +80,7 @@ def test_weights_from_a_file(device: str, home: Path, tmp_path: Path) -> None:
             cache_dir=home,
             quick=True,
             say=lambda text: None,
-            **below,
+            **lower_tier,
         )
 
     plain = network(width).to(device)

@@ -28,7 +28,7 @@ from tests.gpu.side_by_side import (
     traced,
 )
 
-below = partial(Rules.stream_all, below=True)
+lower_tier = partial(Rules.stream_all, lower_tier=True)
 
 
 @pytest.mark.parametrize("model", [*TRANSFORMERS, "convolutions", "recurrent"])
@@ -48,12 +48,12 @@ def test_gradients_wait_below(where: str, max_grad_norm: float | None, device: s
     """Three micro-batches an update: gradients go down after each of the first two, and come back to be added to."""
     case = Case("gpt2" if where == "device" else "llama", device, max_grad_norm=max_grad_norm, micro_batches=3)
     first, middle, last = (traced(case, number).stream_all() for number in range(3))
-    assert any(s.role == "gradient" and s.start == "below" for s in middle.slots)
+    assert any(s.role == "gradient" and s.start == "offloaded" for s in middle.slots)
     assert {s.name for s in first.slots if s.role == "gradient"} == {s.name for s in last.slots if s.role == "gradient"}
     if where == "device":
         assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
     else:
-        assert_close(case, planned(case, below, a_tier(device)), plainly(case))
+        assert_close(case, planned(case, lower_tier, a_tier(device)), plainly(case))
 
 
 def test_evaluation_with_weights_below(device: str) -> None:
@@ -78,7 +78,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
         with torch.no_grad():
             expected = case.loss(model, batches[0])
         program.enter()
-        away = set(training.offloading.away().values())
+        away = set(training.offloading.offloaded().values())
         assert any("::" in name for name in away) == (number > 0), "states are below from the first update on"
         torch.manual_seed(number)
         [found] = program.forward(batches[0])
@@ -86,7 +86,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
         torch.manual_seed(number)
         assert torch.equal(after, torch.rand(2, device=device)), "it draws random numbers"
         assert torch.equal(found, expected)
-        assert set(training.offloading.away().values()) == away != set()
+        assert set(training.offloading.offloaded().values()) == away != set()
         torch.manual_seed(SEED + number)
         losses = training.step()
         torch.manual_seed(SEED + number)
@@ -94,7 +94,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize("schedule", [Rules.stream_all, below], ids=["device", "cpu"])
+@pytest.mark.parametrize("schedule", [Rules.stream_all, lower_tier], ids=["device", "cpu"])
 def test_saved_and_gone_on_with(schedule: Schedule, device: str, tmp_path: Path) -> None:
     """From a file the rest of a run gives the numbers that it gave without, random ones too."""
     case = Case("gpt2", device)

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage.stages.device.tiers import StagedTier, open_tier
+from stowage.stages.device.tiers import HostAndDiskTier, open_tier
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[StagedTier]:
+def tier(tmp_path: Path) -> Iterator[HostAndDiskTier]:
     made = open_tier("cuda", tmp_path)
-    assert isinstance(made, StagedTier)
+    assert isinstance(made, HostAndDiskTier)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
 @pytest.mark.parametrize("numel", [1, 4095, 1 << 20, (5 << 20) + 77])
-def test_round_trips(tier: StagedTier, numel: int, on_disk: bool) -> None:
+def test_round_trips(tier: HostAndDiskTier, numel: int, on_disk: bool) -> None:
     tensor = torch.randn(numel, device="cuda")
     tier.reserve({"a": tensor.nbytes}, ["a"] if on_disk else [])
     tier.offload("a", tensor).wait()
@@ -32,7 +32,7 @@ def test_round_trips(tier: StagedTier, numel: int, on_disk: bool) -> None:
     assert torch.equal(tensor, back)
 
 
-def test_many_steps_with_reused_memory(tier: StagedTier) -> None:
+def test_many_steps_with_reused_memory(tier: HostAndDiskTier) -> None:
     """Freed memory is handed out again at once, and long kernels are queued before each copy."""
     size = 1 << 20
     tier.reserve({str(index): 4 * size for index in range(4)}, ["0", "2"])
@@ -53,7 +53,7 @@ def test_many_steps_with_reused_memory(tier: StagedTier) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_strides_and_gaps(tier: StagedTier, on_disk: bool) -> None:
+def test_strides_and_gaps(tier: HostAndDiskTier, on_disk: bool) -> None:
     tier.reserve({"a": 4096}, ["a"] if on_disk else [])
     for one, two in (
         (torch.randn(16, 32, device="cuda").t(), torch.zeros(16, 32, device="cuda").t()),
@@ -65,7 +65,7 @@ def test_strides_and_gaps(tier: StagedTier, on_disk: bool) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_the_cpu_updates_what_is_below(tier: StagedTier, on_disk: bool) -> None:
+def test_the_cpu_updates_what_is_below(tier: HostAndDiskTier, on_disk: bool) -> None:
     tier.reserve({"a": 4096}, ["a"] if on_disk else [])
     tensor = torch.randn(1024, device="cuda")
     tier.offload("a", tensor).wait()
@@ -78,6 +78,6 @@ def test_the_cpu_updates_what_is_below(tier: StagedTier, on_disk: bool) -> None:
     assert torch.equal(back, (tensor.cpu() + 1).cuda())
 
 
-def test_buffers_are_pinned_and_counted(tier: StagedTier) -> None:
+def test_buffers_are_pinned_and_counted(tier: HostAndDiskTier) -> None:
     assert tier.staging_bytes == 0, "none of the GPU's memory"
     assert tier.host_bytes == 16 << 20

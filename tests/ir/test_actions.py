@@ -107,7 +107,7 @@ def test_a_collective_runs_beside_computing_on_a_lane_of_its_own() -> None:
     assert outcome.rows[0].resident_bytes == 500
     assert outcome.peak_bytes == 100 + 400 + 8 + 1
     assert play("0gw2-x").time_s == 2 + 5 + 3
-    assert outcome.below_bytes == outcome.reload_bytes == 0, "nothing is copied between tiers"
+    assert outcome.lower_tier_bytes == outcome.reload_bytes == 0, "nothing is copied between tiers"
 
 
 @pytest.mark.usefixtures("collective")

@@ -15,37 +15,39 @@ from stowage.stages.ir.machine import Link
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.solve import Below, PlanRequest, solve_plan
+from stowage.stages.solve import LowerTier, PlanRequest, solve_plan
 from stowage.stages.solve.summary import Solved
 from tests.runtime.beside_eager import MakeOptimizer, differences, eager_step, same
 from tests.solve.prepared import Prepared
 from tests.zoo import Entry, loss_of
 
 LINK = Link(offload_bytes_per_s=1e9, reload_bytes_per_s=1e9, duplex_bytes_per_s=1.5e9)
-BELOW = Below(LINK, capacity_bytes=1 << 40, staging_bytes=0, smallest_bytes=1024)
+BELOW = LowerTier(LINK, capacity_bytes=1 << 40, staging_bytes=0, smallest_bytes=1024)
 
 
-def solve_below(prepared: Prepared, budget: int, method: str = "offmate", below: Below = BELOW) -> Solved:
+def solve_with_lower_tier(
+    prepared: Prepared, budget: int, method: str = "offmate", lower_tier: LowerTier = BELOW
+) -> Solved:
     """A plan that may offload."""
     return solve_plan(
         prepared.trace,
         prepared.nodes,
         prepared.blocks,
         prepared.options,
-        PlanRequest(budget, method=method, slots=100, device="made up", below=below),
+        PlanRequest(budget, method=method, slots=100, device="made up", lower_tier=lower_tier),
     )
 
 
-def smallest_below(prepared: Prepared, below: Below = BELOW) -> int:
+def smallest_with_lower_tier(prepared: Prepared, lower_tier: LowerTier = BELOW) -> int:
     """The smallest budget for which there is a plan that offloads."""
     try:
-        solve_below(prepared, 1, below=below)
+        solve_with_lower_tier(prepared, 1, lower_tier=lower_tier)
     except Infeasible as infeasible:
         return infeasible.smallest_feasible_bytes
     raise AssertionError("one byte is enough")
 
 
-def program_below(
+def program_with_lower_tier(
     prepared: Prepared, solved: Solved, model: nn.Module, optimizer: torch.optim.Optimizer | None, tier: Tier
 ) -> tuple[Program, Offloading]:
     """Generate the step and bind it to a model and a tier."""
@@ -56,7 +58,7 @@ def program_below(
     return program, offloading
 
 
-def assert_equal_below(
+def assert_equal_with_lower_tier(
     build: Callable[[], Entry],
     prepared: Prepared,
     solved: Solved,
@@ -77,7 +79,7 @@ def assert_equal_below(
     (eager, batch, loss), (model, _, _) = build(), build()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     eager_optimizer, planned_optimizer = optimizer(eager), optimizer(model)
-    program, offloading = program_below(prepared, solved, model, planned_optimizer, tier)
+    program, offloading = program_with_lower_tier(prepared, solved, model, planned_optimizer, tier)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         state = torch.get_rng_state()

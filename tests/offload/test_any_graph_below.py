@@ -18,7 +18,7 @@ from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition import Limits, make_chains
 from stowage.stages.partition.clusters.block import block_clusters
-from stowage.stages.solve import Below, Solved
+from stowage.stages.solve import LowerTier, Solved
 from stowage.stages.solve.offload import sources
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate.choices import choices_of
@@ -28,7 +28,13 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 from tests.matrix import some
-from tests.offload.away import BELOW, actions, assert_equal_below, smallest_below, solve_below
+from tests.offload.away import (
+    BELOW,
+    actions,
+    assert_equal_with_lower_tier,
+    smallest_with_lower_tier,
+    solve_with_lower_tier,
+)
 from tests.runtime.beside_eager import adamw
 from tests.solve.prepared import Prepared, light_options
 from tests.solve.synthetic_steps import costs_for
@@ -74,12 +80,14 @@ def test_schedules_of_large_blocks_are_options() -> None:
     assert len(offmate.within(1 << 40).blocks[number].options) == len(offmate.choices[number])
 
 
-def tight(prepared: Prepared, below: Below) -> tuple[int, Solved]:
+def tight(prepared: Prepared, lower_tier: LowerTier) -> tuple[int, Solved]:
     """A small budget with its plan: near the smallest, rounding alone, without sweeps, may find none."""
-    smallest = smallest_below(prepared, below)
+    smallest = smallest_with_lower_tier(prepared, lower_tier)
     for fifths in (5, 6, 7):
         with suppress(Infeasible):
-            return smallest * fifths // 5, solve_below(prepared, smallest * fifths // 5, below=below)
+            return smallest * fifths // 5, solve_with_lower_tier(
+                prepared, smallest * fifths // 5, lower_tier=lower_tier
+            )
     raise AssertionError("no plan at 140% of the smallest budget")
 
 
@@ -88,13 +96,13 @@ def test_training_from_below_equals_eager(cut: str, tmp_path: Path, monkeypatch:
     """O-ILP's own plans, which sweeps beat on models this small."""
     monkeypatch.setattr(sources.Rules, "propose", lambda self, task: iter(()))
     prepared = chains("transformer")[cut == "held"]
-    below = replace(BELOW, link=SLOW)
-    budget, solved = tight(prepared, below)
+    lower_tier = replace(BELOW, link=SLOW)
+    budget, solved = tight(prepared, lower_tier)
     assert budget < sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
     assert solved.summary.method == "offmate"
     assert solved.summary.device_peak_bytes <= budget
     assert solved.summary.recomputed_bytes > 0
     assert actions(solved)["reload"] > 20
     tier = DiskTier(tmp_path)
-    assert_equal_below(REMAT["transformer"], prepared, solved, tier, adamw, iterations=3)
+    assert_equal_with_lower_tier(REMAT["transformer"], prepared, solved, tier, adamw, iterations=3)
     tier.close()

@@ -25,13 +25,13 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
-def test_lent_one_by_one(fit_home: Path, tmp_path: Path) -> None:
+def test_lent_one_by_one(fit_stores: Path, tmp_path: Path) -> None:
     model, other, batch = network(), network(), torch.randn(8, 512)
     how: dict[str, Any] = {
         "loss": lambda outputs, batch: outputs.pow(2).mean(),
         "method": "offmate",
         "offload_dir": tmp_path,
-        "cache_dir": fit_home,
+        "cache_dir": fit_stores,
         "quick": True,
         "check": "never",
         "say": lambda text: None,
@@ -46,7 +46,7 @@ def test_lent_one_by_one(fit_home: Path, tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         assert step.programs.offloading is not None
-        assert step.programs.offloading.below()
+        assert step.programs.offloading.offloaded_parameters()
         with torch.no_grad():
             contents = step.contents()
             for mean, weight in zip(average.parameters(), model.parameters(), strict=True):

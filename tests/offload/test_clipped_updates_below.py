@@ -14,17 +14,17 @@ import torch
 from stowage.stages.codegen import emit_step
 from stowage.stages.device.tiers import DelayedTier, NullTier, PinnedTier, Tier
 from stowage.stages.device.tiers.base import Stream
-from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.errors import OffloadedError
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.updates import CLIP
-from stowage.stages.runtime.offload import cpu_updates as runtime_below
+from stowage.stages.runtime.offload import cpu_updates as runtime_with_lower_tier
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.solve import Below, eager_peak_bytes
+from stowage.stages.solve import LowerTier, eager_peak_bytes
 from stowage.stages.solve.summary import Solved
 from stowage.stages.trace import MicroBatch
 from tests.device.tiers.thread_lanes import ThreadLanes, staged
 from tests.matrix import some
-from tests.offload.away import BELOW, actions, assert_equal_below, solve_below
+from tests.offload.away import BELOW, actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.offload.test_offloaded_training import OPTIMIZERS, momentum
 from tests.runtime.beside_eager import prepare
 from tests.solve.prepared import Prepared
@@ -40,9 +40,11 @@ def prepared_for(name: str, optimizer: str, max_grad_norm: float) -> Prepared:
 
 
 @cache
-def planned(name: str, optimizer: str, max_grad_norm: float = ACTIVE, below: Below = CPU) -> Solved:
+def planned(name: str, optimizer: str, max_grad_norm: float = ACTIVE, lower_tier: LowerTier = CPU) -> Solved:
     prepared = prepared_for(name, optimizer, max_grad_norm)
-    return solve_below(prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)), below=below)
+    return solve_with_lower_tier(
+        prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)), lower_tier=lower_tier
+    )
 
 
 def clip_row(prepared: Prepared, solved: Solved) -> int:
@@ -64,7 +66,7 @@ def test_equal_to_eager(name: str, optimizer: str, max_grad_norm: float) -> None
     prepared, solved = prepared_for(name, optimizer, max_grad_norm), planned(name, optimizer, max_grad_norm)
     assert actions(solved)["update"] >= 3
     tier = PinnedTier(lanes=ThreadLanes())
-    norms = assert_equal_below(
+    norms = assert_equal_with_lower_tier(
         ZOO[name], prepared, solved, tier, OPTIMIZERS[optimizer], iterations=5, max_grad_norm=max_grad_norm
     )
     assert all((norm > max_grad_norm) == (max_grad_norm == ACTIVE) for norm in norms), norms
@@ -89,15 +91,17 @@ def test_each_update_by_the_cpu_starts_once_the_norm_is_known(name: str) -> None
         first = next(r for r in solved.rows if r.storage == update.storage)
         assert (first.action, solved.rows[first.row].row < clip) == ("wait", True)
     assert sum(r.storage == scale and r.action == "offload" for r in solved.rows) == 1
-    below = sum(s.nbytes for s in solved.slots)
-    assert solved.summary.below_bytes == below, "gradients that wait in the host have room there"
+    lower_tier = sum(s.nbytes for s in solved.slots)
+    assert solved.summary.lower_tier_bytes == lower_tier, "gradients that wait in the host have room there"
 
 
 def test_the_order_of_verbs() -> None:
     """NullTier fills what is under way with NaN and checks every verb."""
     tier = NullTier()
     prepared, solved = prepared_for("gpt2", "adamw", ACTIVE), planned("gpt2", "adamw")
-    assert_equal_below(ZOO["gpt2"], prepared, solved, tier, OPTIMIZERS["adamw"], iterations=3, max_grad_norm=ACTIVE)
+    assert_equal_with_lower_tier(
+        ZOO["gpt2"], prepared, solved, tier, OPTIMIZERS["adamw"], iterations=3, max_grad_norm=ACTIVE
+    )
     assert tier.unwaited == []
 
 
@@ -105,25 +109,27 @@ def test_the_order_of_verbs() -> None:
 def test_a_late_stream_changes_nothing(stream: Stream) -> None:
     tier: Tier = DelayedTier(PinnedTier(lanes=ThreadLanes()), stream, 0.005)
     prepared, solved = prepared_for("llama", "momentum", ACTIVE), planned("llama", "momentum")
-    assert_equal_below(ZOO["llama"], prepared, solved, tier, momentum, iterations=2, max_grad_norm=ACTIVE)
+    assert_equal_with_lower_tier(ZOO["llama"], prepared, solved, tier, momentum, iterations=2, max_grad_norm=ACTIVE)
     tier.close()
 
 
 def slow_worker(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Updates by the CPU start late."""
-    update = runtime_below.UpdatesBelow._update
+    update = runtime_with_lower_tier.CpuUpdates._update
 
     def late(self: object, *arguments: object) -> object:
         threading.Event().wait(seconds)
         return update(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runtime_below.UpdatesBelow, "_update", late)
+    monkeypatch.setattr(runtime_with_lower_tier.CpuUpdates, "_update", late)
 
 
 def test_late_updates_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_worker(monkeypatch, 0.02)
     prepared, solved = prepared_for("llama", "momentum", ACTIVE), planned("llama", "momentum")
-    assert_equal_below(ZOO["llama"], prepared, solved, NullTier(), momentum, iterations=3, max_grad_norm=ACTIVE)
+    assert_equal_with_lower_tier(
+        ZOO["llama"], prepared, solved, NullTier(), momentum, iterations=3, max_grad_norm=ACTIVE
+    )
 
 
 def test_a_missing_wait_for_an_update_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,22 +142,24 @@ def test_a_missing_wait_for_an_update_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Offloading, "wait", hurried)
     prepared, solved = prepared_for("llama", "momentum", ACTIVE), planned("llama", "momentum")
-    with pytest.raises(AwayError, match="is below the device"):
-        assert_equal_below(ZOO["llama"], prepared, solved, NullTier(), momentum, iterations=3, max_grad_norm=ACTIVE)
+    with pytest.raises(OffloadedError, match="is below the device"):
+        assert_equal_with_lower_tier(
+            ZOO["llama"], prepared, solved, NullTier(), momentum, iterations=3, max_grad_norm=ACTIVE
+        )
 
 
 def test_weights_and_states_on_the_disk_behind_the_host(tmp_path: Path) -> None:
     prepared = prepared_for("llama", "momentum", ACTIVE)
     state = sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
-    below = replace(CPU, capacity_bytes=int(0.6 * state), disk=BehindHost(Link(5e8, 5e8, 8e8), 1 << 40))
-    solved = planned("llama", "momentum", ACTIVE, below)
-    homes = {s.storage: s.home for s in solved.slots}
+    lower_tier = replace(CPU, capacity_bytes=int(0.6 * state), disk=BehindHost(Link(5e8, 5e8, 8e8), 1 << 40))
+    solved = planned("llama", "momentum", ACTIVE, lower_tier)
+    homes = {s.storage: s.placement for s in solved.slots}
     assert "disk" in {homes[r.storage] for r in solved.rows if r.action == "update"}
     gradients = {s.storage for s in solved.slots if s.role == "temporary"}
     assert {homes[s] for s in gradients & {s for n in prepared.nodes if n.mutates for s in n.reads}} == {"host"}
-    assert sum(s.nbytes for s in solved.slots if s.home == "host") <= below.capacity_bytes
+    assert sum(s.nbytes for s in solved.slots if s.placement == "host") <= lower_tier.capacity_bytes
     tier = staged(tmp_path)
-    assert_equal_below(ZOO["llama"], prepared, solved, tier, momentum, iterations=4, max_grad_norm=ACTIVE)
+    assert_equal_with_lower_tier(ZOO["llama"], prepared, solved, tier, momentum, iterations=4, max_grad_norm=ACTIVE)
     tier.close()
 
 

@@ -19,7 +19,7 @@ from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.planning.step import QUICK
 from stowage.stages.device import measure_allocations, unique_bytes
 from stowage.stages.device.tiers import NullTier
-from stowage.stages.ir.errors import AwayError, Infeasible, TraceError
+from stowage.stages.ir.errors import Infeasible, OffloadedError, TraceError
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.observe.measure import resident_tensors
 from stowage.stages.runtime.offload.offloading import Offloading
@@ -75,12 +75,12 @@ def assert_same_outputs(found: Any, expected: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def away(fit_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[nn.Module], TrainingStep]:
+def away(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[nn.Module], TrainingStep]:
     """Makes steps that train from disk, with so little memory that weights are below between iterations."""
     common: dict[str, Any] = {
         "method": "offmate",
         "offload_dir": tmp_path_factory.mktemp("below"),
-        "cache_dir": fit_home,
+        "cache_dir": fit_stores,
         "quick": True,
         "say": lambda text: None,
     }
@@ -117,7 +117,7 @@ def test_between_iterations_from_disk(away: Callable[[nn.Module], TrainingStep])
         assert torch.equal(torch.get_rng_state(), random)
     assert step.evaluation is not None
     assert step.evaluation.summary.reload_bytes > 0
-    assert sum(place == "below" for place in before.values()) > 5
+    assert sum(place == "offloaded" for place in before.values()) > 5
     with step.on_device():
         assert differences(model, other) == []
         assert step.optimizer is not None
@@ -143,7 +143,7 @@ def test_calling_the_model_while_weights_are_below(away: Callable[[nn.Module], T
     step = away(gpt2())
     step(BATCHES[0])
     for call in (step.model, step.model.get_submodule("transformer")):
-        with pytest.raises(AwayError, match=r"step\.evaluate\(batch\)") as caught:
+        with pytest.raises(OffloadedError, match=r"step\.evaluate\(batch\)") as caught:
             call(**{k: v for k, v in BATCHES[0].items() if call is step.model or k != "labels"})
         assert "\n" not in str(caught.value)
     gpt2()(**BATCHES[0])  # other models are none of its business
@@ -160,7 +160,7 @@ def test_state_dicts_while_tensors_are_below(away: Callable[[nn.Module], Trainin
     step(BATCHES[0])
     assert step.optimizer is not None
     for owner in (step.model, step.model.get_submodule("transformer"), step.optimizer):
-        with pytest.raises(AwayError, match=r"is below the device: write a file with") as caught:
+        with pytest.raises(OffloadedError, match=r"is below the device: write a file with") as caught:
             owner.state_dict()
         assert "\n" not in str(caught.value)
     with step.on_device() as model:
@@ -171,7 +171,7 @@ def test_state_dicts_while_tensors_are_below(away: Callable[[nn.Module], Trainin
         other.load_state_dict(states)
     step(BATCHES[1])
     assert again.state_dict().keys() == weights.keys()
-    with pytest.raises(AwayError, match=r"load_state_dict\(\) was called while .*step\.load_optimizer"):
+    with pytest.raises(OffloadedError, match=r"load_state_dict\(\) was called while .*step\.load_optimizer"):
         step.optimizer.load_state_dict(states)
     gpt2().state_dict()
 
@@ -180,13 +180,13 @@ def test_state_dicts_while_tensors_are_below(away: Callable[[nn.Module], Trainin
     "name",
     some(["gpt2_mask", "t5", "transformer", "lstm", "batchnorm", "tied", "in_place"], keep=["batchnorm", "tied", "t5"]),
 )
-def test_from_nothing_to_everything(name: str, fit_home: Path) -> None:
+def test_from_nothing_to_everything(name: str, fit_stores: Path) -> None:
     """Budgets from the smallest, where everything streams, to one where everything stays; `NullTier` checks verbs."""
     model, batch, _ = ZOO[name]()
     expected = plain(model, batch)
     model.eval()
     recorded = record_forward(model, batch, call_model)
-    make = partial(plan_forward, model, recorded, home=fit_home, effort=QUICK, below=BELOW)
+    make = partial(plan_forward, model, recorded, stores=fit_stores, effort=QUICK, lower_tier=BELOW)
     with pytest.raises(Infeasible) as caught:
         make(Resting(1, frozenset(), (), False))
     smallest = caught.value.smallest_feasible_bytes
@@ -220,14 +220,14 @@ class Odd(nn.Module):
         return {"y": [self.layer(x), 3], "w": self.layer.weight, "x": x, "one": torch.tensor([1.0, 2.0])}
 
 
-def test_what_is_returned_is_the_callers_own(fit_home: Path) -> None:
+def test_what_is_returned_is_the_callers_own(fit_stores: Path) -> None:
     model, x = Odd(), torch.randn(2, 4)
 
     def loss(outputs: Any, batch: Any) -> torch.Tensor:
         del batch
         return outputs["y"][0].sum()
 
-    step = fit(model, x, adamw, loss=loss, device_budget="300%", cache_dir=fit_home, quick=True)
+    step = fit(model, x, adamw, loss=loss, device_budget="300%", cache_dir=fit_stores, quick=True)
     for _ in range(2):
         found = step.evaluate(x)
         assert same(found["y"][0], plain_call(model, x)["y"][0])

@@ -16,7 +16,7 @@ from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
 from tests.matrix import some
-from tests.offload.away import assert_equal_below, solve_below
+from tests.offload.away import assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.runtime.beside_eager import prepare
 from tests.zoo import Entry
 
@@ -68,7 +68,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def test_equal_to_eager_from_disk(name: str, tmp_path: Path) -> None:
     build = lora(name)
     prepared = prepare(build, adamw)
-    solved = solve_below(prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)))
+    solved = solve_with_lower_tier(prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)))
     model, _, _ = build()
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     base = {s.name for s in solved.slots if s.role == "parameter"} - trained
@@ -82,5 +82,5 @@ def test_equal_to_eager_from_disk(name: str, tmp_path: Path) -> None:
     assert not any(r.action == "offload" and r.storage in away for r in solved.rows), "it is never written again"
     assert all(s.name.partition("::")[0] in trained for s in solved.slots if s.role == "state")
     tier = DiskTier(tmp_path)
-    assert_equal_below(build, prepared, solved, tier, adamw, moves=trained)
+    assert_equal_with_lower_tier(build, prepared, solved, tier, adamw, moves=trained)
     tier.close()

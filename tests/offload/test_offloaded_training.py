@@ -18,7 +18,13 @@ from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.solve.summary import Solved
 from tests.matrix import some
-from tests.offload.away import BELOW, actions, assert_equal_below, smallest_below, solve_below
+from tests.offload.away import (
+    BELOW,
+    actions,
+    assert_equal_with_lower_tier,
+    smallest_with_lower_tier,
+    solve_with_lower_tier,
+)
 from tests.runtime.beside_eager import MakeOptimizer, prepare
 from tests.solve.prepared import Prepared
 from tests.zoo import ZOO
@@ -45,13 +51,13 @@ def prepared_for(name: str, optimizer: str) -> Prepared:
 @cache
 def smallest_for(name: str, optimizer: str) -> int:
     """The smallest budget from disk."""
-    return smallest_below(prepared_for(name, optimizer))
+    return smallest_with_lower_tier(prepared_for(name, optimizer))
 
 
 @cache
 def with_little_room() -> Solved:
     """A plan for GPT-2 under which most things move."""
-    return solve_below(prepared_for("gpt2", "adamw"), int(1.2 * smallest_for("gpt2", "adamw")))
+    return solve_with_lower_tier(prepared_for("gpt2", "adamw"), int(1.2 * smallest_for("gpt2", "adamw")))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +67,12 @@ def test_equal_to_eager_from_disk(name: str, optimizer: str, tmp_path: Path) -> 
     prepared = prepared_for(name, optimizer)
     smallest = smallest_for(name, optimizer)
     assert smallest < prepared.solve().summary.smallest_feasible_bytes, "offloading needs less than recomputing"
-    solved = solve_below(prepared, int(1.05 * smallest))
+    solved = solve_with_lower_tier(prepared, int(1.05 * smallest))
     done = actions(solved)
     assert done["offload"] >= 5
     assert done["reload"] >= done["offload"]
     tier = DiskTier(tmp_path)
-    assert_equal_below(ZOO[name], prepared, solved, tier, OPTIMIZERS[optimizer])
+    assert_equal_with_lower_tier(ZOO[name], prepared, solved, tier, OPTIMIZERS[optimizer])
     tier.close()
 
 
@@ -83,10 +89,10 @@ def test_the_order_of_verbs(name: str) -> None:
     prepared = prepared_for(name, "adamw")
     smallest = smallest_for(name, "adamw")
     for budget in (smallest, int(1.3 * smallest), prepared.solve().summary.keep_all_peak_bytes):
-        solved = solve_below(prepared, budget)
+        solved = solve_with_lower_tier(prepared, budget)
         assert solved.summary.device_peak_bytes <= budget
         tier = NullTier()
-        assert_equal_below(ZOO[name], prepared, solved, tier, adamw, iterations=3)
+        assert_equal_with_lower_tier(ZOO[name], prepared, solved, tier, adamw, iterations=3)
         assert tier.unwaited == []
 
 
@@ -95,7 +101,7 @@ def test_a_late_stream_changes_nothing(stream: Stream, tmp_path: Path) -> None:
     prepared = prepared_for("gpt2", "adamw")
     solved = with_little_room()
     tier: Tier = DelayedTier(DiskTier(tmp_path), stream, 0.01)
-    assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
+    assert_equal_with_lower_tier(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
     tier.close()
 
 
@@ -106,7 +112,7 @@ def test_a_missing_wait_for_a_reload_is_seen(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Offloading, "wait", without_waits(Offloading.wait, "reloading"))
     tier: Tier = DelayedTier(DiskTier(tmp_path), "reload", 0.05)
     with pytest.raises(AssertionError):
-        assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
+        assert_equal_with_lower_tier(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=2)
 
 
 def test_a_missing_wait_for_an_offload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +121,7 @@ def test_a_missing_wait_for_an_offload_is_seen(monkeypatch: pytest.MonkeyPatch) 
     solved = with_little_room()
     monkeypatch.setattr(Offloading, "wait", without_waits(Offloading.wait, "offloading"))
     tier = NullTier()
-    assert_equal_below(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=1)
+    assert_equal_with_lower_tier(ZOO["gpt2"], prepared, solved, tier, adamw, iterations=1)
     assert len(tier.unwaited) > 5
 
 
@@ -139,9 +145,11 @@ def without_waits(wait: Callable[..., torch.Tensor | None], direction: str) -> C
 def test_updates_on_the_cpu(name: str, optimizer: str) -> None:
     """Where the tier below is memory, gradients go down and the CPU updates there, to the same bits."""
     prepared = prepared_for(name, optimizer)
-    below = replace(BELOW, cpu_update_bytes_per_s=1e10)
-    solved = solve_below(prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)), below=below)
+    lower_tier = replace(BELOW, cpu_update_bytes_per_s=1e10)
+    solved = solve_with_lower_tier(
+        prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)), lower_tier=lower_tier
+    )
     assert actions(solved)["update"] >= 3
     summary = solved.summary
     assert 0 < summary.rates_bound_s <= summary.step_time_s <= 1.05 * summary.fractional_time_s, "rounding loses < 5%"
-    assert_equal_below(ZOO[name], prepared, solved, NullTier(), OPTIMIZERS[optimizer], iterations=4)
+    assert_equal_with_lower_tier(ZOO[name], prepared, solved, NullTier(), OPTIMIZERS[optimizer], iterations=4)

@@ -14,20 +14,20 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.flows.api.training_step import TrainingStep
-from stowage.stages.ir.errors import AwayError, Infeasible
-from stowage.stages.runtime.offload.away import arrive, leave
+from stowage.stages.ir.errors import Infeasible, OffloadedError
+from stowage.stages.runtime.offload.offloaded_tensor import arrive, leave
 from tests.offload.test_averages_of_weights_below import adamw, network
 
 
 @pytest.fixture(scope="module")
-def step(fit_home: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingStep:
+def step(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingStep:
     """After two iterations, most of it below."""
     model, batch = network(), torch.ones(8, 512)
     how: dict[str, Any] = {
         "loss": lambda outputs, batch: outputs.pow(2).mean(),
         "method": "offmate",
         "offload_dir": tmp_path_factory.mktemp("below"),
-        "cache_dir": fit_home,
+        "cache_dir": fit_stores,
         "quick": True,
         "say": lambda text: None,
     }
@@ -39,11 +39,11 @@ def step(fit_home: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingSt
     return step
 
 
-def below(step: TrainingStep) -> nn.Parameter:
+def lower_tier(step: TrainingStep) -> nn.Parameter:
     """A parameter whose content and states are below."""
     offloading = step.programs.offloading
     assert offloading is not None
-    found: Any = next(iter(offloading.below().values()))
+    found: Any = next(iter(offloading.offloaded_parameters().values()))
     return found
 
 
@@ -83,18 +83,18 @@ READS: dict[str, Callable[[nn.Parameter], Any]] = {
 @pytest.mark.parametrize("name", READS)
 @torch.no_grad()
 def test_reading_or_writing_says_where_it_is(name: str, step: TrainingStep) -> None:
-    with pytest.raises(AwayError, match=r"Parameter '.*' is below the device.*on_device\(\).*contents\(\)"):
-        READS[name](below(step))
+    with pytest.raises(OffloadedError, match=r"Parameter '.*' is below the device.*on_device\(\).*contents\(\)"):
+        READS[name](lower_tier(step))
 
 
 def test_states_too(step: TrainingStep) -> None:
-    state = step.optimizer.state[below(step)]
-    with pytest.raises(AwayError, match=r"State 'exp_avg' of parameter '.*' is below the device"):
+    state = step.optimizer.state[lower_tier(step)]
+    with pytest.raises(OffloadedError, match=r"State 'exp_avg' of parameter '.*' is below the device"):
         state["exp_avg"].abs().mean()
 
 
 def test_the_form_is_known(step: TrainingStep) -> None:
-    weight = below(step)
+    weight = lower_tier(step)
     assert isinstance(weight, nn.Parameter)
     assert (weight.shape, weight.dtype, weight.numel(), weight.device.type) == (
         (512, 512),
@@ -112,14 +112,14 @@ def test_the_form_is_known(step: TrainingStep) -> None:
 
 
 def test_inside_of_on_device_everything_is_as_it_was(step: TrainingStep) -> None:
-    weight = below(step)
+    weight = lower_tier(step)
     with step.on_device() as model:
         assert all(type(p) is nn.Parameter for p in model.parameters())
         assert all(type(s) is torch.Tensor for s in step.optimizer.state[weight].values())
         assert not torch.stack([p.isnan().any() for p in model.parameters()]).any()
         assert not vars(weight)
     assert float(step(torch.ones(8, 512))) >= 0
-    with pytest.raises(AwayError):
+    with pytest.raises(OffloadedError):
         weight.sum()
 
 
@@ -132,7 +132,7 @@ def test_classes_of_ones_own() -> None:
     leave(weight, "scale")
     assert isinstance(weight, Scaled)
     assert weight.type() == "torch.FloatTensor"
-    with pytest.raises(AwayError, match="Parameter 'scale' is below the device"):
+    with pytest.raises(OffloadedError, match="Parameter 'scale' is below the device"):
         weight.add(1)
     arrive(weight)
     assert type(weight) is Scaled

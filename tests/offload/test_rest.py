@@ -21,7 +21,12 @@ from tests.runtime.beside_eager import differences, eager_step, same
 from tests.streams.hand_plans import HandMade, HandPlan, Way
 from tests.zoo import ZOO
 
-WAYS = {"weights": Way(activations=False), "everything": Way(), "below": Way(below=True), "around": Way(around=True)}
+WAYS = {
+    "weights": Way(activations=False),
+    "everything": Way(),
+    "below": Way(lower_tier=True),
+    "around": Way(around=True),
+}
 NAME = "tied"
 
 
@@ -105,7 +110,7 @@ def states_replaced(both: Both) -> None:
 
 def put(both: Both) -> None:
     """As `step.load_model`: new content for a parameter that is below."""
-    name, _ = next(iter(both.offloading.below().items()))
+    name, _ = next(iter(both.offloading.offloaded_parameters().items()))
     old = dict(both.eager.named_parameters())[name]
     fresh = torch.full_like(old, 0.01)
     with torch.no_grad():
@@ -137,7 +142,7 @@ def sent_down(both: Both) -> None:
 
 
 def one_fetched(both: Both) -> None:
-    name, _ = next(iter(both.offloading.below().items()))
+    name, _ = next(iter(both.offloading.offloaded_parameters().items()))
     both.offloading.fetch(name)
 
 

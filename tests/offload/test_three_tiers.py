@@ -15,10 +15,10 @@ from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.ir.plan import Slot
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.solve import Below
+from stowage.stages.solve import LowerTier
 from stowage.stages.solve.summary import Solved
 from tests.device.tiers.thread_lanes import staged
-from tests.offload.away import BELOW, actions, assert_equal_below, solve_below
+from tests.offload.away import BELOW, actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.offload.test_offloaded_training import OPTIMIZERS, adamw, momentum, prepared_for, without_waits
 from tests.zoo import ZOO
 
@@ -30,32 +30,32 @@ CPU = 1e10
 @cache
 def three_tiers(
     name: str, optimizer: str, cpu: float = 0.0, share: float = 0.6, disk: BehindHost = DISK
-) -> tuple[Below, Solved]:
+) -> tuple[LowerTier, Solved]:
     """A plan where parameters and states do not fit the device, and a share of them fits the host."""
     prepared = prepared_for(name, optimizer)
     state = sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
-    below = replace(BELOW, cpu_update_bytes_per_s=cpu, capacity_bytes=int(share * state), disk=disk)
-    return below, solve_below(prepared, int(0.8 * state), below=below)
+    lower_tier = replace(BELOW, cpu_update_bytes_per_s=cpu, capacity_bytes=int(share * state), disk=disk)
+    return lower_tier, solve_with_lower_tier(prepared, int(0.8 * state), lower_tier=lower_tier)
 
 
 def held(slots: list[Slot], home: str) -> Counter[str]:
     """Bytes of each role in a place."""
     found: Counter[str] = Counter()
     for slot in slots:
-        if slot.home == home:
+        if slot.placement == home:
             found[slot.role] += slot.nbytes
     return found
 
 
 @pytest.mark.parametrize(("name", "optimizer", "share"), [("gpt2", "adamw", 0.6), ("llama", "momentum", 0.3)])
 def test_equal_to_eager_from_both(name: str, optimizer: str, share: float, tmp_path: Path) -> None:
-    below, solved = three_tiers(name, optimizer, share=share)
+    lower_tier, solved = three_tiers(name, optimizer, share=share)
     for home in ("host", "disk"):
         assert held(solved.slots, home).keys() >= {"parameter", "state"}
-    assert 0 < held(solved.slots, "host").total() <= below.capacity_bytes
+    assert 0 < held(solved.slots, "host").total() <= lower_tier.capacity_bytes
     assert solved.summary.disk_bytes == held(solved.slots, "disk").total()
     tier = staged(tmp_path)
-    assert_equal_below(ZOO[name], prepared_for(name, optimizer), solved, tier, OPTIMIZERS[optimizer])
+    assert_equal_with_lower_tier(ZOO[name], prepared_for(name, optimizer), solved, tier, OPTIMIZERS[optimizer])
     assert tier.disk.file_bytes >= solved.summary.disk_bytes
     tier.close()
 
@@ -63,10 +63,10 @@ def test_equal_to_eager_from_both(name: str, optimizer: str, share: float, tmp_p
 def test_updates_by_the_cpu_of_what_is_on_the_disk(tmp_path: Path) -> None:
     """Weight and states are read into the host, changed, and written back, to the same bits."""
     _, solved = three_tiers("llama", "momentum", CPU)
-    homes = {s.storage: s.home for s in solved.slots}
+    homes = {s.storage: s.placement for s in solved.slots}
     assert {homes[r.storage] for r in solved.rows if r.action == "update"} == {"host", "disk"}
     tier = staged(tmp_path)
-    assert_equal_below(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, OPTIMIZERS["momentum"])
+    assert_equal_with_lower_tier(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, OPTIMIZERS["momentum"])
     tier.close()
 
 
@@ -75,7 +75,7 @@ def test_the_order_of_verbs(cpu: float) -> None:
     """NullTier fills what is under way with NaN and checks every verb."""
     _, solved = three_tiers("llama", "momentum", cpu)
     tier = NullTier()
-    assert_equal_below(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, momentum, iterations=3)
+    assert_equal_with_lower_tier(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, momentum, iterations=3)
     assert tier.unwaited == []
 
 
@@ -83,7 +83,7 @@ def test_the_order_of_verbs(cpu: float) -> None:
 def test_a_late_stream_changes_nothing(stream: Stream, tmp_path: Path) -> None:
     _, solved = three_tiers("llama", "momentum", CPU)
     tier: Tier = DelayedTier(staged(tmp_path), stream, 0.005)
-    assert_equal_below(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, momentum, iterations=2)
+    assert_equal_with_lower_tier(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, momentum, iterations=2)
     tier.close()
 
 
@@ -93,20 +93,20 @@ def test_a_missing_wait_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Offloading, "wait", without_waits(Offloading.wait, "reloading"))
     tier: Tier = DelayedTier(staged(tmp_path), "reload", 0.05)
     with pytest.raises(AssertionError):
-        assert_equal_below(ZOO["gpt2"], prepared_for("gpt2", "adamw"), solved, tier, adamw, iterations=2)
+        assert_equal_with_lower_tier(ZOO["gpt2"], prepared_for("gpt2", "adamw"), solved, tier, adamw, iterations=2)
 
 
 @pytest.mark.long
 def test_less_host_memory_takes_more_disk_and_time() -> None:
     """In the same device budget; with room for everything the disk is not used."""
     plans = [three_tiers("llama", "momentum", share=share, disk=SLOW) for share in (100.0, 0.6, 0.0)]
-    for below, solved in plans:
-        assert held(solved.slots, "host").total() <= below.capacity_bytes
+    for lower_tier, solved in plans:
+        assert held(solved.slots, "host").total() <= lower_tier.capacity_bytes
     on_disk = [solved.summary.disk_bytes for _, solved in plans]
-    assert 0 == on_disk[0] < on_disk[1] < on_disk[2] == plans[2][1].summary.below_bytes
+    assert 0 == on_disk[0] < on_disk[1] < on_disk[2] == plans[2][1].summary.lower_tier_bytes
     times = [solved.summary.step_time_s for _, solved in plans]
     assert times[0] < 0.9 * times[1] < 0.9 * 0.9 * times[2]
-    alone = solve_below(prepared_for("llama", "momentum"), plans[0][1].summary.device_budget_bytes)
+    alone = solve_with_lower_tier(prepared_for("llama", "momentum"), plans[0][1].summary.device_budget_bytes)
     assert times[0] == pytest.approx(alone.summary.step_time_s, rel=0.02)
 
 
@@ -114,12 +114,12 @@ def test_step_py_says_what_is_on_the_disk() -> None:
     prepared = prepared_for("llama", "momentum")
     _, solved = three_tiers("llama", "momentum", CPU)
     text = emit_step(prepared.trace, prepared.nodes, solved.rows, solved.summary, solved.slots)
-    disk = {s.storage for s in solved.slots if s.home == "disk"}
+    disk = {s.storage for s in solved.slots if s.placement == "disk"}
     for action, words in (("offload", "MiB down to disk,"), ("reload", "MiB up from disk,")):
         assert text.count(words) == sum(r.action == action and r.storage in disk for r in solved.rows) > 0
     assert text.count("on the CPU, from and to disk,") == sum(
         r.action == "update" and r.storage in disk for r in solved.rows
     )
-    everything = [replace(s, home="disk") for s in solved.slots]
+    everything = [replace(s, placement="disk") for s in solved.slots]
     assert "disk" not in emit_step(prepared.trace, prepared.nodes, solved.rows, solved.summary, everything)
     assert actions(solved)["update"] > 0

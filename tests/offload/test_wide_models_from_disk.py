@@ -13,7 +13,7 @@ from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 from tests.matrix import some
-from tests.offload.away import actions, assert_equal_below, solve_below
+from tests.offload.away import actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.offload.test_lora_from_disk import MODELS
 from tests.offload.test_offloaded_training import OPTIMIZERS
 from tests.runtime.beside_eager import prepare
@@ -35,11 +35,11 @@ def test_equal_to_eager_from_disk(name: str, optimizer: str, tmp_path: Path) -> 
     build = language_model(name)
     prepared = prepare(build, OPTIMIZERS[optimizer])
     budget = int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes))
-    solved = solve_below(prepared, budget)
+    solved = solve_with_lower_tier(prepared, budget)
     assert solved.summary.device_peak_bytes <= budget
     assert actions(solved)["offload"] >= 5
     model, _, _ = build()
     tier = DiskTier(tmp_path)
     everything = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert_equal_below(build, prepared, solved, tier, OPTIMIZERS[optimizer], moves=everything)
+    assert_equal_with_lower_tier(build, prepared, solved, tier, OPTIMIZERS[optimizer], moves=everything)
     tier.close()

@@ -13,7 +13,7 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import MIB, Infeasible, StowageError, TraceError
-from stowage.stages.optimizers import held_by
+from stowage.stages.optimizers import tensors_in
 from stowage.stages.optimizers.content import same_leaf
 from tests.optimizers.kinds import ALONE, JOINT, Counting, Noisy, Projecting, ScheduleFree
 from tests.optimizers.small import assert_trains_alike, beside, held, small_batches, small_model, square
@@ -22,9 +22,9 @@ Fit = Callable[..., Any]
 
 
 @pytest.fixture
-def quick(fit_home: Path) -> Fit:
+def quick(fit_stores: Path) -> Fit:
     """`fit` that plans in seconds and says nothing."""
-    return partial(fit, cache_dir=fit_home, quick=True, loss=square, say=lambda text: None)
+    return partial(fit, cache_dir=fit_stores, quick=True, loss=square, say=lambda text: None)
 
 
 def half_of_activations(model: nn.Module, optimizer: torch.optim.Optimizer, quick: Fit, **more: Any) -> Any:
@@ -51,7 +51,7 @@ def test_under_a_tight_plan(name: str, quick: Fit) -> None:
     assert abs(measured.peak_bytes - step.plan.device_peak_bytes) <= max(0.02 * step.plan.device_peak_bytes, MIB / 64)
     states = sum(s.nbytes for s in step.planned.trace.storages if s.role == "state")
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    true = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held_by(step.optimizer)}
+    true = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(step.optimizer)}
     assert states == sum(nbytes for pointer, nbytes in true.items() if pointer not in own)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.optimizers import Form, habits_of, held_by, kept_states
+from stowage.stages.optimizers import Form, habits_of, kept_states, tensors_in
 from stowage.stages.optimizers.content import leaves_of, same_leaf, snapshot
 from tests.optimizers.kinds import ALONE, JOINT, Make, Noisy, ScheduleFree
 
@@ -63,7 +63,7 @@ def true_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -
             p.grad = torch.randn_like(p)
         optimizer.step()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held_by(optimizer)}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(optimizer)}
     return sum(nbytes for pointer, nbytes in storages.items() if pointer not in own)
 
 

@@ -19,9 +19,9 @@ Fit = Callable[..., Any]
 
 
 @pytest.fixture
-def quick(fit_home: Path) -> Fit:
+def quick(fit_stores: Path) -> Fit:
     """`fit` that plans in seconds and says nothing."""
-    return partial(fit, cache_dir=fit_home, quick=True, loss=square, say=lambda text: None)
+    return partial(fit, cache_dir=fit_stores, quick=True, loss=square, say=lambda text: None)
 
 
 def matrices(model: nn.Module, **settings: Any) -> list[dict[str, Any]]:

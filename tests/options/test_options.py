@@ -25,7 +25,7 @@ from stowage.stages.options.intervals import Answer
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.options.workers import pool
-from stowage.stages.options.workers.worker import row_request, sweep_request
+from stowage.stages.options.workers.worker import greedy_frontier_request, row_request
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
 from tests.matrix import examples
@@ -157,7 +157,7 @@ def test_a_worker_stops_in_the_middle_of_a_solve_when_nobody_waits_for_it() -> N
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
-        for request in (sweep_request(deep_chain(1), size, LIMITS), long):
+        for request in (greedy_frontier_request(deep_chain(1), size, LIMITS), long):
             worker.stdin.write(json.dumps(request) + "\n")
             worker.stdin.flush()
         assert json.loads(worker.stdout.readline())["found"]

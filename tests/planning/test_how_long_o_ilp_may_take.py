@@ -44,11 +44,11 @@ def planned(home: Path, effort: Effort) -> Any:
         optimizer=torch.optim.AdamW(model.parameters()),
         device_budget="95%",
         method="offmate",
-        home=home,
+        stores=home,
         costs="roofline",
         effort=effort,
         target=TARGET,
-        below=BELOW,
+        lower_tier=BELOW,
     )
 
 
@@ -73,7 +73,7 @@ def test_plans_of_other_limits_are_not_taken(tmp_path: Path, asked: list[SolverS
     assert len(asked) > first
 
 
-def test_best_batch_is_as_quick(fit_home: Path, tmp_path: Path, asked: list[SolverSettings]) -> None:
+def test_best_batch_is_as_quick(fit_stores: Path, tmp_path: Path, asked: list[SolverSettings]) -> None:
     model, batch, loss = ZOO["tied"]()
     best_batch(
         model,
@@ -86,6 +86,6 @@ def test_best_batch_is_as_quick(fit_home: Path, tmp_path: Path, asked: list[Solv
         quick=True,
         largest=2,
         costs="roofline",
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
     )
     assert set(asked) == {QUICK.o_ilp}

@@ -18,9 +18,9 @@ from stowage.stages.ir.table import read_rows
 from tests.api.test_lengths import Beside, Tagger
 
 
-def test_a_logging_line_a_stage_and_one_line_at_the_end(fit_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logging_line_a_stage_and_one_line_at_the_end(fit_stores: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "stowage"):
-        beside = Beside(Tagger, fit_home, 10, device_budget="81%")
+        beside = Beside(Tagger, fit_stores, 10, device_budget="81%")
     stages = [r.getMessage() for r in caplog.records if r.name == "stowage"]
     for stage in ("tracing the step", "measuring operations", "cutting the step into blocks", "writing the step"):
         assert sum(stage in s for s in stages) == 1, stages
@@ -31,13 +31,13 @@ def test_a_logging_line_a_stage_and_one_line_at_the_end(fit_home: Path, caplog: 
     assert "a new shape that fits will take about" in line
 
 
-def test_a_model_in_evaluation_mode_is_said(fit_home: Path) -> None:
+def test_a_model_in_evaluation_mode_is_said(fit_stores: Path) -> None:
     class Still(Tagger):
         def __init__(self) -> None:
             super().__init__()
             self.eval()
 
-    beside = Beside(Still, fit_home, 10)
+    beside = Beside(Still, fit_stores, 10)
     assert "model.training is False" in beside.said[0]
     beside.train(10)
 
@@ -110,22 +110,22 @@ fit(model, (torch.randn(3, 4),), device_budget="100%", loss=lambda o, b: o.sum()
 """
 
 
-def test_ctrl_c_ends_in_one_line(fit_home: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(fit_home)]
+def test_ctrl_c_ends_in_one_line(fit_stores: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(fit_stores)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 130
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("Stopped while planning (measuring operations")
 
 
-def test_a_live_line_on_a_terminal(fit_home: Path) -> None:
+def test_a_live_line_on_a_terminal(fit_stores: Path) -> None:
     """A pseudo terminal sees the stages; nothing of them stays."""
     pty = pytest.importorskip("pty")
     import os
 
     code = SCRIPT.replace("timing._Runs.alone = alone\n", "")
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", code, str(fit_home)], stderr=slave, stdout=slave)
+    process = subprocess.Popen([sys.executable, "-c", code, str(fit_stores)], stderr=slave, stdout=slave)
     os.close(slave)
     found = b""
     while True:

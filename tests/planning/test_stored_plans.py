@@ -13,7 +13,7 @@ from torch import nn
 
 from stowage.flows import TrainingStep, fit
 from stowage.flows.planning import step as _planning
-from stowage.stages.ir.errors import NoRoomBelow
+from stowage.stages.ir.errors import NoRoomInLowerTier
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from tests.api.beside_plain import adamw, square
@@ -150,9 +150,9 @@ def test_a_full_disk_below_speaks_of_the_disk(tmp_path: Path) -> None:
     how: dict[str, Any] = {"loss": square, "cache_dir": tmp_path / "home", "quick": True, "say": lambda text: None}
     how |= {"offload_dir": tmp_path / "below", "device_budget": "60MiB"}
     with pytest.raises(
-        NoRoomBelow, match=r"moving .* to the offload folder's disk, which has room for 1\.0 MiB"
+        NoRoomInLowerTier, match=r"moving .* to the offload folder's disk, which has room for 1\.0 MiB"
     ) as error:
         fit(wide, given, adamw(wide), disk_budget="1MiB", **how)
     assert "disk_budget" in str(error.value)
     assert "device budget of 60.0 MiB can be met" in str(error.value)
-    assert fit(wide, given, adamw(wide), disk_budget="1GiB", **how).plan.below_bytes > 1 << 20
+    assert fit(wide, given, adamw(wide), disk_budget="1GiB", **how).plan.lower_tier_bytes > 1 << 20

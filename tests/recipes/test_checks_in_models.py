@@ -53,16 +53,16 @@ CHECKS = [finite, no_nan, both]
 
 
 @pytest.mark.parametrize("check", some(CHECKS, [both]))
-def test_plain_numbers(check: Callable[[torch.Tensor], None], fit_home: Path) -> None:
+def test_plain_numbers(check: Callable[[torch.Tensor], None], fit_stores: Path) -> None:
     def make() -> Script:
         model = Checked(check)
         return Script(model, adamw(model), square, rows())
 
-    trains_equally(make, "100%", cache_dir=fit_home)
+    trains_equally(make, "100%", cache_dir=fit_stores)
 
 
 @pytest.mark.parametrize("check", some(CHECKS, [no_nan]))
-def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_home: Path) -> None:
+def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_stores: Path) -> None:
     model = Checked(check)
     given = rows(2)
     step = fit(
@@ -73,7 +73,7 @@ def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_h
         device_budget="100%",
         quick=True,
         check="never",
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
         say=lambda text: None,
     )
     step(given[0])
@@ -82,11 +82,11 @@ def test_a_check_that_fails_is_said(check: Callable[[torch.Tensor], None], fit_h
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_step_does_is_no_check(fit_home: Path) -> None:
+def test_what_the_step_does_is_no_check(fit_stores: Path) -> None:
     def branch(outputs: Any, _: Any) -> torch.Tensor:
         value: torch.Tensor = outputs.pow(2).mean()
         return value * 2 if value > 0 else value * 3
 
     model = mlp()
     with pytest.raises(TraceError, match="control flow"):
-        fit(model, rows(1)[0], adamw(model), loss=branch, device_budget="100%", quick=True, cache_dir=fit_home)
+        fit(model, rows(1)[0], adamw(model), loss=branch, device_budget="100%", quick=True, cache_dir=fit_stores)

@@ -46,7 +46,7 @@ def penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) -> torch.
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["layers", "convolutions"])
-def test_the_critic(kind: str, fit_home: Path) -> None:
+def test_the_critic(kind: str, fit_stores: Path) -> None:
     def make() -> Script:
         critic, generator = _critic(kind), _generator()
 
@@ -59,10 +59,10 @@ def test_the_critic(kind: str, fit_home: Path) -> None:
         optimizer = torch.optim.AdamW(critic.parameters(), lr=1e-3, betas=(0.0, 0.9))
         return Script(critic, optimizer, loss, [(torch.randn(ROWS, WIDTH),) for _ in range(4)])
 
-    trains_equally(make, "90%", cache_dir=fit_home)
+    trains_equally(make, "90%", cache_dir=fit_stores)
 
 
-def test_the_generator(fit_home: Path) -> None:
+def test_the_generator(fit_stores: Path) -> None:
     def make() -> Script:
         critic, generator = _critic("layers").requires_grad_(False), _generator()
 
@@ -73,4 +73,4 @@ def test_the_generator(fit_home: Path) -> None:
         optimizer = torch.optim.AdamW(generator.parameters(), lr=1e-3)
         return Script(generator, optimizer, loss, [(torch.randn(ROWS, NOISE),) for _ in range(4)])
 
-    trains_equally(make, "90%", cache_dir=fit_home)
+    trains_equally(make, "90%", cache_dir=fit_stores)

@@ -43,5 +43,5 @@ CASES = [("Llama", masked), ("Bert", masked), ("Qwen2", packed)]
 
 
 @pytest.mark.parametrize(("kind", "recipe"), some(CASES, [("Llama", masked)]))
-def test_both_in_one_run(kind: str, recipe: Any, fit_home: Path) -> None:
-    trains_equally(lambda: recipe(kind), "120%", cache_dir=fit_home)
+def test_both_in_one_run(kind: str, recipe: Any, fit_stores: Path) -> None:
+    trains_equally(lambda: recipe(kind), "120%", cache_dir=fit_stores)

@@ -52,5 +52,5 @@ CASES = [(kind, way) for kind in LANGUAGE for way in WAYS if kind not in EXPERTS
 
 
 @pytest.mark.parametrize(("kind", "way"), some(CASES, [("Llama", "LoRA")]))
-def test_with_defaults(kind: str, way: str, fit_home: Path) -> None:
-    trains_equally(script(kind, way), "90%", cache_dir=fit_home)
+def test_with_defaults(kind: str, way: str, fit_stores: Path) -> None:
+    trains_equally(script(kind, way), "90%", cache_dir=fit_stores)

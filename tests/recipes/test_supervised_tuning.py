@@ -91,12 +91,12 @@ def logs(trainer: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", some(CASES, ["LoRA, packing"]))
-def test_the_numbers_of_the_plain_trainer(case: str, tmp_path: Path, fit_home: Path) -> None:
+def test_the_numbers_of_the_plain_trainer(case: str, tmp_path: Path, fit_stores: Path) -> None:
     plain = trainer_of(tmp_path / "plain", **CASES[case])
     plain.train()
     random_after = torch.get_rng_state()
     trainer = trainer_of(tmp_path / "planned", **CASES[case])
-    stow(trainer, device_budget="120%", cache_dir=fit_home, quick=True, say=lambda text: None)
+    stow(trainer, device_budget="120%", cache_dir=fit_stores, quick=True, say=lambda text: None)
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
     trainer.train()
     assert logs(trainer) == logs(plain)

@@ -187,5 +187,5 @@ RECIPES: dict[str, Callable[[], Script]] = {
 
 
 @pytest.mark.parametrize("recipe", some(RECIPES, ["MoCo"]))
-def test_with_defaults(recipe: str, fit_home: Path) -> None:
-    trains_equally(RECIPES[recipe], "100%", cache_dir=fit_home)
+def test_with_defaults(recipe: str, fit_stores: Path) -> None:
+    trains_equally(RECIPES[recipe], "100%", cache_dir=fit_stores)

@@ -48,7 +48,7 @@ def everything_on(model: nn.Module) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("case", some(CASES, ["hidden states"]))
-def test_asked_for(case: str, fit_home: Path) -> None:
+def test_asked_for(case: str, fit_stores: Path) -> None:
     kind, asked, loss = CASES[case]
     models: list[nn.Module] = []
 
@@ -58,7 +58,7 @@ def test_asked_for(case: str, fit_home: Path) -> None:
         return Script(model, trainable(model), loss, texts(), seen=lambda: everything_on(model))
 
     untouched = everything_on(language_model(kind, **asked))
-    mine, _ = planned(make, "90%", cache_dir=fit_home)
+    mine, _ = planned(make, "90%", cache_dir=fit_stores)
     theirs = plainly(make)
     found, plain = mine.pop("seen"), theirs.pop("seen")
     assert all(equal(mine[name], theirs[name]) for name in theirs)

@@ -124,8 +124,8 @@ class _Builder:
                         formulation="rk_checkmate", status="optimal" if o else "feasible", gap=0.0 if o else 0.004,
                         forward_time_s=0.166, backward_time_s=0.33 + 0.001 * again, save_bytes=int(save * MIB),
                         forward_peak_bytes=70 * MIB, backward_peak_bytes=90 * MIB, recomputed_bytes=int(again * MIB),
-                        tail_time_s=0.496 + 0.001 * again, tail_save_bytes=int(save * MIB),
-                        tail_forward_peak_bytes=70 * MIB, tail_backward_peak_bytes=90 * MIB,
+                        last_run_time_s=0.496 + 0.001 * again, last_run_save_bytes=int(save * MIB),
+                        last_run_forward_peak_bytes=70 * MIB, last_run_backward_peak_bytes=90 * MIB,
                     )
                 )  # fmt: skip
 

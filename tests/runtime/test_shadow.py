@@ -15,14 +15,14 @@ from torch import nn
 
 from stowage.stages.device import measure_allocations
 from stowage.stages.device.tiers import NullTier
-from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.errors import OffloadedError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.shadow import forward_reads
-from stowage.stages.runtime.offload.away import Away
+from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.runtime.random.python_state import PythonState
-from stowage.stages.runtime.shadow.guard import NoRoom, ReadsAway, Room
+from stowage.stages.runtime.shadow.guard import NoRoom, ReadsOffloaded, Room
 from stowage.stages.runtime.shadow.shadow import Shadow
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_model
@@ -267,14 +267,14 @@ def tied_loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def all_below(model: nn.Module) -> Offloading:
+def all_offloaded(model: nn.Module) -> Offloading:
     offloading = Offloading(NullTier(), model, None)
     slots = [
-        Slot(i, name, p.nbytes, "parameter", "below", copied=True)
+        Slot(i, name, p.nbytes, "parameter", "offloaded", copied=True)
         for i, (name, p) in enumerate(model.named_parameters())
     ]
     offloading.enter(slots)
-    assert len(offloading.below()) == len(slots)
+    assert len(offloading.offloaded_parameters()) == len(slots)
     return offloading
 
 
@@ -285,25 +285,25 @@ def test_every_weight_is_brought_to_whoever_reads_it() -> None:
     expected = float(tied_loss(model, batch).detach())
     torch.set_rng_state(state)
     trace = trace_step(model, batch, objective=tied_loss)
-    offloading = all_below(model)
+    offloading = all_offloaded(model)
     shadow = Shadow(model, tied_loss, reads=forward_reads(trace))
-    before = set(offloading.below())
+    before = set(offloading.offloaded_parameters())
     assert shadow.run(batch, Room(1 << 20), offloading).result.value == expected
-    assert set(offloading.below()) == before
-    assert all(isinstance(p, Away) for p in model.parameters()), "what stands for them is in its place again"
-    with pytest.raises(AwayError):
+    assert set(offloading.offloaded_parameters()) == before
+    assert all(isinstance(p, OffloadedTensor) for p in model.parameters()), "what stands for them is in its place again"
+    with pytest.raises(OffloadedError):
         model(batch)
     everything = sum(p.nbytes for p in model.parameters())
     assert shadow.peak_bytes < everything + 4096
     with pytest.raises(NoRoom):
         Shadow(model, tied_loss, reads=forward_reads(trace)).run(batch, Room(shadow.peak_bytes // 2), offloading)
-    assert set(offloading.below()) == before
+    assert set(offloading.offloaded_parameters()) == before
 
 
 def test_a_weight_that_nobody_was_known_to_read_is_not_read_as_nan() -> None:
     torch.manual_seed(0)
     model, batch = Tied(), torch.randint(16, (3, 5))
-    offloading = all_below(model)
-    with pytest.raises(ReadsAway, match=r"gate\.weight|attention\.out_proj|gate\.bias|inner\.bias"):
+    offloading = all_offloaded(model)
+    with pytest.raises(ReadsOffloaded, match=r"gate\.weight|attention\.out_proj|gate\.bias|inner\.bias"):
         Shadow(model, tied_loss).run(batch, Room(1 << 20), offloading)
-    assert all(isinstance(p, Away) for p in model.parameters())
+    assert all(isinstance(p, OffloadedTensor) for p in model.parameters())

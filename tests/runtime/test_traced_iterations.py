@@ -16,7 +16,7 @@ from stowage.stages.ir.actions import shown_lanes
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans, steps_of
 from stowage.stages.runtime.observe.tracing import trace_iteration
-from tests.offload.away import program_below, smallest_below, solve_below
+from tests.offload.away import program_with_lower_tier, smallest_with_lower_tier, solve_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare, program_of
 from tests.solve.prepared import Prepared
 from tests.zoo import ZOO
@@ -55,9 +55,11 @@ def check_chrome_trace(text: str) -> None:
 
 
 def test_a_traced_iteration_has_every_step_and_every_copy(prepared: Prepared, tmp_path: Path) -> None:
-    solved = solve_below(prepared, int(1.1 * smallest_below(prepared)))
+    solved = solve_with_lower_tier(prepared, int(1.1 * smallest_with_lower_tier(prepared)))
     model, batch, _ = BUILD()
-    program, offloading = program_below(prepared, solved, model, adamw(model), DiskTier(tmp_path, chunk_bytes=1 << 16))
+    program, offloading = program_with_lower_tier(
+        prepared, solved, model, adamw(model), DiskTier(tmp_path, chunk_bytes=1 << 16)
+    )
     program(batch)
     program(batch)
     loss, measured = trace_iteration(program, lambda: program(batch))
@@ -90,7 +92,7 @@ def test_a_traced_iteration_has_every_step_and_every_copy(prepared: Prepared, tm
 
 
 def test_predicted_spans_add_up(prepared: Prepared) -> None:
-    solved = solve_below(prepared, int(1.1 * smallest_below(prepared)))
+    solved = solve_with_lower_tier(prepared, int(1.1 * smallest_with_lower_tier(prepared)))
     spans = predicted_spans(solved.rows, prepared.nodes, solved.slots)
     steps = steps_of(spans, "predicted")
     assert sum(s.end_s - s.start_s for s in steps) == pytest.approx(solved.summary.step_time_s)

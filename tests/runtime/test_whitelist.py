@@ -31,7 +31,7 @@ RIGHT = [
     'x = run.input["a"]\n    z = x.view([1, -1])\n    with run.random.record(3):\n        z = aten.rand.default([1])',
     'x = aten.full.default([2], float("-inf"), dtype=torch.float32, device=torch.device("cpu"))',
     "x = aten.full.default([2], complex(1.0, 2.0), layout=torch.strided, memory_format=torch.contiguous_format)",
-    "with run.as_in_forward():\n        x = aten.rand.default([1])\n    run.keep_below('x')",
+    "with run.as_in_forward():\n        x = aten.rand.default([1])\n    run.keep_offloaded('x')",
     'gradients = {\n        "a": run.gradient["a"],\n    }\n    run.update_all(gradients)\n    del gradients',
 ]
 OTHER = (

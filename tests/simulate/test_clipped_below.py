@@ -46,7 +46,7 @@ def replay(text: str, **more: object) -> Outcome:
         rows,
         keep=KEEP,
         link=LINK,
-        start=TierState(below=AWAY, updating=AWAY),
+        start=TierState(offloaded=AWAY, updating=AWAY),
         cpu_update_s={5: 8.0},
         **more,  # type: ignore[arg-type]
     )
@@ -57,7 +57,7 @@ def test_by_hand() -> None:
     found = replay(LEGAL)
     computing, copies = 1.0 + 2.0 + 4.0 + 8.0 + 1.0 + 2.0, 1.0 + 1.0 + 0.004
     assert found.time_s == pytest.approx(computing + copies + 8.0 - 2.0), "the update of the bias is beside it"
-    assert found.below_bytes == 1000 + 1000 + 4, "the weight, its gradient, which waits in the host, and the scale"
+    assert found.lower_tier_bytes == 1000 + 1000 + 4, "the weight, its gradient, which waits in the host, and the scale"
     assert found.peak_bytes == 100 + 1 + 10 + 20 + 1000 + 100
     replay(LEGAL, host_room_bytes=2004)
     with pytest.raises(IllegalPlanError, match="in the host needs 2004 bytes, and 2003"):

@@ -19,7 +19,7 @@ def graph() -> HGraph:
         "keep",
         10,
         HRun(1.0, (HStep(2, unborn=(X,)), HStep(10))),
-        HRun(2.0, (HStep(11), HStep(3, gone=(GX,), phantom_gone_bytes=10))),
+        HRun(2.0, (HStep(11), HStep(3, released=(GX,), phantom_released_bytes=10))),
     )
     y_keep = HOption("keep", 10, HRun(1.0, (HStep(10),)), HRun(2.0, (HStep(10),)))
     y_again = HOption("again", 0, HRun(1.0, (HStep(5),)), HRun(3.0, (HStep(12),), (X,)))
@@ -94,7 +94,7 @@ def test_what_goes_early_and_comes_late_counts_only_while_it_is_there() -> None:
                         "keep",
                         10,
                         HRun(1.0, (HStep(10),)),
-                        HRun(2.0, (HStep(0), HStep(40, gone=(GX,), phantom_gone_bytes=10))),
+                        HRun(2.0, (HStep(0), HStep(40, released=(GX,), phantom_released_bytes=10))),
                     ),
                 ),
             ),
@@ -170,7 +170,10 @@ def test_a_graph_that_is_none_is_refused_in_a_sentence() -> None:
         (replace(g, clusters=(*g.clusters, g.clusters[0])), "cluster 2 has no options, or a node of another"),
         (replace(g, nodes=(*g.nodes[:4], replace(g.nodes[4], plain=HRun(1.0)))), "can only run with an option"),
         (replace(g, nodes=(replace(node, plain=HRun(1.0, ())), *g.nodes[1:])), "without steps"),
-        (replace(g, nodes=(replace(node, plain=HRun(1.0, (HStep(0, gone=(Y,)),))), *g.nodes[1:])), "does not touch"),
+        (
+            replace(g, nodes=(replace(node, plain=HRun(1.0, (HStep(0, released=(Y,)),))), *g.nodes[1:])),
+            "does not touch",
+        ),
         (
             replace(g, nodes=(replace(node, plain=HRun(1.0, (HStep(0), HStep(0, unborn=(X,))))), *g.nodes[1:])),
             "not in order of time",

@@ -34,9 +34,13 @@ def on_device(**more: object) -> Outcome:
 def test_a_weight_in_the_host_and_one_on_the_disk() -> None:
     computing = sum(n.time_s for n in NODES)
     host = on_device(disk=DISK, start=TierState(AWAY, copied=AWAY))
-    assert (host.time_s, host.below_bytes, host.disk_bytes) == (pytest.approx(computing + 3.0), 1000, 0)
+    assert (host.time_s, host.lower_tier_bytes, host.disk_bytes) == (pytest.approx(computing + 3.0), 1000, 0)
     disk = on_device(disk=DISK, start=TierState(AWAY, copied=AWAY, on_disk=AWAY))
-    assert (disk.time_s, disk.below_bytes, disk.disk_bytes) == (pytest.approx(computing + 5.0 + 5.0 + 10.0), 1000, 1000)
+    assert (disk.time_s, disk.lower_tier_bytes, disk.disk_bytes) == (
+        pytest.approx(computing + 5.0 + 5.0 + 10.0),
+        1000,
+        1000,
+    )
     assert disk.peak_bytes == host.peak_bytes
     assert disk.wait_s == pytest.approx(20.0)
 
@@ -50,7 +54,7 @@ def test_what_has_no_room_below_is_refused() -> None:
         on_device(disk=DISK, start=TierState(AWAY, copied=AWAY), host_room_bytes=999, disk_room_bytes=0)
 
 
-def below(**more: object) -> Outcome:
+def lower_tier(**more: object) -> Outcome:
     """The gradient goes down, and the CPU updates the weight where it is."""
     rows = [step("reload", WEIGHT), step("wait", WEIGHT), *compute(0), step("free", WEIGHT), *compute(1, 2, 3)]
     rows += [step("free", X), step("free", Y), step("offload", GRADIENT), step("wait", GRADIENT)]
@@ -60,24 +64,24 @@ def below(**more: object) -> Outcome:
 
 
 def test_an_update_of_a_weight_on_the_disk() -> None:
-    host = below(disk=DISK, start=TierState(AWAY, copied=AWAY))
+    host = lower_tier(disk=DISK, start=TierState(AWAY, copied=AWAY))
     assert host.time_s == pytest.approx(1.0 + 15.0 - 1.0 + 1.0 + 1.0 + 32.0)
-    disk = below(disk=DISK, start=TierState(AWAY, copied=AWAY, on_disk=AWAY))
+    disk = lower_tier(disk=DISK, start=TierState(AWAY, copied=AWAY, on_disk=AWAY))
     assert disk.time_s == pytest.approx(5.0 + 15.0 + 1.0 + 5.0 + 32.0 + 10.0)
     update = next(r for r in disk.rows if r.action == "update")
     assert update.end_s - update.start_s == pytest.approx(47.0)
     # The gradient in the host, and the weight while it is updated.
     there = TierState(AWAY, copied=AWAY, on_disk=AWAY)
-    below(disk=DISK, start=there, host_room_bytes=2000)
+    lower_tier(disk=DISK, start=there, host_room_bytes=2000)
     with pytest.raises(IllegalPlanError, match="in the host needs 2000"):
-        below(disk=DISK, start=there, host_room_bytes=1999)
+        lower_tier(disk=DISK, start=there, host_room_bytes=1999)
 
 
 def test_what_is_being_updated_when_the_iteration_ends_has_a_place_too() -> None:
     rows = [step("wait", WEIGHT), step("reload", WEIGHT), step("wait", WEIGHT), *compute(0), step("free", WEIGHT)]
     rows += [*compute(1, 2, 3), step("free", X), step("free", Y), step("offload", GRADIENT), step("wait", GRADIENT)]
     rows += [step("free", GRADIENT), Step(4, WEIGHT, "row", "update")]
-    start = TierState(below=AWAY, updating=AWAY, on_disk=AWAY)
+    start = TierState(offloaded=AWAY, updating=AWAY, on_disk=AWAY)
     found = replay_plan(STORAGES, NODES, rows, keep=KEEP, link=LINK, disk=DISK, start=start, cpu_update_s={4: 32.0})
-    assert (found.below_bytes, found.disk_bytes) == (2000, 1000)
+    assert (found.lower_tier_bytes, found.disk_bytes) == (2000, 1000)
     assert found.time_s == pytest.approx(47.0 + 5.0 + 15.0 + 1.0), "the next one waits for it"

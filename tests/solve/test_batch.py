@@ -13,7 +13,7 @@ from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
 from stowage.stages.formulations.offload.o_ilp.solve import o_ilp
 from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.machine import Link
-from stowage.stages.solve import Below, FractionalBatch, fractional_batch
+from stowage.stages.solve import FractionalBatch, LowerTier, fractional_batch
 from stowage.stages.solve.batch_problem import problem_of_one
 from stowage.stages.solve.batch_size import (
     at_share,
@@ -36,7 +36,7 @@ from tests.zoo import GPT2, LLAMA
 
 SAMPLE = 2
 SHAPES = {"gpt2": GPT2, "llama": LLAMA}
-BELOW = Below(Link(1e9, 1e9, 1.5e9), capacity_bytes=1 << 40, smallest_bytes=1024)
+BELOW = LowerTier(Link(1e9, 1e9, 1.5e9), capacity_bytes=1 << 40, smallest_bytes=1024)
 SETTINGS = SolverSettings(time_limit_s=20.0, gap=1e-4)
 
 
@@ -148,7 +148,7 @@ def estimate(tables: Prepared, budget: int, method: str, largest: int = 32) -> F
         largest=largest,
         device_budget_bytes=budget,
         method=method,
-        below=BELOW,
+        lower_tier=BELOW,
     )
 
 

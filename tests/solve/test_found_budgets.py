@@ -105,8 +105,8 @@ def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
 def test_a_control_group_of_version_1_is_found_in_containers_too(tmp_path: Path, inside: str) -> None:
     groups = "9:name=systemd:/\n4:cpu,memory:/docker/4479\n0::/\n"
     _machine(tmp_path, available=8 * GIB, groups=groups, mounts=MOUNT_1.format(inside))
-    below = "docker/4479" if inside == "/" else ""
-    _group_1(tmp_path / "sys/fs/cgroup/memory" / below, limit=3 * GIB, used=GIB, cached=GIB // 4)
+    lower_tier = "docker/4479" if inside == "/" else ""
+    _group_1(tmp_path / "sys/fs/cgroup/memory" / lower_tier, limit=3 * GIB, used=GIB, cached=GIB // 4)
     assert free_ram(tmp_path).nbytes == 2 * GIB + GIB // 4
 
 
@@ -129,7 +129,7 @@ def test_a_system_that_does_not_say_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_reserve_is_stated_and_what_the_model_holds_counts() -> None:
-    found = auto_budget(Free(10 * GIB, "the cgroup /job"), held_bytes=GIB)
+    found = auto_budget(Free(10 * GIB, "the cgroup /job"), retained_bytes=GIB)
     assert found.nbytes == 10 * GIB + GIB - int(0.05 * 10 * GIB)
     assert re.fullmatch(
         r"10,240\.0 MiB free on the cgroup /job and 1,024\.0 MiB that the model has already, less a reserve of "

@@ -14,9 +14,9 @@ from stowage.stages.ir.plan import PlanSummary, plan_hash, tier_state
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.stored import check_stored
+from stowage.stages.solve.offload.belady.belady import BeladyPlanner, belady_plans
+from stowage.stages.solve.offload.belady.late_updates import late_updates
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.sweep.late_updates import late_updates
-from stowage.stages.solve.offload.sweep.sweep import BeladySweep, sweeps
 from stowage.stages.solve.proposal import JudgedPlan
 from tests.matrix import examples
 from tests.solve.judged import hidden, judged
@@ -37,21 +37,21 @@ def stated(trace: TraceTables, plan: JudgedPlan) -> PlanSummary:
         device_budget_bytes=outcome.peak_bytes,
         device_peak_bytes=outcome.peak_bytes,
         baseline_bytes=outcome.baseline_bytes,
-        below_bytes=outcome.below_bytes,
+        lower_tier_bytes=outcome.lower_tier_bytes,
         disk_bytes=outcome.disk_bytes,
     )
 
 
 def plans_of(trace: TraceTables, share: float, every: int, home: str) -> Iterator[tuple[Offloader, JudgedPlan]]:
     """With some updates taken by the CPU, or with a disk and buffers of its own."""
-    below = replace(TINY, cpu_update_bytes_per_s=1e3)
+    lower_tier = replace(TINY, cpu_update_bytes_per_s=1e3)
     if home == "disk":
-        below = replace(TINY, home="disk", staging_bytes=100, padding_bytes=3)
-    offloader = offloader_of(prepare_trace(trace), below)
+        lower_tier = replace(TINY, placement="disk", staging_bytes=100, padding_bytes=3)
+    offloader = offloader_of(prepare_trace(trace), lower_tier)
     executions = executions_of(offloader)
     updates = late_updates(offloader, executions)[::every] if home == "host" else []
-    budget = BeladySweep(offloader, executions, frozenset(), updates).least_bytes + int(share * 100) + 1000
-    for plan in judged(offloader.program, sweeps(offloader, executions, budget, updates=updates)):
+    budget = BeladyPlanner(offloader, executions, frozenset(), updates).least_bytes + int(share * 100) + 1000
+    for plan in judged(offloader.program, belady_plans(offloader, executions, budget, updates=updates)):
         yield offloader, plan
         yield offloader, hidden(offloader.program, plan, plan.peak_bytes)
 

@@ -10,7 +10,7 @@ import pytest
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.settings import load_settings
-from stowage.stages.solve import Below, PlanRequest, Solved, solve_plan
+from stowage.stages.solve import LowerTier, PlanRequest, Solved, solve_plan
 from stowage.stages.solve.offload import sources
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solve.parameters import o_ilp_limits
@@ -25,8 +25,10 @@ OPTIONS = SolverSettings(time_limit_s=9.0, seed=5)
 O_ILP = SolverSettings(time_limit_s=7.0, gap=0.05, seed=3)
 
 
-def solve(prepared: Prepared, budget: int, method: str, below: Below | None = None) -> Solved:
-    request = PlanRequest(budget, method=method, slots=100, below=below, options_limits=OPTIONS, o_ilp_limits=O_ILP)
+def solve(prepared: Prepared, budget: int, method: str, lower_tier: LowerTier | None = None) -> Solved:
+    request = PlanRequest(
+        budget, method=method, slots=100, lower_tier=lower_tier, options_limits=OPTIONS, o_ilp_limits=O_ILP
+    )
     return solve_plan(prepared.trace, prepared.nodes, prepared.blocks, prepared.options, request)
 
 
@@ -47,7 +49,7 @@ def test_of_a_plan_that_offloads_o_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepared_zoo("resnet")
     summary = solve(prepared, prepared.solve().summary.smallest_feasible_bytes, "offmate", BELOW).summary
     assert summary.method == "offmate"
-    assert summary.below_bytes > 0
+    assert summary.lower_tier_bytes > 0
     assert {settings for settings, _ in answers} == {O_ILP}
     solver, status, limit_s, seed = told(summary)
     assert solver in {f"o_ilp, {answer.solver}" for _, answer in answers}

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from stowage.stages.codegen import manifest_of
-from stowage.stages.device.tiers import DiskTier, PinnedTier, StagedTier
+from stowage.stages.device.tiers import DiskTier, HostAndDiskTier, PinnedTier
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import TraceTables
@@ -177,12 +177,12 @@ class Run:
         self.batch = tree_map_only(torch.Tensor, lambda t: machine.to_device(t, "input"), self.batch)
         self.optimizer = job.optimizer(self.model)
         host = PinnedTier(lanes=machine)
-        self.tier: PinnedTier | StagedTier = host
+        self.tier: PinnedTier | HostAndDiskTier = host
         if folder is not None:
             lanes: Any = OtherSides(machine)
             disk = DiskTier(folder, chunk_bytes=4096, threads=1, lanes=lanes)
             disk._issue = TurnLock(machine)  # type: ignore[assignment]
-            self.tier = StagedTier(host, disk)
+            self.tier = HostAndDiskTier(host, disk)
         self.offloading = Offloading(self.tier, self.model, self.optimizer)
         self.settled: set[str] = set()
         self._settles = False
@@ -195,7 +195,7 @@ class Run:
 
         def watched(name: str) -> None:
             parameter = name.partition("::")[0]
-            under_way = [n for n in (parameter, name) if offloading.where(n) not in ("device", "below")]
+            under_way = [n for n in (parameter, name) if offloading.where(n) not in ("device", "offloaded")]
             if self._settles:
                 self.settled.update(under_way)
             settle(name)
@@ -241,7 +241,7 @@ class Run:
 
     def _unwaited(self, piece: Piece) -> list[str]:
         """Transfers that are held by nobody but the tier, or under way where the plan has nothing under way."""
-        host = self.tier.host if isinstance(self.tier, StagedTier) else self.tier
+        host = self.tier.host if isinstance(self.tier, HostAndDiskTier) else self.tier
         known = {id(transfer) for transfer in self.offloading.transfers().values()}
         lost = [f"the copy of '{t.name}' is never waited for" for t in host._unwaited if id(t) not in known]
         planned = {s.name for s in piece.slots if s.start in ("offloading", "reloading")}

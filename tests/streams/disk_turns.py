@@ -16,7 +16,7 @@ from stowage.stages.device.tiers import disk
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.device.tiers.disk_mover import Mover
 from stowage.stages.device.tiers.lanes import Job, Lanes, Staging, _Lane
-from stowage.stages.runtime.offload import cpu_updates as below
+from stowage.stages.runtime.offload import cpu_updates as lower_tier
 from tests.streams.clocks import Clock, join
 from tests.streams.device_mode import HostMode
 from tests.streams.machine import Machine, Touch
@@ -223,7 +223,7 @@ def taking_turns(machine: Machine) -> Iterator[None]:
             (disk, "Job", _Job),
             (disk, "Mover", _Mover),
             (disk, "Lanes", _Lanes),
-            (below, "ThreadPoolExecutor", _Executor),
+            (lower_tier, "ThreadPoolExecutor", _Executor),
         ):
             patch.setattr(module, name, type(name, (kind,), {"machine": machine}))
         yield

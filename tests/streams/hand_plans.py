@@ -43,7 +43,7 @@ class Way:
     ahead: int = 3
     lag: int = 2
     activations: bool = True
-    below: bool = False
+    lower_tier: bool = False
     gradients: bool = False
     around: bool = False
     disk: int = 0
@@ -98,7 +98,7 @@ class HandMade:
 
     def streaming(self, way: Way) -> HandPlan:
         """What moves comes before each use and leaves after it."""
-        on_cpu = {n.node: p for n in self.nodes if way.below and (p := self._by_cpu(n, way)) in self.movable}
+        on_cpu = {n.node: p for n in self.nodes if way.lower_tier and (p := self._by_cpu(n, way)) in self.movable}
         by_cpu = {s: n for n in on_cpu for s in self.nodes[n].mutates if s in self.movable}
         moving = {s for s in self.movable if way.gradients or self.storages[s].role != "gradient"}
         uses: dict[int, list[int]] = defaultdict(list)
@@ -115,8 +115,8 @@ class HandMade:
             for storage in sorted(self.rules.temporary - self.rules.spent - self.rules.keep):
                 if self.storages[storage].nbytes >= SMALLEST and uses[storage]:
                     self._stream_activation(storage, uses[storage], way, woven)
-        below_again = self._down(on_cpu)
-        late = self._left_below(way)
+        offloaded_again = self._down(on_cpu)
+        late = self._left_in_lower_tier(way)
         updating = set(on_cpu.values()) if way.around else set()
         for parameter in sorted(on_cpu.values()):
             wait = Step(-1, parameter, "below", "wait")
@@ -126,12 +126,12 @@ class HandMade:
                 woven.before[max(0, min(touched, default=0) - way.ahead)].insert(0, wait)
             else:
                 woven.last.append(wait)
-        steps = self._steps(woven, on_cpu, below_again, late)
+        steps = self._steps(woven, on_cpu, offloaded_again, late)
         away = moving - reloading - offloading
         copied = (moving | offloading) - (by_cpu.keys() if way.around else set()) - offloading
-        placed = sorted(moving | below_again.keys() | late)
+        placed = sorted(moving | offloaded_again.keys() | late)
         state = TierState(
-            below=frozenset(away),
+            offloaded=frozenset(away),
             reloading=frozenset(reloading),
             offloading=frozenset(offloading),
             copied=frozenset(copied),
@@ -197,7 +197,7 @@ class HandMade:
                     found.setdefault(storage, node)
         return found
 
-    def _left_below(self, way: Way) -> set[int]:
+    def _left_in_lower_tier(self, way: Way) -> set[int]:
         """Gradients that are made here and wait below for the next micro-batch."""
         if not way.gradients:
             return set()

@@ -16,10 +16,10 @@ WAYS = {
     "everything": Way(),
     "at once": Way(ahead=0, lag=0),
     "around": Way(ahead=6, lag=4, around=True),
-    "below": Way(below=True),
-    "below, around": Way(below=True, around=True),
+    "below": Way(lower_tier=True),
+    "below, around": Way(lower_tier=True, around=True),
     "disk": Way(disk=2),
-    "disk, below, around": Way(ahead=5, lag=3, below=True, around=True, disk=2),
+    "disk, below, around": Way(ahead=5, lag=3, lower_tier=True, around=True, disk=2),
 }
 """How things move."""
 
@@ -62,4 +62,4 @@ def summed_job(name: str, optimizer: str, way: Way, max_grad_norm: float | None 
 
 def disk_for(job: Job, folder: Path) -> Path | None:
     """Where a job's disk is, if it has one."""
-    return folder if any(slot.home == "disk" for piece in job.pieces for slot in piece.slots) else None
+    return folder if any(slot.placement == "disk" for piece in job.pieces for slot in piece.slots) else None

@@ -74,17 +74,17 @@ def moved(source: str, line: Line, before: int) -> str:
     return "\n".join(rest) + "\n"
 
 
-_STARTS = {"offload": "down", "reload": "up", "update_below": "update"}
+_STARTS = {"offload": "down", "reload": "up", "update_on_cpu": "update"}
 
 
 def _lane(source: str, slots: Sequence[Slot], wait: Line) -> tuple[str, int]:
     """What a wait waits for: a lane, and the place in it, counted in lines; what began an iteration ago is early."""
     slot = next(s for s in slots if s.name == wait.slot)
-    begun = [b for b in lines_of(source, r"run\.(offload|reload|update_below)\(") if b.slot == wait.slot]
+    begun = [b for b in lines_of(source, r"run\.(offload|reload|update_on_cpu)\(") if b.slot == wait.slot]
     before = [b for b in begun if b.number < wait.number]
     latest = before[-1] if before else begun[-1]
     kind = _STARTS[latest.text.partition("run.")[2].partition("(")[0]]
-    lane = kind if kind == "update" else f"{slot.home} {kind}"
+    lane = kind if kind == "update" else f"{slot.placement} {kind}"
     return lane, latest.number if before else latest.number - len(source.splitlines())
 
 
@@ -123,7 +123,7 @@ def comes_by_itself(source: str, slots: Sequence[Slot], wait: Line) -> bool:
 
 def _changes(text: str, slot: str) -> bool:
     """Whether a line that names it changes or drops what is on the device, or what is below."""
-    if text.startswith(("run.update_below(", "run.wait(")):
+    if text.startswith(("run.update_on_cpu(", "run.wait(")):
         return False
     calls = r"^(del |run\.)|\w_\(|_\.\w+\("
     return re.search(calls, text) is not None and not (text.startswith("run.update(") and f'"{slot}"' not in text)

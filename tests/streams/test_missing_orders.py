@@ -132,7 +132,7 @@ def test_a_release_before_the_last_reader(way: str, tmp_path: Path) -> None:
     for release in lines_of(source, r"^run\.free\(|^del \w+$"):
         name = release.slot or release.text.removeprefix("del ")
         words = rf'"{name}"|(?<![\w."]){name}(?!\w)'
-        uses = [u for u in lines_of(source, words) if not u.text.startswith("run.update_below(")]  # of what is below
+        uses = [u for u in lines_of(source, words) if not u.text.startswith("run.update_on_cpu(")]  # of what is below
         before = [u for u in uses if u.number < release.number]
         if before and not (release.text.startswith("del ") and "run.wait(" in before[-1].text):
             tried += 1

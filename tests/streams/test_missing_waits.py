@@ -111,12 +111,12 @@ def some_jobs(kept: Iterable[str]) -> list[object]:
 
 def on_disk(job: Job, piece: int, line: Line) -> bool:
     """Whether what it waits for lives on the disk."""
-    return any(s.home == "disk" for s in job.pieces[piece].slots if s.name == line.slot)
+    return any(s.placement == "disk" for s in job.pieces[piece].slots if s.name == line.slot)
 
 
 def is_of_an_update(source: str, line: Line) -> bool:
     """Whether it waits for an update by the CPU."""
-    return bool(lines_of(source, rf'run\.update_below\("{re.escape(line.slot)}"'))
+    return bool(lines_of(source, rf'run\.update_on_cpu\("{re.escape(line.slot)}"'))
 
 
 @pytest.mark.parametrize(("name", "kept"), some_jobs(["everything", "disk, below, around", "clipped"]))
@@ -164,7 +164,7 @@ def test_a_wait_that_is_late(name: str, kept: int, tmp_path: Path) -> None:
     wrong = []
     for piece, line in lines_to_try(job, kept):
         source = job.pieces[piece].source
-        after = [r for r in readers(source, line) if not r.text.startswith(("run.update_below(", "run.changed("))]
+        after = [r for r in readers(source, line) if not r.text.startswith(("run.update_on_cpu(", "run.changed("))]
         slots = job.pieces[piece].slots
         if not after or covered(source, slots, line) or comes_by_itself(source, slots, line):
             continue
@@ -175,6 +175,6 @@ def test_a_wait_that_is_late(name: str, kept: int, tmp_path: Path) -> None:
         with holding_nothing():
             unheld, _ = changed(job, late, piece, tmp_path)
         held = any("offload reads it" in text for text in unheld) or on_disk(job, piece, line)
-        if not after[0].text.startswith(("del ", "run.keep_below(")) or not held:
+        if not after[0].text.startswith(("del ", "run.keep_offloaded(")) or not held:
             wrong.append(f"piece {piece}, line {line.number}, {line.text}, after {after[0]}")
     assert wrong == []

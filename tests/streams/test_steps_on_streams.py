@@ -52,15 +52,15 @@ def test_clipping(name: str, way: str, max_grad_norm: float, seed: int, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "gradients", "below", "max_grad_norm", "seed"),
+    ("name", "gradients", "lower_tier", "max_grad_norm", "seed"),
     some(
         product(("gpt2", "llama", "batchnorm"), (False, True), (False, True), (None, 0.1), SEEDS),
         keep=[("llama", False, True, 0.1, 0), ("llama", True, True, 0.1, 2)],
     ),
 )
 def test_several_micro_batches(
-    name: str, gradients: bool, below: bool, max_grad_norm: float | None, seed: int, tmp_path: Path
+    name: str, gradients: bool, lower_tier: bool, max_grad_norm: float | None, seed: int, tmp_path: Path
 ) -> None:
     """Gradients wait on the device or below."""
-    way = Way(gradients=gradients, below=below, disk=3)
+    way = Way(gradients=gradients, lower_tier=lower_tier, disk=3)
     assert_right(summed_job(name, "adamw", way, max_grad_norm), tmp_path, seed)

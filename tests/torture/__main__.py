@@ -125,7 +125,7 @@ def _show(console: Console, seed: int, chosen: list[str], *counts: dict[str, int
 
 
 def _forget(place: Place) -> None:
-    for path in place.home.glob(f"case{place.count}*"):
+    for path in place.placement.glob(f"case{place.count}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

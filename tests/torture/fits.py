@@ -107,9 +107,9 @@ def _state(module: nn.Module) -> list[Any]:
     ]
 
 
-def _home(place: Place) -> Path:
+def _stores(place: Place) -> Path:
     """With everything that planning has stored, and a saved step."""
-    ready = place.home / "fit"
+    ready = place.placement / "fit"
     if not ready.exists():
         ready.mkdir()
         ended = forks.run(training(saves=True), ready)
@@ -133,7 +133,7 @@ def _judged(place: Place, folder: Path, what: str, ended: Ended, first: int = 0)
 
 def plans(place: Place, rng: Random) -> Case:
     """Plans that `fit` has stored."""
-    folder = _home(place)
+    folder = _stores(place)
     files = sorted(p for name in ("solved", "plans") for p in (folder / "home" / name).rglob("*") if p.is_file())
     solved = [p for p in files if "solved" in p.parts]
     path = rng.choice(solved if rng.random() < 0.8 else files)
@@ -148,7 +148,7 @@ def plans(place: Place, rng: Random) -> Case:
 
 def stores(place: Place, rng: Random) -> Case:
     """Costs, options and the device's description that `fit` has stored."""
-    folder = _home(place)
+    folder = _stores(place)
     shutil.rmtree(folder / "home" / "solved")
     files = sorted(p for n in ("costs", "options", "devices") for p in (folder / "home" / n).rglob("*") if p.is_file())
     path = rng.choice([p for p in files if p.suffix in (".parquet", ".json")])
@@ -163,7 +163,7 @@ def saved_steps(place: Place, rng: Random) -> Case:
     """What `step.save` has written."""
     from tests.torture.kinds import _metadata
 
-    folder = _home(place)
+    folder = _stores(place)
     path = folder / SAVED
     what = mutations.raw_bytes(rng, path) if rng.random() < 0.6 else _metadata(rng, path)
     ended = forks.run(training(loads=True), folder)
@@ -177,7 +177,7 @@ NAMES += ("batch", "optimizer", "model")
 
 def arguments(place: Place, rng: Random) -> Case:
     """Arguments of `fit`."""
-    folder = _home(place)
+    folder = _stores(place)
     name = rng.choice(NAMES)
     given = {name: mutations.value(rng, ARGUMENTS.get(name))}
     ended = forks.run(training(given=given), folder)
@@ -199,7 +199,7 @@ def kills(place: Place, rng: Random) -> Case:
 
 
 def _broken(place: Place, rng: Random, number: int) -> Case:
-    folder = _home(place)
+    folder = _stores(place)
     if rng.random() < 0.7:
         shutil.rmtree(folder / "home")
     loads = rng.random() < 0.3

@@ -52,7 +52,7 @@ class Place:
     def fresh(self) -> Path:
         """A folder that does not exist yet."""
         self.count += 1
-        return self.home / f"case{self.count}"
+        return self.placement / f"case{self.count}"
 
     def run(self, folder: Path, *names: str, disturbance: Disturbance = UNDISTURBED) -> Ended:
         """Stages in a copy."""

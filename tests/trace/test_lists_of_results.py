@@ -67,8 +67,8 @@ def test_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budget", ["105%", "75%"])
-def test_trains_equally(budget: str, fit_home: Path) -> None:
-    step = trains_equally(lambda: script(own.towers), budget, cache_dir=fit_home, check="never")
+def test_trains_equally(budget: str, fit_stores: Path) -> None:
+    step = trains_equally(lambda: script(own.towers), budget, cache_dir=fit_stores, check="never")
     source = step.planned.source
     assert "towers_0, (towers_1, towers_2, towers_3) = torch.ops.stowage_tests.towers.default(" in source
     measured = step.measure(torch.randn(600, 8)).peak_bytes
@@ -76,7 +76,7 @@ def test_trains_equally(budget: str, fit_home: Path) -> None:
     assert (source.count("stowage_tests.towers.default(") > 3) == (budget != "105%"), "it runs again where it must"
 
 
-def test_trains_equally_from_the_disk(fit_home: Path, tmp_path: Path) -> None:
+def test_trains_equally_from_the_disk(fit_stores: Path, tmp_path: Path) -> None:
     def make() -> Script:
         return script(own.towers, rows=64, width=600)
 
@@ -91,7 +91,7 @@ def test_trains_equally_from_the_disk(fit_home: Path, tmp_path: Path) -> None:
         quick=True,
         offload_dir=tmp_path,
         disk_budget="1GiB",
-        cache_dir=fit_home,
+        cache_dir=fit_stores,
         say=lambda text: None,
     )
     losses = [step(batch).detach().clone() for batch in mine.batches]
@@ -194,14 +194,14 @@ class Doubling(nn.Module):
         return found
 
 
-def test_what_a_step_does_without_is_freed_at_once(fit_home: Path) -> None:
+def test_what_a_step_does_without_is_freed_at_once(fit_stores: Path) -> None:
     """It is there while its call runs, and counted there; after it the step has more of its own in memory."""
 
     def make() -> Script:
         model = Doubling()
         return Script(model, adamw(model), square, [torch.randn(600, 8) for _ in range(3)])
 
-    step = trains_equally(make, "105%", cache_dir=fit_home, check="never")
+    step = trains_equally(make, "105%", cache_dir=fit_stores, check="never")
     assert "_ = torch.ops.stowage_tests.doubled.default(" in step.planned.source
     large = 64 * 600 * 64 * 4
     measured = step.measure(torch.randn(600, 8)).peak_bytes

@@ -56,7 +56,7 @@ def test_the_plan_has_slots_and_states_what_it_moves(planned: Path) -> None:
     summary = read_record(planned / "artifacts" / "solve" / "summary.json", PlanSummary)
     slots = read_rows(planned / "artifacts" / "solve" / "slots.parquet", Slot)
     assert {s.role for s in slots} >= {"parameter", "state"}
-    assert summary.below_bytes == sum(s.nbytes for s in slots) > 0
+    assert summary.lower_tier_bytes == sum(s.nbytes for s in slots) > 0
     assert summary.device_peak_bytes <= summary.device_budget_bytes < summary.keep_all_peak_bytes
     assert "run.reload(" in (planned / "artifacts" / "codegen" / "step.py").read_text()
 

@@ -21,13 +21,13 @@ from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import AwayError, size_text
+from stowage.stages.ir.errors import OffloadedError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.observe.measure import resident_tensors
 from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorStates, same_state
-from stowage.stages.runtime.shadow.guard import NoRoom, ReadsAway, Room
+from stowage.stages.runtime.shadow.guard import NoRoom, ReadsOffloaded, Room
 from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Seen, Shadow, digest
 from stowage.stages.workload.autocast import without_autocast
@@ -185,11 +185,11 @@ class Net:
                 f"its forward takes at least {size_text(error.nbytes)} beside what is in memory, and the budget has "
                 f"{size_text(max(free, 0))} for it; a plan that changes unseen is noticed with a larger budget alone"
             )
-        except ReadsAway as error:
+        except ReadsOffloaded as error:
             self._waits(
                 f"'{error.name}' is below the device and is read outside of every module that is known to read it"
             )
-        except AwayError as error:
+        except OffloadedError as error:
             self._waits(str(error).rstrip("."))
         return None
 

@@ -70,14 +70,14 @@ class HostOptimizer:
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 continue
-            held = self._below(parameter)
+            held = self._lower_tier(parameter)
             held.copy_(parameter.detach())
             self._host[parameter] = nn.Parameter(held)
             register: Any = parameter.register_post_accumulate_grad_hook
             register(self._take)
         self.optimizer = job.make_optimizer(self._host.values())
 
-    def _below(self, like: torch.Tensor) -> torch.Tensor:
+    def _lower_tier(self, like: torch.Tensor) -> torch.Tensor:
         if not self._on_card:
             return torch.empty(like.shape, dtype=like.dtype)
         return self.pinned.empty(like.numel() * like.element_size()).view(like.dtype).view(like.shape)
@@ -90,7 +90,7 @@ class HostOptimizer:
             raise AssertionError("a gradient was completed twice in one backward")
         self._arrived.add(parameter)
         if host.grad is None:
-            host.grad = self._below(parameter)
+            host.grad = self._lower_tier(parameter)
         host.grad.copy_(parameter.grad, non_blocking=True)
         parameter.grad = None
 

@@ -18,10 +18,10 @@ from stowage.stages.ir.errors import Infeasible, size_text
 from stowage.stages.ir.table import read_record, read_rows, write_record
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
-from stowage.stages.solve import Below, tier_below
+from stowage.stages.solve import LowerTier, lower_tier_of
 
 
-def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, home: Path, effort: Effort) -> None:
+def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, stores: Path, effort: Effort) -> None:
     """Read `measured.tar.gz` in `out`, write `planned.tar.gz` there.
 
     Args:
@@ -53,9 +53,9 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, ho
                     costed,
                     device_budget=int(fraction * job.limit_bytes),
                     method=method,
-                    home=home,
+                    stores=stores,
                     effort=effort,
-                    below=below_of(job, target, Path(temporary)),
+                    lower_tier=lower_tier_of_job(job, target, Path(temporary)),
                 )
             except Infeasible as infeasible:
                 failed.append(infeasible)
@@ -71,11 +71,11 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, ho
     say(f"{out / PLANNED}: {nbytes / 1e6:.1f} MB")
 
 
-def below_of(job: Job, target: DeviceDescription, folder: Path) -> Below | None:
+def lower_tier_of_job(job: Job, target: DeviceDescription, folder: Path) -> LowerTier | None:
     """The tier below the device of a job: pinned host memory, or the disk of a machine without a GPU."""
     if job.device == "cuda":
-        return tier_below(target, host_budget=job.host_bytes, disk_budget=None, offload_dir=None)
-    return tier_below(target, host_budget=None, disk_budget=job.host_bytes, offload_dir=folder, here=False)
+        return lower_tier_of(target, host_budget=job.host_bytes, disk_budget=None, offload_dir=None)
+    return lower_tier_of(target, host_budget=None, disk_budget=job.host_bytes, offload_dir=folder, here=False)
 
 
 def describe_plan(found: Planned) -> str:
@@ -84,5 +84,6 @@ def describe_plan(found: Planned) -> str:
     return (
         f"{s.method}, predicted {s.step_time_s:.3f} s a step ({s.step_time_s / s.lower_bound_s:.2f} × each call once), "
         f"peak {size_text(s.device_peak_bytes)} of {size_text(s.device_budget_bytes)}, "
-        f"{size_text(s.below_bytes)} below, {size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up a step"
+        f"{size_text(s.lower_tier_bytes)} below, {size_text(s.offload_bytes)} down and "
+        f"{size_text(s.reload_bytes)} up a step"
     )

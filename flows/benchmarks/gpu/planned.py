@@ -76,9 +76,9 @@ class Planned:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """By name, one at a time on the device; where they live does not change."""
-        below = self._offloading.below() if self._offloading is not None else {}
+        lower_tier = self._offloading.offloaded_parameters() if self._offloading is not None else {}
         for name, parameter in self.model.named_parameters():
-            if self._offloading is not None and name in below:
+            if self._offloading is not None and name in lower_tier:
                 yield name, self._offloading.peek(name)
             else:
                 yield name, parameter

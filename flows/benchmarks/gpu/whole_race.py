@@ -94,7 +94,7 @@ def run_race(
     *,
     fractions: Sequence[float],
     method: str,
-    home: Path,
+    stores: Path,
     only: Sequence[str] = (),
     again: Collection[str] = (),
     allocator: str = ALLOCATOR,
@@ -127,7 +127,7 @@ def run_race(
             missing.append(f"{name}: the time was used up while measuring")
     for name in jobs:
         if (out / name / MEASURED).is_file():
-            missing += _plan(name, out / name, say, effort, fractions, method, home, everything or "plan" in again)
+            missing += _plan(name, out / name, say, effort, fractions, method, stores, everything or "plan" in again)
     tables: dict[str, list[GpuRow]] = {}
     if missing:
         for text in missing:
@@ -197,7 +197,7 @@ def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort, until:
 
 
 def _plan(
-    name: str, folder: Path, say: Say, effort: Effort, fractions: Sequence[float], method: str, home: Path, anew: bool
+    name: str, folder: Path, say: Say, effort: Effort, fractions: Sequence[float], method: str, stores: Path, anew: bool
 ) -> list[str]:
     """Plan what has no plan, if this machine can; what is missing otherwise."""
     why = why_no_plan()
@@ -215,7 +215,7 @@ def _plan(
             lambda text: say(f"{name}: {text}"),
             fractions=fractions,
             method=method,
-            home=home,
+            stores=stores,
             effort=_planning.QUICK if effort.quick else _planning.Effort(),
         )
     except Infeasible as infeasible:

@@ -202,8 +202,8 @@ def host_rows(layers: int = 12, heads: int = 12, *, big_layers: int = 32, big_he
             found.append(_kept(gpt2_job(layers, heads, **more), f"GPT-2, {layers} layers{what}", Path(temporary)))
         job, name = llama_job(big_layers, big_heads), f"Llama, {big_layers} layers"
         found.append(_kept(job, name, Path(temporary)))
-        for plan, below in (("weights and states below", False), ("the same, updates by the CPU", True)):
-            found.append(_streamed(job, name, plan, below=below))
+        for plan, lower_tier in (("weights and states below", False), ("the same, updates by the CPU", True)):
+            found.append(_streamed(job, name, plan, lower_tier=lower_tier))
     return found
 
 
@@ -212,9 +212,9 @@ def _kept(job: Job, name: str, folder: Path) -> HostTimeRow:
     return _row(name, "keep all", (traced, plan), lambda: step(batch), Plain(job), batch)
 
 
-def _streamed(job: Job, name: str, plan: str, *, below: bool) -> HostTimeRow:
+def _streamed(job: Job, name: str, plan: str, *, lower_tier: bool) -> HostTimeRow:
     traced = Traced(job, movable_bytes=MOVABLE_BYTES)
-    rules = traced.together(traced.stream_all(below=below))
+    rules = traced.together(traced.stream_all(lower_tier=lower_tier))
     rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules label every other row
     tier = PinnedTier(lanes=NoLanes())
     training, batch = ByRules(traced, rules, tier), job.batch(0)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.machine import Link
 from stowage.stages.runtime.files.weights import stand_ins
-from stowage.stages.solve import Below
+from stowage.stages.solve import LowerTier
 from stowage.stages.workload import build_workload
 from stowage.stages.workload.samples import sample_batch
 
@@ -46,7 +46,7 @@ class PaperMachine:
     device: DeviceDescription
     bf16_flops_per_s: float
     budget_bytes: int
-    below: Below
+    lower_tier: LowerTier
 
     def device_for(self, dtype: str) -> DeviceDescription:
         """With the rate of a precision."""
@@ -83,12 +83,12 @@ def _machine(
         dispatch_s=5e-6,
     )
     free = 1 - STEPS * MANAGEMENT_S / iteration_s
-    below = Below(
+    lower_tier = LowerTier(
         Link(link, link, 2 * link),
         capacity_bytes=int(0.9 * ram),
         cpu_update_bytes_per_s=ADAM_TRAFFIC * cpu * free,
     )
-    return PaperMachine(device, bf16_flops, memory - 2 * GIB, below)
+    return PaperMachine(device, bf16_flops, memory - 2 * GIB, lower_tier)
 
 
 MACHINES = {

@@ -22,7 +22,7 @@ from stowage.flows.planning.step import Effort, plan_step
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.report.frames import frame_of
-from stowage.stages.solve import Below
+from stowage.stages.solve import LowerTier
 from stowage.stages.solver.outcome import SolverSettings
 
 PREPRINT = "preprint's formulation"
@@ -58,12 +58,12 @@ class PaperRow:
     plan_s: float
 
 
-def cases(below: Below, *, ablations: bool) -> dict[str, tuple[str, Below]]:
+def cases(lower_tier: LowerTier, *, ablations: bool) -> dict[str, tuple[str, LowerTier]]:
     """Case -> method and what is below: the preprint's own formulation in the same referee, and ablations of ours."""
-    found = {"all": ("offmate", below), PREPRINT: ("offmate_preprint", below)}
+    found = {"all": ("offmate", lower_tier), PREPRINT: ("offmate_preprint", lower_tier)}
     if ablations:
-        found["no CPU update"] = ("offmate", replace(below, cpu_update_bytes_per_s=0.0))
-        found["no activation offload"] = ("offmate", replace(below, activations=False))
+        found["no CPU update"] = ("offmate", replace(lower_tier, cpu_update_bytes_per_s=0.0))
+        found["no activation offload"] = ("offmate", replace(lower_tier, activations=False))
     return found
 
 
@@ -73,14 +73,14 @@ def paper_rows(
     """Every model with every case; ablations where the preprint has them."""
     with tempfile.TemporaryDirectory() as store:
         for model in models:
-            below = MACHINES[model.machine].below
-            for case, (method, tier) in cases(below, ablations=len(model.published) > 1).items():
+            lower_tier = MACHINES[model.machine].lower_tier
+            for case, (method, tier) in cases(lower_tier, ablations=len(model.published) > 1).items():
                 row = plan_case(model, case, method, tier, Path(store))
                 say(describe(row))
                 yield row
 
 
-def plan_case(paper: PaperModel, case: str, method: str, below: Below, store: Path) -> PaperRow:
+def plan_case(paper: PaperModel, case: str, method: str, lower_tier: LowerTier, store: Path) -> PaperRow:
     """One plan on one machine."""
     machine = MACHINES[paper.machine]
     start = time.perf_counter()
@@ -95,11 +95,11 @@ def plan_case(paper: PaperModel, case: str, method: str, below: Below, store: Pa
             optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4),
             device_budget=machine.budget_bytes,
             method=method,
-            home=store / machine.device_for(paper.dtype).fingerprint,
+            stores=store / machine.device_for(paper.dtype).fingerprint,
             costs="roofline",
             effort=EFFORT,
             target=machine.device_for(paper.dtype),
-            below=below,
+            lower_tier=lower_tier,
             layouts=layouts,
         )
     except Infeasible as infeasible:
@@ -118,7 +118,7 @@ def plan_case(paper: PaperModel, case: str, method: str, below: Below, store: Pa
         published=published,
         peak_bytes=s.device_peak_bytes,
         budget_bytes=s.device_budget_bytes,
-        host_bytes=s.below_bytes,
+        host_bytes=s.lower_tier_bytes,
         base_s=s.keep_all_time_s,
         plan_s=time.perf_counter() - start,
     )

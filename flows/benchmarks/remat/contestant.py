@@ -38,12 +38,12 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if threads := request["threads"]:
         torch.set_num_threads(threads)
     case = build(request["model"], request["size"], request["depth"])
-    home = Path(request["home"])
+    stores = Path(request["home"])
     parameters = list(case.model.parameters())
     if request["runs"] == "planner":
         from stowage.flows.benchmarks.remat.plans import Planner  # solvers, which peers need not load
 
-        planner = Planner(case, home, quick=request["quick"])
+        planner = Planner(case, stores, quick=request["quick"])
         return planner.reply, planner.about() | {"peers": available(case)}
     about: dict[str, Any] = {}
     if request["runs"] == "plan":
@@ -56,7 +56,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             device_budget=request["budget"],
             loss=case.loss,
             method=request["method"],
-            cache_dir=home,
+            cache_dir=stores,
             quick=request["quick"],
             check="never",  # what is timed is the plan
         )

@@ -31,8 +31,8 @@ class Planner:
         quick: as for `fit`.
     """
 
-    def __init__(self, case: RematCase, home: Path, *, quick: bool) -> None:
-        self._home = home
+    def __init__(self, case: RematCase, stores: Path, *, quick: bool) -> None:
+        self._stores = stores
         self._effort = QUICK if quick else Effort()
         plain = _PlainAmongCalls(case)
         self._costed: Costed = cost_step(
@@ -40,7 +40,7 @@ class Planner:
             case.batch,
             loss=case.loss,
             optimizer=None,
-            home=self._home,
+            stores=self._stores,
             effort=self._effort,
             profiled=plain.look,
         )
@@ -49,7 +49,7 @@ class Planner:
         self._whole = self._plan("auto", 2 * self._costed.eager_peak_bytes).summary
 
     def _plan(self, method: str, budget: int) -> Planned:
-        return plan_costed(self._costed, device_budget=budget, method=method, home=self._home, effort=self._effort)
+        return plan_costed(self._costed, device_budget=budget, method=method, stores=self._stores, effort=self._effort)
 
     def about(self) -> dict[str, Any]:
         """Of the step that keeps everything: its peak and time, the part of the peak that is no activation, and how

@@ -126,7 +126,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def remat_rows(
-    job: RematJob, home: Path, root: Path, say: Callable[[str], None] = lambda text: None
+    job: RematJob, stores: Path, root: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[RematRow]:
     """Every point of every model, peers first; what cannot be traced, planned or run is a row that says why.
 
@@ -135,7 +135,7 @@ def remat_rows(
     """
     for model in job.models:
         try:
-            yield from _Model(job, model, home, root, say).rows()
+            yield from _Model(job, model, stores, root, say).rows()
         except StowageError as error:
             made = RematRow(model=model, contestant=EAGER, setting="", note=str(error))
             say(describe(made))
@@ -148,7 +148,7 @@ class _Model:
 
     job: RematJob
     name: str
-    home: Path
+    stores: Path
     root: Path
     say: Callable[[str], None]
 
@@ -202,7 +202,7 @@ class _Model:
             "model": self.name,
             "size": job.size,
             "depth": job.depth,
-            "home": str(self.home),
+            "home": str(self.stores),
             "quick": job.quick,
             "threads": job.threads,
         }
@@ -271,7 +271,7 @@ class _Model:
 
 
 def run_remat(
-    job: RematJob, folder: Path, say: Callable[[str], None], home: Path | None = None, root: Path | None = None
+    job: RematJob, folder: Path, say: Callable[[str], None], stores: Path | None = None, root: Path | None = None
 ) -> str:
     """Measure, write `remat.parquet`, tables (`remat.md`, `remat_summary.md`), a picture a model and `remat.png` with
     all of them into `folder`, and return the table.
@@ -295,7 +295,7 @@ def run_remat(
     before = read_rows(path, RematRow) if path.exists() else []
     found = {(r.model, r.contestant, r.setting): r for r in before if r.model not in job.models}
     with tempfile.TemporaryDirectory() as empty:
-        for row in remat_rows(job, home or Path(empty), root or find_root(), say):
+        for row in remat_rows(job, stores or Path(empty), root or find_root(), say):
             found[row.model, row.contestant, row.setting] = row
             write_rows(path, RematRow, _in_order(found.values()))  # a run that is cut off keeps what it has
     rows = _in_order(found.values())

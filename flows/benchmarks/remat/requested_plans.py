@@ -34,12 +34,12 @@ class Asked:
         return "smallest" if self.share is None else f"{self.share:.0%}"
 
 
-def peaks_to_match(peaks: Iterable[int], taken: Sequence[int], below: int) -> list[int]:
+def peaks_to_match(peaks: Iterable[int], taken: Sequence[int], lower_tier: int) -> list[int]:
     """Peaks worth a plan, smallest first: those less than `below` for which neither a plan in `taken` nor one for a
     peak chosen before takes nearly as much (`CLOSE`), and not more."""
     chosen: list[int] = []
     for peak in sorted(set(peaks)):
-        if peak < below and not any(CLOSE * peak <= other <= peak for other in (*taken, *chosen)):
+        if peak < lower_tier and not any(CLOSE * peak <= other <= peak for other in (*taken, *chosen)):
             chosen.append(peak)
     return chosen
 

@@ -63,7 +63,7 @@ LLAMA3_70B = {
 }
 
 # Weights and states of 70 B parameters take 423 GB: a host larger than the preprint's.
-_LARGE_HOST = replace(MACHINES["RTX 3090"], below=replace(MACHINES["RTX 3090"].below, capacity_bytes=TB))
+_LARGE_HOST = replace(MACHINES["RTX 3090"], lower_tier=replace(MACHINES["RTX 3090"].lower_tier, capacity_bytes=TB))
 
 MODELS = {
     "llama2-7b": BigModel("Llama2-7B, float32, recomputing", "auto"),
@@ -123,10 +123,10 @@ def plan_big(name: str) -> BigPlan:
             optimizer=optimizer,
             device_budget=big.budget if big.machine is None else big.machine.budget_bytes,
             method=big.method,
-            home=Path(empty),
+            stores=Path(empty),
             costs="roofline",
             target=target,
-            below=None if big.machine is None else big.machine.below,
+            lower_tier=None if big.machine is None else big.machine.lower_tier,
             progress=lambda stage: marks.append((stage, time.perf_counter())),
         )
     ended = time.perf_counter()

@@ -138,13 +138,13 @@ def cluster_size_rows(job: ClusterSizeJob, say: Callable[[str], None] = lambda t
     """Every combination: model by model, small clusters first."""
     for model in job.models:
         case = build(model, job.size, job.depth)
-        with tempfile.TemporaryDirectory() as home:
+        with tempfile.TemporaryDirectory() as stores:
             costed = cost_step(
                 case.model,
                 case.batch,
                 loss=case.loss,
                 optimizer=None,
-                home=Path(home),
+                stores=Path(stores),
                 costs="roofline",
                 effort=job.effort,
                 target=MACHINES[MACHINE].device,
@@ -167,12 +167,12 @@ def _size_rows(job: ClusterSizeJob, model: str, costed: Costed) -> Iterator[Clus
     fixed, whole = fixed_bytes(trace), costed.eager_peak_bytes
     gc.collect()
     with tempfile.TemporaryDirectory() as empty:
-        home, spent = Path(empty), dict[str, tuple[float, float]]()
+        stores, spent = Path(empty), dict[str, tuple[float, float]]()
         for method in job.methods:
             formulation = method_of(method).clusters or job.effort.grid.cluster_formulation
             if formulation not in spent:
                 started = _clocks()
-                costed.options_for(method, home, job.effort)
+                costed.options_for(method, stores, job.effort)
                 spent[formulation] = _since(started)
             options_s, options_wall_s = spent[formulation]
             clusters = costed.variants_for(method)[0].clusters
@@ -195,7 +195,9 @@ def _size_rows(job: ClusterSizeJob, model: str, costed: Costed) -> Iterator[Clus
                 started = _clocks()
                 found: dict[str, Any]
                 try:
-                    s = plan_costed(costed, device_budget=budget, method=method, home=home, effort=job.effort).summary
+                    s = plan_costed(
+                        costed, device_budget=budget, method=method, stores=stores, effort=job.effort
+                    ).summary
                     found = {
                         "peak_bytes": s.device_peak_bytes,
                         "activation_share": activation_share(fixed, whole, s.device_peak_bytes),

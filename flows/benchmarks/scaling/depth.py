@@ -95,7 +95,7 @@ def plan_rows(
             case.batch,
             loss=case.loss,
             optimizer=None,
-            home=Path(empty),
+            stores=Path(empty),
             effort=effort,
             progress=mark,
             **costs,
@@ -106,7 +106,7 @@ def plan_rows(
                 costed,
                 device_budget=device_budget(fixed_bytes(trace), costed.eager_peak_bytes, SHARE),
                 method=method,
-                home=Path(empty),
+                stores=Path(empty),
                 effort=effort,
                 progress=mark,
             )

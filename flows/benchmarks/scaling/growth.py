@@ -93,11 +93,11 @@ def plan_rows(model: str, method: str, layers: int) -> list[GrowthRow]:
             optimizer=optimizer,
             device_budget=BUDGET[method],
             method=method,
-            home=Path(empty),
+            stores=Path(empty),
             costs="roofline",
             effort=Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0)),
             target=MACHINES[MACHINE].device,
-            below=MACHINES[MACHINE].below if method == "offmate" else None,
+            lower_tier=MACHINES[MACHINE].lower_tier if method == "offmate" else None,
             progress=lambda stage: marks.append((stage, processor_s())),
         )
         marks.append(("total", processor_s()))

@@ -53,7 +53,7 @@ def measure(shape: str, size: int, limits: Limits | None = None) -> PartitionGro
     before = time.process_time()
     hierarchy = h_partition(graph, limits)
     seconds = time.process_time() - before
-    below = hierarchy.clusters[:-1]
+    lower_tier = hierarchy.clusters[:-1]
     return PartitionGrowthRow(
         shape=shape,
         nodes=len(graph.nodes),
@@ -61,7 +61,7 @@ def measure(shape: str, size: int, limits: Limits | None = None) -> PartitionGro
         clusters=len(hierarchy.clusters),
         distinct=len({c.cluster_hash for c in hierarchy.clusters}),
         levels=hierarchy.top.level,
-        largest=max((len(c.children) for c in below), default=0),
+        largest=max((len(c.children) for c in lower_tier), default=0),
         top=len(hierarchy.top.children),
         score=partition_score(hierarchy),
     )

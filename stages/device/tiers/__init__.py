@@ -20,20 +20,20 @@ from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, HostMemory, Span, 
 from stowage.stages.device.tiers.delayed import DelayedTier
 from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
+from stowage.stages.device.tiers.host_and_disk import HostAndDiskTier
 from stowage.stages.device.tiers.null import NullTier
 from stowage.stages.device.tiers.opening import open_tier
-from stowage.stages.device.tiers.staged import StagedTier
 
 __all__ = [
     "OFFLOAD",
     "RELOAD",
     "DelayedTier",
     "DiskTier",
+    "HostAndDiskTier",
     "HostMemory",
     "NullTier",
     "PinnedTier",
     "Span",
-    "StagedTier",
     "Tier",
     "Transfer",
     "open_tier",

@@ -11,7 +11,7 @@ from stowage.stages.device.tiers.base import Tier
 from stowage.stages.device.tiers.cuda_lanes import CudaLanes
 from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
-from stowage.stages.device.tiers.staged import StagedTier
+from stowage.stages.device.tiers.host_and_disk import HostAndDiskTier
 from stowage.stages.ir.errors import PlanMismatchError
 
 HEAP_BYTES = 32 << 20
@@ -29,7 +29,7 @@ def open_tier(device: torch.device | str, folder: str | Path | None) -> Tier:
     device = torch.device(device)
     if device.type != "cpu":
         host = PinnedTier(device)
-        return host if folder is None else StagedTier(host, DiskTier(folder, lanes=CudaLanes(device)))
+        return host if folder is None else HostAndDiskTier(host, DiskTier(folder, lanes=CudaLanes(device)))
     if folder is None:
         raise PlanMismatchError("The plan offloads to disk, and offload_dir is empty: name the folder, or plan again.")
     return_freed_memory(HEAP_BYTES)

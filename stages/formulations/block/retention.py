@@ -302,14 +302,14 @@ def _memory_at_loss(model: _Model, save: int) -> None:
             continue
         held = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.creator]):
-            gone, later = cp.new_bool_var(f"gone[{g},{m}]"), None
-            cp.add(model.ends[g, m] <= event).only_enforce_if(gone)
+            released, later = cp.new_bool_var(f"gone[{g},{m}]"), None
+            cp.add(model.ends[g, m] <= event).only_enforce_if(released)
             if run.present is None:
-                cp.add_bool_or(held, gone)
+                cp.add_bool_or(held, released)
                 continue
             later = cp.new_bool_var(f"later[{g},{m}]")
             cp.add(run.stage > graph.loss).only_enforce_if(later)
-            cp.add_bool_or(held, gone, later, ~run.present)
+            cp.add_bool_or(held, released, later, ~run.present)
         model.saved[g, 0] = held
         terms.append(units(group.nbytes, model.unit) * held)
     cp.add(sum(terms) <= save)

@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
 
-MANY = 1000
+SUB_PROBLEMS_AT_ONCE = 1000
 """Sub-problems that are solved at once."""
 
-SAVING = 4
+FEWER_SUB_PROBLEMS = 4
 """Times fewer sub-problems, at least, for which differences are rounded."""
 
 
@@ -76,7 +76,7 @@ class ChainBlock:
     gradient_bytes: int
     resident_bytes: int
     options: Sequence[ChainOption]
-    tail_options: Sequence[ChainOption]
+    last_run_options: Sequence[ChainOption]
     fast_time_s: float
     fast_peak_bytes: int
 
@@ -88,7 +88,7 @@ class ChainStep:
     kind: Literal["fast", "forward", "backward", "drop"]
     block: int
     option: int = -1
-    tail: bool = False
+    last_run: bool = False
 
 
 class RkRotor:
@@ -132,8 +132,8 @@ class RkRotor:
 
     def _options(self, s: int, t: int) -> tuple[Floats, Slots, Slots]:
         """Times, kept slots and needed slots of block s's options inside sub-problem s..t (validity of 2.20)."""
-        tail = s == t and t < len(self.blocks) - 1
-        options = self.blocks[s].tail_options if tail else self.blocks[s].options
+        last_run = s == t and t < len(self.blocks) - 1
+        options = self.blocks[s].last_run_options if last_run else self.blocks[s].options
         waiting = self._waiting(t)
         staying = self.blocks[s].resident_bytes - int(self._base[t])
         need = [self._up(max(o.forward_peak_bytes + waiting, o.backward_peak_bytes + staying)) for o in options]
@@ -199,11 +199,11 @@ class RkRotor:
             option = int(first.argmin())
             second = self._second_case(s, t, memory)[:, 0] if t > s else np.array([np.inf])
             if first[option] <= second.min():
-                tail = s == t and t < len(self.blocks) - 1
-                todo: list[tuple[int, int, int] | ChainStep] = [ChainStep("forward", s, option, tail)]
+                last_run = s == t and t < len(self.blocks) - 1
+                todo: list[tuple[int, int, int] | ChainStep] = [ChainStep("forward", s, option, last_run)]
                 if t > s:
                     todo.append((s + 1, t, m - self._up(self.blocks[s].options[option].save_bytes)))
-                todo.append(ChainStep("backward", s, option, tail))
+                todo.append(ChainStep("backward", s, option, last_run))
             else:
                 i = s + 1 + int(second.argmin())
                 todo = [ChainStep("fast", s)]
@@ -221,10 +221,10 @@ def _numbered(blocks: Sequence[ChainBlock]) -> tuple[Slots, list[tuple[int, int]
     """What `_equal_subproblems` finds, and t -> bytes from which a sub-problem s..t counts memory: none, or G_t."""
     resident = np.array([b.resident_bytes for b in blocks], dtype=np.int64)
     row, distinct = _equal_subproblems(blocks, resident)
-    if len(distinct) <= MANY:
+    if len(distinct) <= SUB_PROBLEMS_AT_ONCE:
         return row, distinct, np.zeros_like(resident)
     relative_row, fewer = _equal_subproblems(blocks, np.diff(resident, append=resident[-1]))
-    if len(fewer) * SAVING > len(distinct):
+    if len(fewer) * FEWER_SUB_PROBLEMS > len(distinct):
         return row, distinct, np.zeros_like(resident)
     return relative_row, fewer, resident - resident[-1]
 
@@ -240,7 +240,7 @@ def _equal_subproblems(blocks: Sequence[ChainBlock], resident: Slots) -> tuple[S
     kind = []
     for b, stays in zip(blocks, resident.tolist()):
         costs = (b.input_bytes, b.gradient_bytes, stays, b.fast_time_s, b.fast_peak_bytes)
-        kind.append(kinds.setdefault((*costs, tuple(b.options), tuple(b.tail_options)), len(kinds)))
+        kind.append(kinds.setdefault((*costs, tuple(b.options), tuple(b.last_run_options)), len(kinds)))
     row = np.full((count, count), -1, dtype=np.int64)
     numbers: dict[tuple[int, int], int] = {}
     distinct: list[tuple[int, int]] = []

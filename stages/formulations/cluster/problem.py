@@ -39,7 +39,7 @@ class Way:
 
     def death(self, value: int) -> int:
         """Number of the step from which a value it touches is not needed by it."""
-        return len(self.steps) - sum(value in step.gone for step in self.steps)
+        return len(self.steps) - sum(value in step.released for step in self.steps)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class HProblem:
             *self.nbytes,
             *(way.phantom_bytes for ways in self.ways for way in ways),
             *(step.internal_bytes for step in steps),
-            *(step.phantom_gone_bytes for step in steps),
+            *(step.phantom_released_bytes for step in steps),
         ]
         phantoms = sum(max(o.phantom_bytes for o in c.options) for c in self.graph.clusters)
         most = sum(self.nbytes) + phantoms + max((step.internal_bytes for step in steps), default=0)
@@ -153,9 +153,9 @@ def distinct_steps(steps: tuple[HStep, ...]) -> tuple[HStep, ...]:
     def covers(one: HStep, two: HStep) -> bool:
         return (
             one.internal_bytes >= two.internal_bytes
-            and one.internal_bytes + one.phantom_gone_bytes >= two.internal_bytes + two.phantom_gone_bytes
+            and one.internal_bytes + one.phantom_released_bytes >= two.internal_bytes + two.phantom_released_bytes
             and set(one.unborn) <= set(two.unborn)
-            and set(one.gone) <= set(two.gone)
+            and set(one.released) <= set(two.released)
         )
 
     kept: list[HStep] = []

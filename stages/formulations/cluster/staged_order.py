@@ -96,9 +96,9 @@ def cost_of(problem: HProblem, events: Sequence[Event]) -> HStagedCost:
         for step in way.steps:
             now = full + step.internal_bytes
             now -= sum(nbytes[d] for d in step.unborn if d in event.made)
-            now -= sum(nbytes[d] for d in step.gone if d in event.freed)
+            now -= sum(nbytes[d] for d in step.released if d in event.freed)
             if backward and not event.drops_phantom:
-                now += step.phantom_gone_bytes
+                now += step.phantom_released_bytes
             highest = max(highest, now)
         if highest > peak:
             peak, where = highest, e

@@ -189,6 +189,7 @@ class _Maker:
 
     def _run(self, inside: Region, run: HRun) -> HRun:
         steps = tuple(
-            replace(s, unborn=self._inside(inside, s.unborn), gone=self._inside(inside, s.gone)) for s in run.steps
+            replace(s, unborn=self._inside(inside, s.unborn), released=self._inside(inside, s.released))
+            for s in run.steps
         )
         return replace(run, steps=steps, reads=self._inside(inside, run.reads))

@@ -131,17 +131,17 @@ def _run(region: Region, line: Line, *, backward: bool) -> HRun:
             change[last + 1] -= nbytes
     crossing = _crossing(region, line, backward=backward)
     steps: list[HStep] = []
-    phantom_gone = 0
+    phantom_released = 0
     rows = [(p, k) for p, k in _rows(line) if (p > border) == backward]
     for position, k in rows:
         held += change[position] - freed[position]
-        phantom_gone += freed[position]
+        phantom_released += freed[position]
         steps.append(
             HStep(
                 held + graph.nodes[k].workspace_bytes,
                 tuple(sorted(v for v, first in crossing.born.items() if first > position)),
                 tuple(sorted(v for v, last in crossing.dead.items() if last < position)),
-                phantom_gone,
+                phantom_released,
             )
         )
     time_s = sum(graph.nodes[k].time_s for _, k in rows)
@@ -193,11 +193,11 @@ def _highest(steps: Sequence[HStep]) -> tuple[HStep, ...]:
     """Of steps with the same values at hand those with most bytes: with the phantom as it goes, and with it kept."""
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[HStep]] = {}
     for step in steps:
-        groups.setdefault((step.unborn, step.gone), []).append(step)
+        groups.setdefault((step.unborn, step.released), []).append(step)
     found: list[HStep] = []
     for group in groups.values():
         most = max(range(len(group)), key=lambda i: (group[i].internal_bytes, -i))
-        kept = max(range(len(group)), key=lambda i: (group[i].internal_bytes + group[i].phantom_gone_bytes, -i))
+        kept = max(range(len(group)), key=lambda i: (group[i].internal_bytes + group[i].phantom_released_bytes, -i))
         found.extend(group[i] for i in sorted({most, kept}))
     while len(found) > MOST_STEPS:
         i = min(range(len(found) - 1), key=lambda i: (_differing(found[i], found[i + 1]), i))
@@ -207,11 +207,11 @@ def _highest(steps: Sequence[HStep]) -> tuple[HStep, ...]:
 
 def _differing(one: HStep, two: HStep) -> int:
     """Values that are at hand in one of two neighbours alone."""
-    return len(one.unborn) - len(two.unborn) + len(two.gone) - len(one.gone)
+    return len(one.unborn) - len(two.unborn) + len(two.released) - len(one.released)
 
 
 def _merged(one: HStep, two: HStep) -> HStep:
     """One step that takes no less memory than either of two neighbours, whatever is kept."""
     most = max(one.internal_bytes, two.internal_bytes)
-    with_phantom = max(s.internal_bytes + s.phantom_gone_bytes for s in (one, two))
-    return HStep(most, two.unborn, one.gone, with_phantom - most)
+    with_phantom = max(s.internal_bytes + s.phantom_released_bytes for s in (one, two))
+    return HStep(most, two.unborn, one.released, with_phantom - most)

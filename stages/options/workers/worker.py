@@ -44,7 +44,7 @@ def row_request(graph: BlockGraph, budgets: Grid, peak: int, size: GridSize, set
     return {**grid_request(graph, size, settings), **what, "task": "row"}
 
 
-def sweep_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Request:
+def greedy_frontier_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Request:
     """Ask for `tasks.sweep`."""
     return {**grid_request(graph, size, settings), "task": "sweep"}
 

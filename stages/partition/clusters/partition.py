@@ -11,13 +11,15 @@ What differs from the thesis:
 - Time. The thesis needs O(N² log N). Here candidates come from bounded walks (`h_candidates`), scores from borders of
   groups (`h_level`), and a candidate is evaluated again only when its nodes change (`h_merge`): O(N log N) for fixed
   M^l.
-- Graphs on which Algorithm 7 stops. In a decoder that reads an encoder, or a deep U-Net, nearly every a(x) is far away:
-  the algorithm finds few candidates a level, makes a level for each handful of nodes, or none at all and no end. A
-  level that keeps more than `STALLED` of its nodes goes on with pairs of groups that follow each other in a topological
-  order, until every such pair is too large. Each level is then a constant factor smaller than the one before.
+- Graphs on which Algorithm 7 stops. In a decoder that reads an encoder, or a deep U-Net, nearly every a(x) is far
+  away: the algorithm finds few candidates a level, makes a level for each handful of nodes, or none at all and no
+  end. A level that keeps more than `STALLED_SHARE` of its nodes goes on with pairs of groups that follow each other
+  in a topological order, until every such pair is too large. Each level is then a constant factor smaller than the
+  one before.
 - Sources. Nodes that depend on nothing that enters start in a group with their first reader (`h_apart`).
 - Where the two additions change something, the partition without them is made as well, and `partition_score` decides.
-  So the result is never worse than Algorithm 7's, wherever that ends within `PATIENCE` levels of the first one's size.
+  So the result is never worse than Algorithm 7's, wherever that ends within `MOST_LEVELS` levels of the first one's
+  size.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from stowage.stages.partition.clusters.describe import Groups, describe
 from stowage.stages.partition.clusters.level import first_level
 from stowage.stages.partition.clusters.merge import Candidates
 
-STALLED = 0.5
+STALLED_SHARE = 0.5
 """A level with more groups than this share of its nodes is continued with neighbours."""
 
-PATIENCE = 4
+MOST_LEVELS = 4
 """Algorithm 7 alone is given up when its levels have more nodes and reads in all than this many times the first one."""
 
 
@@ -109,14 +111,14 @@ def _grow(
         level.merge(unit)
     grown = _Grown(list(start.order), [], False, 0.0)
     enough = max(limits.top_size, limits.smallest - 1)
-    patience = PATIENCE * (level.count + sum(len(r) for r in level.reads))
+    patience = MOST_LEVELS * (level.count + sum(len(r) for r in level.reads))
     while len(level.members) > enough:
         before = len(level.members)
         patience -= before + sum(len(r) for r in level.reads)
         Candidates(level, dominated(level, limits.size), limits.size, power).merge_all(enough)
         if plain and (level.count == before or patience < 0):
             return None
-        if not plain and level.count > max(enough, STALLED * before):
+        if not plain and level.count > max(enough, STALLED_SHARE * before):
             grown.helped = True
             Candidates(level, neighbours(level, limits.size), limits.size, power).merge_all(enough)
         for group in level.groups():

@@ -192,7 +192,7 @@ class SingleIteration:
         """Drop the device's copy of a parameter or state."""
         self._tier.free(name)
 
-    def update_below(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
+    def update_on_cpu(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
         """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A
         scale, below too, clips the gradient first. The form of a gradient that is a view of what went below."""
         self._tier.update(name, gradient, scale, form)
@@ -202,7 +202,7 @@ class SingleIteration:
         """What is on the device has changed: its copy below is out of date."""
         self._tier.forget_copies([name])
 
-    def keep_below(self, name: str) -> None:
+    def keep_offloaded(self, name: str) -> None:
         """Leave in `.grad` what stands for a gradient that has just gone below."""
         self._tier.keep_gradient(name)
 

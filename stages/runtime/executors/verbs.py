@@ -75,7 +75,7 @@ class Iteration(Protocol):
     def free(self, name: str) -> None:
         """Drop the device's copy of a parameter or state."""
 
-    def update_below(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
+    def update_on_cpu(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
         """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below.
 
         Args:
@@ -88,7 +88,7 @@ class Iteration(Protocol):
     def changed(self, name: str) -> None:
         """Count the copy below of `name` as out of date, because what is on the device has changed."""
 
-    def keep_below(self, name: str) -> None:
+    def keep_offloaded(self, name: str) -> None:
         """Leave in `.grad` what stands for a gradient that has just gone below."""
 
     def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from stowage.stages.device import AllocatorEvent, device_of, unique_bytes
 from stowage.stages.device.peaks import AllocatorPeaks
 from stowage.stages.ir.amounts import size_text, time_text
-from stowage.stages.optimizers import held_by
+from stowage.stages.optimizers import tensors_in
 from stowage.stages.runtime.program import Program
 from stowage.stages.structure import tensors_of
 
@@ -60,7 +60,7 @@ def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [p.grad for p in parameters if p.grad is not None]
     if optimizer is not None:
-        found += held_by(optimizer)
+        found += tensors_in(optimizer)
     return [*found, *tensors_of(batch)]
 
 

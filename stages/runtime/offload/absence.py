@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.errors import OffloadedError
 
 
 class Absent:
@@ -54,7 +54,7 @@ def _refuse(module: nn.Module, _arguments: Any) -> None:
     for absent in tuple(_known):
         name = absent.within(module)
         if name is not None:
-            raise AwayError(
+            raise OffloadedError(
                 f"{type(module).__name__} was called while its parameter '{name}' is below the device: call "
                 "step.evaluate(batch), which brings what it needs within the budget, or call the model inside of "
                 "`with step.on_device() as model:`, which brings everything."

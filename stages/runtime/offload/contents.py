@@ -42,7 +42,7 @@ class Contents:
 
     def lend(self, tensor: torch.Tensor, use: Visitor) -> None:
         """Call `use` with the content of a parameter, buffer or state, given by the tensor that stands for it."""
-        name = self._offloading.away().get(id(tensor)) if self._offloading is not None else None
+        name = self._offloading.offloaded().get(id(tensor)) if self._offloading is not None else None
         if self._offloading is None or name is None:
             use(tensor.detach())
             return
@@ -51,7 +51,7 @@ class Contents:
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Shape, strides and dtype of the content, on the meta device."""
-        name = self._offloading.away().get(id(tensor)) if self._offloading is not None else None
+        name = self._offloading.offloaded().get(id(tensor)) if self._offloading is not None else None
         if self._offloading is None or name is None:
             return tensor.detach().to("meta")
         return self._offloading.like(name)
@@ -82,15 +82,15 @@ class Contents:
         assert self.optimizer is not None
         form = file.forms[key]
         name = self._names.get(id(parameter))
-        away = self._offloading if name is not None else None
-        like = away.like(name) if away is not None and name is not None else parameter.detach()
-        if away is not None:
-            away.make_room(form.numel() * form.element_size())
+        offloaded = self._offloading if name is not None else None
+        like = offloaded.like(name) if offloaded is not None and name is not None else parameter.detach()
+        if offloaded is not None:
+            offloaded.make_room(form.numel() * form.element_size())
         stride = like.stride() if like.shape == form.shape else form.stride()
         fresh = torch.empty_strided(form.shape, stride, dtype=form.dtype, device=parameter.device)
         file.read(key, fresh)
-        if away is not None:
-            away.put(f"{name}::{state}", fresh)
+        if offloaded is not None:
+            offloaded.put(f"{name}::{state}", fresh)
         else:
             self.optimizer.state[parameter][state] = fresh
 

@@ -30,7 +30,7 @@ def bring_counters(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
             state[key] = value.to(parameter.device)
 
 
-class UpdatesBelow:
+class CpuUpdates:
     """Runs the optimizer's own code for one parameter at a time, on tensors in host memory.
 
     The parameter on the device is not touched: a twin of it, made of the slot's memory, is updated by a copy of the

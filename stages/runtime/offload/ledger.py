@@ -13,8 +13,8 @@ from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.updates import is_gradient_slot
 from stowage.stages.runtime.files.weights import absent
 from stowage.stages.runtime.offload.absence import Absent
-from stowage.stages.runtime.offload.away import arrive, leave
 from stowage.stages.runtime.offload.layout import Layout
+from stowage.stages.runtime.offload.offloaded_tensor import arrive, leave
 
 
 class Ledger:
@@ -32,7 +32,7 @@ class Ledger:
         self._at: dict[str, str] = {}
         self._family: dict[str, list[str]] = {}
         self._layouts: dict[str, Layout] = {}
-        self._below: set[str] = set()
+        self._offloaded: set[str] = set()
         self._copied: set[str] = set()
         self._absent = Absent()
         self._stands_for: dict[str, torch.Tensor] = {}
@@ -61,7 +61,7 @@ class Ledger:
 
     def like(self, name: str) -> torch.Tensor:
         """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
-        if name in self._below:
+        if name in self._offloaded:
             return self._layouts[name].meta()
         held = self._tensor(name)
         assert held is not None
@@ -69,7 +69,7 @@ class Ledger:
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Of parameters below, as tensors on the meta device: what a trace needs of them."""
-        return {n: self._layouts[n].meta() for n in self._below if n in self._parameters}
+        return {n: self._layouts[n].meta() for n in self._offloaded if n in self._parameters}
 
     def _reserve(self, slots: Sequence[Slot]) -> None:
         """Room for each. Activations of another batch's program have the same names, and other sizes: the largest has
@@ -89,7 +89,7 @@ class Ledger:
                 del self._room[place]
         fresh = {self._at[s.name]: s.nbytes for s in slots if self._at[s.name] not in self._room}
         if fresh:
-            on_disk = [self._at[s.name] for s in slots if s.home == "disk" and self._at[s.name] in fresh]
+            on_disk = [self._at[s.name] for s in slots if s.placement == "disk" and self._at[s.name] in fresh]
             self.tier.reserve(fresh, on_disk)
             self._room.update(fresh)
         self._slots.update({s.name: s for s in slots})
@@ -113,8 +113,8 @@ class Ledger:
 
     def _found(self, name: str) -> None:
         """Its content is on the device, or about to be."""
-        if name in self._below:
-            self._below.discard(name)
+        if name in self._offloaded:
+            self._offloaded.discard(name)
             tensor = self._tensor(name)
             if tensor is not None:
                 arrive(tensor)

@@ -21,7 +21,7 @@ from stowage.stages.device.heap import ResidentLimit
 from stowage.stages.device.tiers import Tier
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.updates import is_gradient_slot
-from stowage.stages.runtime.offload.away import arrive, leave
+from stowage.stages.runtime.offload.offloaded_tensor import arrive, leave
 from stowage.stages.runtime.offload.placing import Placing
 from stowage.stages.runtime.offload.state_dicts import guard_module, guard_optimizer
 
@@ -41,7 +41,7 @@ class Offloading(Placing):
         self._raw = False
         guard_module(model, self._absent.within)
         if optimizer is not None:
-            guard_optimizer(optimizer, self._first_state_away)
+            guard_optimizer(optimizer, self._first_offloaded_state)
 
     def serves(self, optimizer: torch.optim.Optimizer | None) -> bool:
         """Whether it is this optimizer whose states it moves."""
@@ -52,14 +52,14 @@ class Offloading(Placing):
         self._touched += 1
         self.forget_states()
         if optimizer is not None and optimizer is not self._optimizer:
-            guard_optimizer(optimizer, self._first_state_away)
+            guard_optimizer(optimizer, self._first_offloaded_state)
         self._optimizer = optimizer
         self._updates = None
 
-    def _first_state_away(self, optimizer: torch.optim.Optimizer) -> str | None:
+    def _first_offloaded_state(self, optimizer: torch.optim.Optimizer) -> str | None:
         if optimizer is not self._optimizer or self._raw:
             return None
-        return next((n for n in sorted(self._below) if "::" in n and not is_gradient_slot(n)), None)
+        return next((n for n in sorted(self._offloaded) if "::" in n and not is_gradient_slot(n)), None)
 
     @contextlib.contextmanager
     def raw_states(self) -> Iterator[None]:
@@ -70,20 +70,20 @@ class Offloading(Placing):
         finally:
             self._raw = False
 
-    def away(self) -> dict[int, str]:
+    def offloaded(self) -> dict[int, str]:
         """Of parameters and states that are below alone: identity of the tensor that stands for it -> name."""
         self.settle_all()
-        return {id(tensor): name for name in self._below if (tensor := self._tensor(name)) is not None}
+        return {id(tensor): name for name in self._offloaded if (tensor := self._tensor(name)) is not None}
 
-    def below(self) -> dict[str, torch.Tensor]:
+    def offloaded_parameters(self) -> dict[str, torch.Tensor]:
         """Parameters that are below alone, by name: what stands for them."""
         self.settle_all()
-        return {name: self._parameters[name] for name in sorted(self._below) if name in self._parameters}
+        return {name: self._parameters[name] for name in sorted(self._offloaded) if name in self._parameters}
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
         """Modules may be called whatever is below: who calls them brings what they read (`peek`)."""
-        lent = list(self.below().values())
+        lent = list(self.offloaded_parameters().values())
         self._touched += 1
         self._absent.lending = True
         for tensor in lent:
@@ -92,7 +92,7 @@ class Offloading(Placing):
             yield
         finally:
             self._absent.lending = False
-            for name, tensor in self.below().items():
+            for name, tensor in self.offloaded_parameters().items():
                 leave(tensor, name)
 
     def record(self, on: bool) -> None:

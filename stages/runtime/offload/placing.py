@@ -50,10 +50,10 @@ class Placing(Updating):
         persistent = [s for s in slots if s.role != "temporary"]
         planned = {s.name for s in persistent}
         for slot in persistent:
-            if slot.start in ("below", "updating"):  # what leaves makes room for what comes
+            if slot.start in ("offloaded", "updating"):  # what leaves makes room for what comes
                 self.place(slot)
         self._forget_gradients()
-        for name in sorted((self._below | set(self._under_way)) - planned):
+        for name in sorted((self._offloaded | set(self._under_way)) - planned):
             if not is_gradient_slot(name):  # it comes when it is asked for
                 self.fetch(name)
         for slot in persistent:
@@ -73,10 +73,10 @@ class Placing(Updating):
         if self._tensor(name) is None or (self.where(name) == start and (not slot.copied or name in self._copied)):
             return
         self.settle(name)
-        if (slot.copied or start in ("below", "reloading", "updating")) and name not in self._copied:
+        if (slot.copied or start in ("offloaded", "reloading", "updating")) and name not in self._copied:
             self.offload(name)
             self.wait(name)
-        if start in ("below", "reloading", "updating") and name not in self._below:
+        if start in ("offloaded", "reloading", "updating") and name not in self._offloaded:
             self.free(name)
         if start in ("device", "offloading"):
             self.fetch(name)
@@ -100,7 +100,7 @@ class Placing(Updating):
     def fetch(self, name: str) -> None:
         """Bring a parameter or state to the device and wait."""
         self.settle(name)
-        if name in self._below:
+        if name in self._offloaded:
             self.reload(name)
             self.wait(name)
 
@@ -115,7 +115,7 @@ class Placing(Updating):
     def send_down(self, name: str) -> None:
         """Drop the device's copy of a parameter or state, after copying what is not below yet."""
         self.settle(name)
-        if name in self._below:
+        if name in self._offloaded:
             return
         if name not in self._copied:
             self.offload(name)
@@ -130,8 +130,8 @@ class Placing(Updating):
         """
         self.settle_all()
         persistent = [s for s in self._slots.values() if s.role != "temporary"]
-        limit = sum(s.nbytes for s in persistent if s.start != "below")
-        here = [s for s in persistent if s.name not in self._below and self._tensor(s.name) is not None]
+        limit = sum(s.nbytes for s in persistent if s.start != "offloaded")
+        here = [s for s in persistent if s.name not in self._offloaded and self._tensor(s.name) is not None]
         used = sum(s.nbytes for s in here)
         for slot in sorted(here, key=lambda s: (s.name not in self._copied, -s.nbytes)):
             if used + nbytes <= limit:
@@ -159,13 +159,13 @@ class Placing(Updating):
         self._touched += 1
         name, held = gradient_slot(parameter), self._parameters[parameter]
         held.grad = self._stand_in(name, held.device)
-        self._below.add(name)
+        self._offloaded.add(name)
 
     def _forget_gradients(self) -> None:
         """Those that someone has dropped meanwhile, as `zero_grad` does."""
-        for name in [n for n in self._below | self._copied if is_gradient_slot(n)]:
+        for name in [n for n in self._offloaded | self._copied if is_gradient_slot(n)]:
             if self._tensor(name) is None:
-                self._below.discard(name)
+                self._offloaded.discard(name)
                 self._copied.discard(name)
 
     def forget_states(self) -> None:
@@ -173,6 +173,6 @@ class Placing(Updating):
         self._touched += 1
         self.settle_all()
         for name in [n for n in self._layouts if "::" in n and not is_gradient_slot(n)]:
-            self._below.discard(name)
+            self._offloaded.discard(name)
             self._copied.discard(name)
             del self._layouts[name]

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.errors import OffloadedError
 
-FirstAway = Callable[[Any], str | None]
+FirstOffloaded = Callable[[Any], str | None]
 """Of a module or an optimizer the name of something that is below the device."""
 
 
 class _Hook:
     """Copies and pickles of what it hangs on refuse nothing."""
 
-    def __init__(self, first_away: FirstAway | None = None) -> None:
-        self._first_away = first_away
+    def __init__(self, first_offloaded: FirstOffloaded | None = None) -> None:
+        self._first_offloaded = first_offloaded
 
-    def _away(self, owner: Any) -> str | None:
-        return self._first_away(owner) if self._first_away is not None else None
+    def _offloaded(self, owner: Any) -> str | None:
+        return self._first_offloaded(owner) if self._first_offloaded is not None else None
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return type(self), ()
@@ -30,9 +30,9 @@ class _Hook:
 class _BeforeGiving(_Hook):
     def __call__(self, owner: Any, _prefix: str = "", keep_vars: bool = False) -> None:
         """With `keep_vars` it gives the tensors themselves, whatever they hold."""
-        name = self._away(owner) if not keep_vars else None
+        name = self._offloaded(owner) if not keep_vars else None
         if name is not None:
-            raise AwayError(
+            raise OffloadedError(
                 f"{type(owner).__name__}.state_dict() was called while '{name}' is below the device: write a file with "
                 "step.save_model, save_pretrained, save_optimizer or save, or call it inside of `with "
                 "step.on_device():`, which brings everything."
@@ -41,21 +41,21 @@ class _BeforeGiving(_Hook):
 
 class _BeforeTaking(_Hook):
     def __call__(self, owner: Any, _state_dict: Any) -> None:
-        name = self._away(owner)
+        name = self._offloaded(owner)
         if name is not None:
-            raise AwayError(
+            raise OffloadedError(
                 f"{type(owner).__name__}.load_state_dict() was called while '{name}' is below the device: use "
                 "step.load_optimizer or step.load, which put each tensor where it lives."
             )
 
 
-def guard_module(module: nn.Module, first_away: FirstAway) -> None:
-    """From now on `state_dict` of the module and of its parts refuses where `first_away` names something."""
+def guard_module(module: nn.Module, first_offloaded: FirstOffloaded) -> None:
+    """From now on `state_dict` of the module and of its parts refuses where `first_offloaded` names something."""
     for part in module.modules():
-        part.register_state_dict_pre_hook(_BeforeGiving(first_away))  # type: ignore[no-untyped-call]
+        part.register_state_dict_pre_hook(_BeforeGiving(first_offloaded))  # type: ignore[no-untyped-call]
 
 
-def guard_optimizer(optimizer: torch.optim.Optimizer, first_away: FirstAway) -> None:
+def guard_optimizer(optimizer: torch.optim.Optimizer, first_offloaded: FirstOffloaded) -> None:
     """Likewise; nor does it take another state then, which what is below would replace."""
-    optimizer.register_state_dict_pre_hook(_BeforeGiving(first_away))
-    optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_away))
+    optimizer.register_state_dict_pre_hook(_BeforeGiving(first_offloaded))
+    optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_offloaded))

@@ -13,9 +13,9 @@ from stowage.stages.device.heap import ResidentLimit
 from stowage.stages.device.tiers import Tier, Transfer
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES
-from stowage.stages.runtime.offload.away import leave
 from stowage.stages.runtime.offload.layout import Layout, UnderWay
 from stowage.stages.runtime.offload.ledger import Ledger
+from stowage.stages.runtime.offload.offloaded_tensor import leave
 
 
 class Transfers(Ledger):
@@ -87,7 +87,7 @@ class Transfers(Ledger):
                 tensor.data = nothing
         else:
             tensor.data = nothing
-        self._below.add(name)
+        self._offloaded.add(name)
         leave(tensor, name)
         if name in self._parameters:
             self._absent.add(tensor, name)

@@ -16,7 +16,7 @@ from stowage.stages.device.tiers import HostMemory, Tier
 from stowage.stages.ir.updates import is_gradient_slot
 from stowage.stages.runtime.clipping import apply_scale
 from stowage.stages.runtime.executors.verbs import Form
-from stowage.stages.runtime.offload.cpu_updates import Tensors, UpdatesBelow, bring_counters
+from stowage.stages.runtime.offload.cpu_updates import CpuUpdates, Tensors, bring_counters
 from stowage.stages.runtime.offload.layout import Layout
 from stowage.stages.runtime.offload.transfers import Transfers
 
@@ -33,12 +33,12 @@ class Updating(Transfers):
     ) -> None:
         super().__init__(tier, model, optimizer, resident)
         self._updating: dict[str, Future[dict[str, Any]]] = {}
-        self._updates: UpdatesBelow | None = None
-        self._counted_below: set[str] = set()
+        self._updates: CpuUpdates | None = None
+        self._counted_in_lower_tier: set[str] = set()
         self._update_times: list[tuple[str, float, float]] = []
 
     def update(self, parameter: str, gradient: str, scale: str | None = None, form: Form | None = None) -> None:
-        """Start the update of a parameter by the CPU; see `UpdatesBelow`. A scale clips the gradient where it is.
+        """Start the update of a parameter by the CPU; see `CpuUpdates`. A scale clips the gradient where it is.
 
         Args:
             parameter, gradient, scale: names of their places.
@@ -46,15 +46,15 @@ class Updating(Transfers):
         """
         if self._updates is None:
             assert self._optimizer is not None
-            self._updates = UpdatesBelow(self._optimizer)
+            self._updates = CpuUpdates(self._optimizer)
         self._touched += 1
         held = self._parameters[parameter]
         if is_gradient_slot(gradient):  # it waited in `.grad`
             held.grad = None
-            self._below.discard(gradient)
+            self._offloaded.discard(gradient)
             self._copied.discard(gradient)
         known: dict[str, Any] = self._optimizer.state.get(held, {}) if self._optimizer is not None else {}
-        below = {k for k in known if f"{parameter}::{k}" in self._below}
+        below = {k for k in known if f"{parameter}::{k}" in self._offloaded}
 
         def tensors() -> Tensors:
             state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
@@ -101,20 +101,20 @@ class Updating(Transfers):
             if not isinstance(value, Layout):
                 self._optimizer.state[held][key] = value
                 continue
-            if name not in self._below:
+            if name not in self._offloaded:
                 self._layouts[name] = replace(value, device=held.device)
                 self._optimizer.state[held][key] = self._stand_in(name, held.device)
-                self._below.add(name)
+                self._offloaded.add(name)
             self._copied.add(name)
         self._copied.add(parameter)
-        self._counted_below.add(parameter)
+        self._counted_in_lower_tier.add(parameter)
 
     def before_update(self, parameter: str) -> None:
         """An update on the device is next."""
-        if parameter in self._counted_below:
+        if parameter in self._counted_in_lower_tier:
             assert self._optimizer is not None
             bring_counters(self._optimizer, self._parameters[parameter])
-            self._counted_below.discard(parameter)
+            self._counted_in_lower_tier.discard(parameter)
 
     def wait(self, name: str) -> torch.Tensor | None:
         """End with what is under way for `name`: an update, or a copy, of which what was reloaded is returned.
@@ -133,4 +133,4 @@ class Updating(Transfers):
             return self._under_way[name].direction
         if name in self._updating:
             return "updating"
-        return "below" if name in self._below else "device"
+        return "offloaded" if name in self._offloaded else "device"

@@ -34,7 +34,7 @@ class NoRoom(BaseException):
         self.nbytes = nbytes
 
 
-class ReadsAway(BaseException):
+class ReadsOffloaded(BaseException):
     """A plain forward reads a parameter whose content is below the device.
 
     Attributes:
@@ -108,7 +108,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         room: Room,
-        away: Mapping[int, str] | None = None,
+        offloaded: Mapping[int, str] | None = None,
         saved: Saved | None = None,
         known: Operators | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.saved = saved if saved is not None else Saved()
         self._room = room
-        self._away = away or {}
+        self._offloaded = offloaded or {}
         self._live: dict[int, tuple[Any, int]] = {}
         self._live_bytes = 0
         self._operators = known or Operators()
@@ -147,10 +147,10 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.is_view:
             return func(*args, **kwargs)
         storages = [t.untyped_storage() for t in leaves((args, kwargs)) if is_strided(t)]
-        if self._away:
+        if self._offloaded:
             for storage in storages:
-                if storage._cdata in self._away:
-                    raise ReadsAway(self._away[storage._cdata])
+                if storage._cdata in self._offloaded:
+                    raise ReadsOffloaded(self._offloaded[storage._cdata])
         self._before_writes(func, facts, args, kwargs)
         new_bytes = 0 if self._room.is_ample else self._operators.new_bytes(func, args, kwargs)
         self._check(new_bytes + self._room.workspaces.get(str(func), 0))

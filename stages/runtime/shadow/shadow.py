@@ -148,7 +148,7 @@ class Shadow:
         self, batch: Any, saved: Saved, room: Room, offloading: Offloading | None, device: torch.device | None
     ) -> Seen:
         lending = Lending(self.model, offloading, self.reads) if offloading is not None else None
-        guard = Guard(room, lending.away if lending is not None else None, saved, self.known)
+        guard = Guard(room, lending.offloaded if lending is not None else None, saved, self.known)
         with guard, lending.around(guard) if lending is not None else contextlib.nullcontext():
             result = self._result(batch)
         seen = self._seen(result, saved, device)

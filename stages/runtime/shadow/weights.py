@@ -27,9 +27,9 @@ class Lending:
     def __init__(self, model: nn.Module, offloading: Offloading, reads: Mapping[str, frozenset[str]]) -> None:
         """`reads`: module -> parameters that it reads itself, whosever they are."""
         self._offloading = offloading
-        self._parameters = offloading.below()
+        self._parameters = offloading.offloaded_parameters()
         self._names = {id(p): name for name, p in self._parameters.items()}
-        self.away = {p.untyped_storage()._cdata: name for name, p in self._parameters.items()}
+        self.offloaded = {p.untyped_storage()._cdata: name for name, p in self._parameters.items()}
         self._reads: dict[int, set[str]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
             found = self._reads.setdefault(id(module), set())

@@ -6,7 +6,7 @@ import math
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.updates import can_move
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.program import Program
 
 
@@ -17,7 +17,7 @@ class CpuUpdates:
         clipping: norms of gradients, and the scale that clips all of them: what updates share and cannot start without.
     """
 
-    def __init__(self, program: Program, tier: Below) -> None:
+    def __init__(self, program: Program, tier: LowerTier) -> None:
         self._program = program
         self._tier = tier
         self.clipping = frozenset(s for n in program.nodes if n.phase == "update" for s in n.creates)

@@ -14,7 +14,7 @@ from stowage.stages.ir.step import Step
 
 
 @dataclass(frozen=True)
-class StorageMoves:
+class StepTransfers:
     """Names the storages that move in one step of the cycle (a block's forward or backward).
 
     Attributes:
@@ -32,20 +32,20 @@ class StorageMoves:
 
 
 @dataclass(frozen=True)
-class Moved:
+class WithTransfers:
     """Holds rows with copies, and the state of the tiers in which every iteration starts and ends."""
 
     steps: list[Step]
     state: TierState
 
 
-def insert_moves(
+def insert_transfers(
     steps: Sequence[Step],
     step_of: Sequence[int],
-    moves: Sequence[StorageMoves],
+    transfers: Sequence[StepTransfers],
     nodes: Sequence[ComputeNode],
-    below: frozenset[int],
-) -> Moved:
+    offloaded: frozenset[int],
+) -> WithTransfers:
     """Put copies into a plan without any.
 
     Args:
@@ -58,18 +58,18 @@ def insert_moves(
     What is on its way when an iteration ends is on its way when the next one starts. What no node changes has a copy
     below from the start.
     """
-    moving = {s for m in moves for s in (*m.free, *m.reload, *m.offload, *m.update)} | below
+    moving = {s for m in transfers for s in (*m.free, *m.reload, *m.offload, *m.update)} | offloaded
     made = {s for n in nodes for s in n.creates}
     persistent = moving - made
     frozen = persistent.difference(*(n.mutates for n in nodes))
-    state = TierState(below=below, copied=below | frozen)
+    state = TierState(offloaded=offloaded, copied=offloaded | frozen)
     while True:
-        insertion = _Insertion(steps, step_of, moves, nodes, moving, persistent, state)
+        insertion = _Insertion(steps, step_of, transfers, nodes, moving, persistent, state)
         insertion.run()
         end = insertion.end()
         if end == state:
-            return Moved(insertion.rows, state)
-        if end.below != below:
+            return WithTransfers(insertion.rows, state)
+        if end.offloaded != offloaded:
             raise ValueError("the moves of the steps do not end where they start")
         state = end
 
@@ -79,7 +79,7 @@ class _Insertion:
         self,
         steps: Sequence[Step],
         step_of: Sequence[int],
-        moves: Sequence[StorageMoves],
+        transfers: Sequence[StepTransfers],
         nodes: Sequence[ComputeNode],
         moving: set[int],
         persistent: set[int],
@@ -87,16 +87,18 @@ class _Insertion:
     ) -> None:
         self.steps = steps
         self.step_of = step_of
-        self.moves = moves
+        self.transfers = transfers
         self.nodes = nodes
         self.moving = moving
         self.persistent = persistent
         self.rows: list[Step] = []
-        updated = {s for m in moves for s in m.update}
+        updated = {s for m in transfers for s in m.update}
         self.update_node = {s: n.node for n in nodes if n.phase == "update" for s in updated.intersection(n.mutates)}
-        self.only_down = {s for m in moves for s in m.offload} - {s for m in moves for s in m.reload} - persistent
+        self.only_down = (
+            {s for m in transfers for s in m.offload} - {s for m in transfers for s in m.reload} - persistent
+        )
         self.updating = set(state.updating)
-        self.below = set(state.below)
+        self.offloaded = set(state.offloaded)
         self.reloading = set(state.reloading)
         self.offloading = set(state.offloading)
         self.copied = set(state.copied)
@@ -145,21 +147,21 @@ class _Insertion:
             return uses[following]
         return len(self.steps) + (uses[0] if uses else 0)
 
-    def _begin(self, moves: StorageMoves, position: int, label: str) -> None:
-        for storage in moves.free:
+    def _begin(self, transfers: StepTransfers, position: int, label: str) -> None:
+        for storage in transfers.free:
             if storage in self.offloading or storage in self.reloading:
                 self._wait(storage, label)
             self._emit("free", storage, label)
-            self.below.add(storage)
-        for storage in moves.update:
+            self.offloaded.add(storage)
+        for storage in transfers.update:
             self._update(storage, label)
-        for storage in sorted(moves.reload, key=lambda s: (self._next_use(s, position), s)):
-            if storage not in self.below:
+        for storage in sorted(transfers.reload, key=lambda s: (self._next_use(s, position), s)):
+            if storage not in self.offloaded:
                 continue
             if storage in self.updating:
                 self._wait(storage, label)
             self._emit("reload", storage, label)
-            self.below.discard(storage)
+            self.offloaded.discard(storage)
             self.reloading.add(storage)
 
     def _offload(self, storage: int, label: str) -> None:
@@ -175,9 +177,9 @@ class _Insertion:
         for position, step in enumerate(self.steps):
             while current < self.step_of[position]:
                 current += 1
-                moves = self.moves[current]
-                self._begin(moves, position, step.label)
-                for storage in moves.offload:
+                transfers = self.transfers[current]
+                self._begin(transfers, position, step.label)
+                for storage in transfers.offload:
                     last = self.last_use.get((current, storage))
                     if last is None:
                         self._offload(storage, step.label)
@@ -197,10 +199,10 @@ class _Insertion:
                 self.rows.append(step)
             for storage in after.pop(position, ()):
                 self._offload(storage, step.label)
-        for moves in self.moves[current + 1 :]:
-            self._begin(moves, len(self.steps), "end")
+        for transfers in self.transfers[current + 1 :]:
+            self._begin(transfers, len(self.steps), "end")
 
     def end(self) -> TierState:
         """Return the state after the last row."""
-        sets = (self.below, self.reloading, self.offloading, self.copied, self.updating)
+        sets = (self.offloaded, self.reloading, self.offloading, self.copied, self.updating)
         return TierState(*(frozenset(found & self.persistent) for found in sets))

@@ -11,10 +11,10 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError, size_text
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
 from stowage.stages.settings.sizes import parse_bytes
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 
 
-def tier_below(
+def lower_tier_of(
     target: DeviceDescription,
     *,
     host_budget: str | int | None,
@@ -24,7 +24,7 @@ def tier_below(
     section: str = "",
     names: Mapping[str, str] | None = None,
     here: bool = True,
-) -> Below | None:
+) -> LowerTier | None:
     """Return what a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None
     without any.
 
@@ -55,7 +55,7 @@ def tier_below(
     if target.type == "cpu":
         if disk is None:
             return None
-        return Below(disk.link, disk.capacity_bytes, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, home="disk")
+        return LowerTier(disk.link, disk.capacity_bytes, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, placement="disk")
     if host_budget is None:
         if disk is not None:
             raise ParameterError(
@@ -76,7 +76,7 @@ def tier_below(
         )
     link = Link(target.offload_bytes_per_s, target.reload_bytes_per_s, target.duplex_bytes_per_s)
     rate = target.cpu_update_bytes_per_s
-    return Below(link, room, cpu_update_bytes_per_s=rate, dispatch_s=target.dispatch_s, disk=disk)
+    return LowerTier(link, room, cpu_update_bytes_per_s=rate, dispatch_s=target.dispatch_s, disk=disk)
 
 
 def _disk(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.updates import can_move, gradient_slot
 from stowage.stages.solve.offload.cpu_updates import CpuUpdates
-from stowage.stages.solve.offload.insertion import StorageMoves, insert_moves
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.insertion import StepTransfers, insert_transfers
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain, Execution, once
 from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.proposal import Decision, Proposal
@@ -24,22 +24,22 @@ class Offloader:
         clipping: norms of gradients, and the scale that clips all of them.
     """
 
-    def __init__(self, program: Program, chain: Chain, below: Below) -> None:
+    def __init__(self, program: Program, chain: Chain, lower_tier: LowerTier) -> None:
         self.program = program
         self.chain = chain
-        self.below = below
+        self.lower_tier = lower_tier
         self.movable = frozenset(
             s.storage
             for s in program.storages
-            if s.role in ("parameter", "state") and s.nbytes >= below.smallest_bytes and can_move(s.name)
+            if s.role in ("parameter", "state") and s.nbytes >= lower_tier.smallest_bytes and can_move(s.name)
         ).difference(program.pinned)
         waiting = {s.storage: s.name for s in program.storages if s.role == "gradient"} | dict(program.gradients)
         self.gradients = {
             s: gradient_slot(name)
             for s, name in waiting.items()
-            if below.gradients and program.nbytes[s] >= below.smallest_bytes
+            if lower_tier.gradients and program.nbytes[s] >= lower_tier.smallest_bytes
         }
-        self._cpu_updates = CpuUpdates(program, below)
+        self._cpu_updates = CpuUpdates(program, lower_tier)
         self.clipping = self._cpu_updates.clipping
 
     def cpu_update_s(self, node: ComputeNode) -> float:
@@ -67,8 +67,8 @@ class Offloader:
         self,
         method: str,
         executions: Sequence[Execution],
-        moves: Sequence[StorageMoves],
-        below: frozenset[int],
+        transfers: Sequence[StepTransfers],
+        lower_tier: frozenset[int],
         decision: Decision,
     ) -> Proposal:
         """Put copies among executions.
@@ -79,5 +79,7 @@ class Offloader:
             below: parameters and states that only the tier below holds when an iteration starts.
         """
         program = self.program
-        moved = insert_moves(program.steps(executions), program.cycle_steps(executions), moves, program.nodes, below)
-        return Proposal(method=method, steps=moved.steps, state=moved.state, decision=decision, tier=self.below)
+        moved = insert_transfers(
+            program.steps(executions), program.cycle_steps(executions), transfers, program.nodes, lower_tier
+        )
+        return Proposal(method=method, steps=moved.steps, state=moved.state, decision=decision, tier=self.lower_tier)

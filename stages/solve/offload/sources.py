@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.ir.methods import method_of
 from stowage.stages.solve.judged_plans import JudgedPlans
+from stowage.stages.solve.offload.belady.belady import belady_plans, least_bytes
+from stowage.stages.solve.offload.belady.late_updates import LateUpdate, late_updates, sets_of_updates
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate.search import OffMate
 from stowage.stages.solve.offload.streaming import Streaming
-from stowage.stages.solve.offload.sweep.late_updates import LateUpdate, late_updates, sets_of_updates
-from stowage.stages.solve.offload.sweep.sweep import least_bytes, sweeps
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.proposal import Proposals, Source, Task
 
@@ -22,7 +22,7 @@ POOR_ROUNDING = 1.05
 
 
 def offload_sources(
-    task: Task, below: Below, orders: Iterable[Sequence[Execution]], plans: JudgedPlans
+    task: Task, lower_tier: LowerTier, orders: Iterable[Sequence[Execution]], plans: JudgedPlans
 ) -> Iterator[Source]:
     """Yield sources, the later ones only where plans so far are poor.
 
@@ -32,22 +32,22 @@ def offload_sources(
         orders: executions that a sweep may offload from.
         plans: what was judged so far.
     """
-    offloader = Offloader(task.program, task.chain, below)
+    offloader = Offloader(task.program, task.chain, lower_tier)
     before = len(plans.judged), len(plans.fitting)
     if gradients_wait(offloader):
         listed = list(orders)
         yield LateSweeps(offloader, listed)
-        if below.activations and not any(plans.referee.fits(p) for p in plans.judged[before[0] :]):
+        if lower_tier.activations and not any(plans.referee.fits(p) for p in plans.judged[before[0] :]):
             # Gradients that wait may leave no room below for activations. RK-Rotor's orders, which have all of them in
             # memory, then save too little of those.
-            lean = Offloader(task.program, task.chain, replace(below, activations=False))
+            lean = Offloader(task.program, task.chain, replace(lower_tier, activations=False))
             yield LateSweeps(lean, [*listed, lean.leanest()])
         return
     preprint = method_of(task.request.method).whole_blocks
     yield OffMate(offloader, preprint=preprint)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
-        sweep = not fitting or not below.cpu_update_bytes_per_s  # a sweep updates on the device
+        sweep = not fitting or not lower_tier.cpu_update_bytes_per_s  # a sweep updates on the device
         yield Rules(offloader, orders if sweep else ())
 
 
@@ -72,7 +72,7 @@ class Rules:
         yield from Streaming(self.offloader).propose(task)
         resting = resting_below(self.offloader, task)
         for order in self.orders:
-            yield from sweeps(self.offloader, order, task.budget_bytes, resting)
+            yield from belady_plans(self.offloader, order, task.budget_bytes, resting)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LateSweeps:
     def _over(self, executions: Sequence[Execution], task: Task) -> Proposals:
         offloader, budget_bytes = self.offloader, task.budget_bytes
         resting = resting_below(offloader, task)
-        accepted = yield from sweeps(offloader, executions, budget_bytes, resting)
+        accepted = yield from belady_plans(offloader, executions, budget_bytes, resting)
         if not accepted:
             return  # with updates by the CPU more is below
         updates = late_updates(offloader, executions)
@@ -98,14 +98,14 @@ class LateSweeps:
         taken: Sequence[LateUpdate] = ()
         accepted = 0
         for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
-            accepted += yield from sweeps(offloader, executions, budget_bytes, resting, taken)
+            accepted += yield from belady_plans(offloader, executions, budget_bytes, resting, taken)
         while taken and not accepted:  # the host has no room for so many: half of them
             taken = taken[(len(taken) + 1) // 2 :]
             if taken:
-                accepted += yield from sweeps(offloader, executions, budget_bytes, resting, taken)
+                accepted += yield from belady_plans(offloader, executions, budget_bytes, resting, taken)
 
 
 def resting_below(offloader: Offloader, task: Task) -> frozenset[int]:
     """Return the storages that rest below between iterations in the plans of other micro-batches."""
     names = {s: offloader.program.storages[s].name for s in offloader.movable} | offloader.gradients
-    return frozenset(s for s, name in names.items() if name in task.request.away)
+    return frozenset(s for s, name in names.items() if name in task.request.offloaded_at_rest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stowage.stages.solve.offload.insertion import StorageMoves
+from stowage.stages.solve.offload.insertion import StepTransfers
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.proposal import Decision, Proposals, Task
@@ -31,13 +31,15 @@ class Streaming:
         for ahead, lag in AHEAD_AND_LAG:
             if ahead + lag >= len(needs):
                 return
-            moves, below = stream_everything(needs, ahead=ahead, lag=lag)
-            yield self.offloader.proposal(f"stream_{ahead}_{lag}", executions, moves, below, Decision("streaming"))
+            transfers, lower_tier = stream_everything(needs, ahead=ahead, lag=lag)
+            yield self.offloader.proposal(
+                f"stream_{ahead}_{lag}", executions, transfers, lower_tier, Decision("streaming")
+            )
 
 
 def stream_everything(
     needs: Sequence[frozenset[int]], *, ahead: int, lag: int
-) -> tuple[list[StorageMoves], frozenset[int]]:
+) -> tuple[list[StepTransfers], frozenset[int]]:
     """Return the moves of each step, and what is below when an iteration starts.
 
     Args:
@@ -47,8 +49,8 @@ def stream_everything(
     """
     count = len(needs)
     present = [frozenset[int]().union(*(needs[(t - k) % count] for k in range(-ahead, lag + 1))) for t in range(count)]
-    moves = [
-        StorageMoves(
+    transfers = [
+        StepTransfers(
             free=tuple(sorted(present[t - 1] - present[t])),
             reload=tuple(sorted(present[t] - present[t - 1])),
             offload=tuple(sorted(needs[t])),
@@ -56,4 +58,4 @@ def stream_everything(
         for t in range(count)
     ]
     everything = frozenset[int]().union(*needs)
-    return moves, everything - present[-1]
+    return transfers, everything - present[-1]

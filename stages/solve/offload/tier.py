@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stowage.stages.ir.machine import BehindHost, Home, Link
+from stowage.stages.ir.machine import BehindHost, Link, Placement
 
 UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
-class Below:
+class LowerTier:
     """Describes the tier below the device, and the disk behind it if there is one.
 
     Attributes:
@@ -37,7 +37,7 @@ class Below:
     dispatch_s: float = 0.0
     activations: bool = True
     gradients: bool = False
-    home: Home = "host"
+    placement: Placement = "host"
     disk: BehindHost | None = None
 
     @property
@@ -45,24 +45,24 @@ class Below:
         """Return the room on whichever disk there is, or None without one."""
         if self.disk is not None:
             return self.disk.capacity_bytes
-        return self.capacity_bytes if self.home == "disk" else None
+        return self.capacity_bytes if self.placement == "disk" else None
 
     @property
     def host_room_bytes(self) -> int | None:
         """Return the room in the host, or None where the tier is a disk."""
-        return self.capacity_bytes if self.home == "host" else None
+        return self.capacity_bytes if self.placement == "host" else None
 
     def staging_for(self, reloaded: int) -> int:
         """Return the device memory that it needs for itself and for so many different tensors that come from it."""
         return self.staging_bytes + reloaded * self.padding_bytes
 
-    def boundless(self) -> Below:
+    def boundless(self) -> LowerTier:
         """Return the same tier with room for anything."""
         disk = replace(self.disk, capacity_bytes=UNLIMITED_BYTES) if self.disk is not None else None
         return replace(self, capacity_bytes=UNLIMITED_BYTES, disk=disk)
 
-    def lasting(self) -> Below:
+    def lasting(self) -> LowerTier:
         """Return the same tier without the room on a disk, which changes from minute to minute."""
         if self.disk is not None:
             return replace(self, disk=replace(self.disk, capacity_bytes=0))
-        return replace(self, capacity_bytes=0) if self.home == "disk" else self
+        return replace(self, capacity_bytes=0) if self.placement == "disk" else self

@@ -15,7 +15,7 @@ from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.simulate.block import replay_block
-from stowage.stages.simulate.last_run import tail_of
+from stowage.stages.simulate.last_run import last_run_of
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Chain:
             if block.block_hash not in distinct:
                 distinct[block.block_hash] = self._costs(block.block_hash, graph)
             options, tails, fast_time_s, fast_peak = distinct[block.block_hash]
-            below = self.graph(b - 1) if b else None
+            lower_tier = self.graph(b - 1) if b else None
             found.append(
                 ChainBlock(
-                    input_bytes=sum(below.allocations[a].nbytes for a in below.output) if below else 0,
+                    input_bytes=sum(lower_tier.allocations[a].nbytes for a in lower_tier.output) if lower_tier else 0,
                     gradient_bytes=sum(graph.allocations[a].nbytes for a in graph.incoming),
                     resident_bytes=block.resident_bytes,
                     options=options,
-                    tail_options=tails,
+                    last_run_options=tails,
                     fast_time_s=fast_time_s,
                     fast_peak_bytes=fast_peak,
                 )
@@ -107,7 +107,9 @@ class Chain:
             for o in self.options[block_hash]
         ]
         tails = [
-            ChainOption(o.tail_time_s, o.tail_save_bytes, o.tail_forward_peak_bytes, o.tail_backward_peak_bytes)
+            ChainOption(
+                o.last_run_time_s, o.last_run_save_bytes, o.last_run_forward_peak_bytes, o.last_run_backward_peak_bytes
+            )
             for o in self.options[block_hash]
         ]
         pinned = any(n.once and n.creates for n in graph.nodes[: graph.forward_count])
@@ -119,7 +121,7 @@ class Chain:
         at the end. Effects happen once."""
         found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
         late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
-        tail = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
+        last_run = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
         done: set[int] = set()
         for step in steps:
             if step.kind == "drop":
@@ -130,7 +132,7 @@ class Chain:
             else:
                 found += [run for run in runs if run.node not in once or run.node not in done]
             done |= once
-        return found + tail
+        return found + last_run
 
     def _runs(self, step: ChainStep) -> tuple[list[Execution], set[int]]:
         """Return the executions of a step, and their nodes that may run once in all."""
@@ -149,13 +151,13 @@ class Chain:
     def _positions(self, step: ChainStep) -> tuple[int, ...]:
         """Return the nodes of the block that a step runs, by position; the same for equal blocks."""
         block_hash = self.blocks[step.block].block_hash
-        key = block_hash, step.kind, step.option, step.tail
+        key = block_hash, step.kind, step.option, step.last_run
         if key not in self._computed:
             if step.kind == "fast":
                 actions = fast_forward(self.graph(step.block)).forward
             else:
                 option = self.options[block_hash][step.option]
-                schedule = tail_of(option, self.graph(step.block)) if step.tail else schedule_of(option)
+                schedule = last_run_of(option, self.graph(step.block)) if step.last_run else schedule_of(option)
                 actions = schedule.forward if step.kind == "forward" else schedule.backward
             self._computed[key] = tuple(a.index for a in actions if a.kind == "compute")
         return self._computed[key]

@@ -32,7 +32,7 @@ def test_every_rule_is_plain_pytorch(job: Job) -> None:
         "recompute": traced.recompute_all(),
         "stream": traced.stream_all(),
         "at once": traced.stream_all(ahead=0, lag=0),
-        "below": traced.stream_all(below=True),
+        "below": traced.stream_all(lower_tier=True),
     }
     for name, plan in plans.items():
         found = difference(ruled_run(traced, plan, STEPS), expected)
@@ -46,7 +46,7 @@ def test_every_rule_is_plain_pytorch(job: Job) -> None:
 def test_clipping_by_rules() -> None:
     """The scale of clipping goes down for updates by the CPU, once."""
     traced = Traced(LLAMA, max_grad_norm=0.1)
-    plan = traced.stream_all(below=True)
+    plan = traced.stream_all(lower_tier=True)
     kept = ruled_run(traced, traced.keep_all(), STEPS)
     assert difference(ruled_run(traced, plan, STEPS), kept).equal
     assert not difference(plain_run(LLAMA, STEPS), kept).equal, "it would clip nothing"
@@ -57,9 +57,9 @@ def test_weights_come_back_from_below() -> None:
     tier = host.PinnedTier(lanes=HostLanes())
     contestant = ByRules(traced, traced.stream_all(), tier)
     assert contestant.offloading is not None
-    assert contestant.offloading.below()
+    assert contestant.offloading.offloaded_parameters()
     assert all(torch.isfinite(w).all() for w in contestant.weights().values())
-    assert not contestant.offloading.below()
+    assert not contestant.offloading.offloaded_parameters()
     tier.close()
 
 

@@ -29,7 +29,7 @@ def test_parameters_that_share_memory_stay(share: bool) -> None:
     rules = rules_of(share=share)
     parameters = {s.storage for s in rules.trace.storages if s.role == "parameter"}
     assert len(parameters) == (2 if share else 3)
-    moved = parameters.intersection(rules.stream_all().start.below)
+    moved = parameters.intersection(rules.stream_all().start.offloaded)
     assert len(moved) == (1 if share else 3)
 
 

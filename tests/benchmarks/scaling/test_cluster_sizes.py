@@ -74,9 +74,9 @@ def test_the_picture_has_overhead_above_and_time_below() -> None:
     overheads = {"gpt2": {("hiremate", "30%"): [(8, 20.0), (20, 18.0)], ("h_ilp", "30%"): [(8, 21.0)]}}
     seconds = {"gpt2": {"hiremate": [(8, 3.0), (20, 5.0)]}, "unet": {"hiremate": [(8, 1.0)]}}
     figure = clusters_figure(overheads, seconds)
-    above, empty, below, _ = figure.axes
+    above, empty, lower_tier, _ = figure.axes
     assert [line.get_xydata().tolist() for line in above.lines] == [[[8, 20], [20, 18]], [[8, 21]]]
-    assert [line.get_xydata().tolist() for line in below.lines] == [[[8, 3], [20, 5]]]
+    assert [line.get_xydata().tolist() for line in lower_tier.lines] == [[[8, 3], [20, 5]]]
     assert (above.get_title(), empty.get_title()) == ("gpt2", "unet")
     assert len(empty.lines) == 0
     (legend,) = figure.legends

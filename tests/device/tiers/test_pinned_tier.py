@@ -52,7 +52,7 @@ def test_any_program_in_any_order(program: list[tuple[str, int, int]], random: o
     machine = Machine(random.choice)  # type: ignore[attr-defined]
     blocks = [torch.zeros(2) for _ in range(6)]
     holds: dict[int, float] = {}
-    below: dict[str, float] = {}
+    lower_tier: dict[str, float] = {}
     pending: dict[int, list[tuple[str, str, object]]] = {}
     counter = 0.0
     for verb, index, slot in program:
@@ -64,9 +64,9 @@ def test_any_program_in_any_order(program: list[tuple[str, int, int]], random: o
             machine.fill(block, counter)
         elif verb == "offload" and index in holds and not any(kind == "reload" for kind, _, _ in under_way):
             pending.setdefault(index, []).append(("offload", name, machine.tier.offload(name, block)))
-            below[name] = holds[index]
-        elif verb == "reload" and name in below and not under_way:
-            holds[index] = below[name]
+            lower_tier[name] = holds[index]
+        elif verb == "reload" and name in lower_tier and not under_way:
+            holds[index] = lower_tier[name]
             pending.setdefault(index, []).append(("reload", name, machine.tier.reload(name, block)))
         elif verb == "wait" and under_way:
             under_way.pop(0)[2].wait()  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stowage.flows.benchmarks.main_job.host_time import NoLanes
-from stowage.stages.device.tiers import DiskTier, NullTier, PinnedTier, StagedTier
+from stowage.stages.device.tiers import DiskTier, HostAndDiskTier, NullTier, PinnedTier
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.runtime.offload.offloading import Offloading
@@ -30,7 +30,7 @@ def make(kind: str, folder: Path) -> Any:
         case "disk":
             return DiskTier(folder, chunk_bytes=PAGE, threads=1)
         case "staged":
-            return StagedTier(PinnedTier(lanes=NoLanes()), DiskTier(folder, chunk_bytes=PAGE, threads=1))
+            return HostAndDiskTier(PinnedTier(lanes=NoLanes()), DiskTier(folder, chunk_bytes=PAGE, threads=1))
         case _:
             return NullTier()
 
@@ -45,7 +45,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 def taken_bytes(tier: Any) -> int:
     """Room that a tier holds, in its file and in the host."""
     match tier:
-        case StagedTier():
+        case HostAndDiskTier():
             return tier.disk.file_bytes + tier.host.host_bytes
         case DiskTier():
             return tier.file_bytes
@@ -56,7 +56,7 @@ def taken_bytes(tier: Any) -> int:
 
 
 def reserve(tier: Any, name: str, nbytes: int, on_disk: bool = False) -> None:
-    tier.reserve({name: nbytes}, [name] if on_disk and isinstance(tier, StagedTier) else [])
+    tier.reserve({name: nbytes}, [name] if on_disk and isinstance(tier, HostAndDiskTier) else [])
 
 
 def test_a_released_slot_is_gone_and_may_come_again(tier: Any) -> None:
@@ -167,7 +167,7 @@ def test_shapes_that_grow(kind: str, tmp_path: Path) -> None:
     tier = make(kind, tmp_path)
     model = nn.Linear(64, 64)
     offloading = Offloading(tier, model, None)
-    kept = Slot(0, "weight", model.weight.nbytes, "parameter", "below", True)
+    kept = Slot(0, "weight", model.weight.nbytes, "parameter", "offloaded", True)
     weight = model.weight.detach().clone()
     largest = 0
     for turn in range(1, 25):

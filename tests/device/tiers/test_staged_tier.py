@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stowage.stages.device.tiers import OFFLOAD, RELOAD, DelayedTier, DiskTier, PinnedTier, StagedTier
+from stowage.stages.device.tiers import OFFLOAD, RELOAD, DelayedTier, DiskTier, HostAndDiskTier, PinnedTier
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import IllegalPlanError, PlanMismatchError, StowageError
 from tests.device.tiers.model_lanes import ModelLanes
@@ -28,7 +28,7 @@ CHUNK = 2 * PAGE
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[StagedTier]:
+def tier(tmp_path: Path) -> Iterator[HostAndDiskTier]:
     made = staged(tmp_path, chunk_bytes=CHUNK)
     yield made
     made.close()
@@ -36,7 +36,7 @@ def tier(tmp_path: Path) -> Iterator[StagedTier]:
 
 @pytest.mark.parametrize("name", ["in host", "on disk"])
 @pytest.mark.parametrize("nbytes", [0, 1, PAGE - 1, PAGE, CHUNK, CHUNK + 1, 5 * CHUNK + 77])
-def test_bytes_come_back(tier: StagedTier, name: str, nbytes: int) -> None:
+def test_bytes_come_back(tier: HostAndDiskTier, name: str, nbytes: int) -> None:
     tier.reserve({"in host": nbytes, "on disk": nbytes}, ["on disk"])
     tensor = random_bytes(nbytes)
     assert not tier.written(name)
@@ -49,7 +49,7 @@ def test_bytes_come_back(tier: StagedTier, name: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("on_disk", [True, False])
 @pytest.mark.parametrize("make", [lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[1:3]])
-def test_strides_and_gaps(tier: StagedTier, on_disk: bool, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_strides_and_gaps(tier: HostAndDiskTier, on_disk: bool, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tier.reserve({"a": 96}, ["a"] if on_disk else [])
     one, two = make(torch.randn(4, 6)), make(torch.zeros(4, 6))
     tier.offload("a", one).wait()
@@ -148,7 +148,7 @@ def test_each_event_is_needed(
 
 def test_buffers_are_allocated_once_and_counted(tmp_path: Path) -> None:
     host, disk = ThreadLanes(), ThreadLanes()
-    tier = StagedTier(PinnedTier(lanes=host), DiskTier(tmp_path, chunk_bytes=CHUNK, threads=2, lanes=disk))
+    tier = HostAndDiskTier(PinnedTier(lanes=host), DiskTier(tmp_path, chunk_bytes=CHUNK, threads=2, lanes=disk))
     tier.reserve({"a": 4096, "b": 50 * CHUNK, "c": 60 * CHUNK}, ["b", "c"])
     for _ in range(3):
         moved = [tier.offload(name, random_bytes(nbytes)) for name, nbytes in (("b", 50 * CHUNK), ("c", 60 * CHUNK))]
@@ -161,7 +161,7 @@ def test_buffers_are_allocated_once_and_counted(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_name_keeps_its_place(tier: StagedTier) -> None:
+def test_a_name_keeps_its_place(tier: HostAndDiskTier) -> None:
     tier.reserve({"a": 8, "b": 8}, ["b"])
     tier.offload("a", torch.ones(2)).wait()
     tier.offload("b", torch.ones(2)).wait()
@@ -182,7 +182,7 @@ def test_host_memory_alone_has_no_disk() -> None:
 # Beside each other.
 
 
-def test_the_host_does_not_wait_for_the_disk(tier: StagedTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_does_not_wait_for_the_disk(tier: HostAndDiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy to the disk that hangs holds up others to the disk, and nothing else."""
     go, write = threading.Event(), os.pwritev
 
@@ -202,7 +202,7 @@ def test_the_host_does_not_wait_for_the_disk(tier: StagedTier, monkeypatch: pyte
     slow.wait()
 
 
-def test_spans_of_both(tier: StagedTier) -> None:
+def test_spans_of_both(tier: HostAndDiskTier) -> None:
     tier.record = True
     tier.reserve({"a": CHUNK, "b": CHUNK}, ["a"])
     for name in "ab":
@@ -237,7 +237,7 @@ def test_late_and_exact(tmp_path: Path, stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_the_cpu_computes_on_what_is_below(tier: StagedTier, on_disk: bool) -> None:
+def test_the_cpu_computes_on_what_is_below(tier: HostAndDiskTier, on_disk: bool) -> None:
     tier.reserve({"a": 24}, ["a"] if on_disk else [])
     like = torch.empty(2, 3, device="meta").t()
     tier.offload("a", torch.arange(6.0).view(2, 3).t()).wait()
@@ -251,7 +251,7 @@ def test_the_cpu_computes_on_what_is_below(tier: StagedTier, on_disk: bool) -> N
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_what_the_cpu_made_is_kept(tier: StagedTier, on_disk: bool) -> None:
+def test_what_the_cpu_made_is_kept(tier: HostAndDiskTier, on_disk: bool) -> None:
     """A new state: nothing was there before."""
     tier.reserve({"a": 12}, ["a"] if on_disk else [])
     tier.keep("a", torch.arange(3.0))
@@ -264,7 +264,7 @@ def test_what_the_cpu_made_is_kept(tier: StagedTier, on_disk: bool) -> None:
 # Mistakes.
 
 
-def test_a_failure_names_tensor_and_folder(tier: StagedTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_names_tensor_and_folder(tier: HostAndDiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object) -> int:
         raise OSError(5, "Input/output error")
 

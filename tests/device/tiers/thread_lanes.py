@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from stowage.flows.benchmarks.gpu.lanes import HostLanes, Late
-from stowage.stages.device.tiers import DiskTier, PinnedTier, StagedTier
+from stowage.stages.device.tiers import DiskTier, HostAndDiskTier, PinnedTier
 from tests.device.tiers.moving import PAGE
 
 
@@ -31,6 +31,8 @@ class ThreadLanes(HostLanes):
         return memory[start : start + nbytes]
 
 
-def staged(folder: Path, *, chunk_bytes: int = PAGE) -> StagedTier:
+def staged(folder: Path, *, chunk_bytes: int = PAGE) -> HostAndDiskTier:
     """Host memory and a disk as on a machine with a GPU, here below the RAM."""
-    return StagedTier(PinnedTier(lanes=ThreadLanes()), DiskTier(folder, chunk_bytes=chunk_bytes, lanes=ThreadLanes()))
+    return HostAndDiskTier(
+        PinnedTier(lanes=ThreadLanes()), DiskTier(folder, chunk_bytes=chunk_bytes, lanes=ThreadLanes())
+    )

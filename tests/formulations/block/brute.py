@@ -27,7 +27,7 @@ def fastest(graph: BlockGraph, peak: int, save: int, *, staged: bool = True) -> 
             continue
         if search.done(state):
             return time_s
-        for extra, following in search.moves(state):
+        for extra, following in search.transfers(state):
             total = time_s + extra
             if total < best.get(following, float("inf")):
                 best[following] = total
@@ -55,7 +55,7 @@ class _Search:
         live, executed, _, _ = state
         return executed == self.all and live == self.goal
 
-    def moves(self, state: State) -> Iterator[tuple[float, State]]:
+    def transfers(self, state: State) -> Iterator[tuple[float, State]]:
         live, executed, stage, position = state
         for i in range(len(self.graph.allocations)):
             if live >> i & 1:

@@ -154,7 +154,7 @@ def test_a_decomposition_is_one(graph: BlockGraph) -> None:
     for node, read in enumerate(reads):
         assert any({node, *read} <= bag for bag in tree.bags)
         having = [i for i, bag in enumerate(tree.bags) if node in bag]
-        assert tree.home[node] == having[0]
+        assert tree.bag_of[node] == having[0]
         assert all(node in tree.bags[tree.parent[i]] for i in having[1:])
     everything = list(range(len(tree.bags)))
     chosen = tree.separator(everything, range(len(reads)), [1] * len(reads), 0.5)
@@ -165,7 +165,7 @@ def test_a_decomposition_is_one(graph: BlockGraph) -> None:
     left.remove_nodes_from(tree.bags[chosen])
     for component in nx.connected_components(left):
         assert len(component) <= len(reads) / 2
-        assert len({part_of[tree.home[node]] for node in component}) == 1
+        assert len({part_of[tree.bag_of[node]] for node in component}) == 1
 
 
 def test_retaining_keeps_the_budgets_and_saves_time() -> None:

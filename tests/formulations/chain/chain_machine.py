@@ -18,10 +18,10 @@ def persistent_schedules(blocks: Sequence[ChainBlock], s: int = 0, t: int | None
     if s > t:
         yield []
         return
-    tail = s == t and t < last
+    last_run = s == t and t < last
     for option in range(len(blocks[s].options)):
         for inner in persistent_schedules(blocks, s + 1, t):
-            yield [ChainStep("forward", s, option, tail), *inner, ChainStep("backward", s, option, tail)]
+            yield [ChainStep("forward", s, option, last_run), *inner, ChainStep("backward", s, option, last_run)]
     for kept in range(s + 1, t + 1):
         fast = [ChainStep("fast", s)]
         for j in range(s + 1, kept):
@@ -34,7 +34,7 @@ def persistent_schedules(blocks: Sequence[ChainBlock], s: int = 0, t: int | None
 def option_of(blocks: Sequence[ChainBlock], step: ChainStep) -> ChainOption:
     """The option that a step runs with."""
     block = blocks[step.block]
-    return (block.tail_options if step.tail else block.options)[step.option]
+    return (block.last_run_options if step.last_run else block.options)[step.option]
 
 
 def time_of(blocks: Sequence[ChainBlock], steps: Sequence[ChainStep]) -> float:

@@ -55,7 +55,7 @@ def chains(draw: st.DrawFn, max_blocks: int = 4) -> list[ChainBlock]:
                 gradient_bytes=gradient,
                 resident_bytes=0 if last else draw(SMALL),
                 options=options,
-                tail_options=tails,
+                last_run_options=tails,
                 fast_time_s=math.inf if draw(st.integers(0, 7)) == 0 else float(draw(st.integers(1, 4))),
                 fast_peak_bytes=output + draw(st.integers(0, 12)),
             )

@@ -29,7 +29,7 @@ def fastest_h(graph: HGraph, peak: int, save: int, *, backward_once: bool = Fals
             continue
         if search.done(state):
             return time_s
-        for extra, following in search.moves(state):
+        for extra, following in search.transfers(state):
             total = time_s + extra
             if total < best.get(following, float("inf")):
                 best[following] = total
@@ -58,7 +58,7 @@ class _Search:
         goal = tuple(bits if d in self.graph.final else 0 for d, bits in enumerate(self.full))
         return stage == len(self.graph.nodes) and values == goal and set(phantoms) <= {-1}
 
-    def moves(self, state: State) -> Iterator[tuple[float, State]]:
+    def transfers(self, state: State) -> Iterator[tuple[float, State]]:
         values, phantoms, stage, k = state
         if stage == len(self.graph.nodes):
             return
@@ -114,9 +114,9 @@ class _Search:
         for step in run.steps:
             now = aside + step.internal_bytes
             if own is not None and not drop:
-                now += step.phantom_gone_bytes
+                now += step.phantom_released_bytes
             for d in touched:
-                absent = (d in step.unborn and not values[d]) or (d in step.gone and d in freed)
+                absent = (d in step.unborn and not values[d]) or (d in step.released and d in freed)
                 now += 0 if absent else self.graph.values[d].nbytes
             found = max(found, now)
         return found

@@ -90,7 +90,7 @@ def _plain(draw: st.DrawFn, reads: list[int], out: int) -> HRun:
     steps = [HStep(draw(st.integers(0, 2)))]
     if draw(st.booleans()):
         gone = tuple(sorted(d for d in reads if draw(st.booleans())))
-        steps = [HStep(draw(st.integers(0, 2)), unborn=(out,)), HStep(draw(st.integers(0, 2)), gone=gone)]
+        steps = [HStep(draw(st.integers(0, 2)), unborn=(out,)), HStep(draw(st.integers(0, 2)), released=gone)]
     return HRun(float(draw(st.integers(1, 3))), tuple(steps))
 
 
@@ -98,15 +98,15 @@ def _plain(draw: st.DrawFn, reads: list[int], out: int) -> HRun:
 def _option(draw: st.DrawFn, number: int, plain: HRun, own: list[int], grad: int, makes: list[int]) -> HOption:
     """An option no lighter and no faster in forward than fast-forward."""
     phantom = draw(st.integers(0, 5))
-    steps = [HStep(step.internal_bytes + draw(st.integers(0, 2)), step.unborn, step.gone) for step in plain.steps]
-    steps[-1] = HStep(steps[-1].internal_bytes + phantom, steps[-1].unborn, steps[-1].gone)
+    steps = [HStep(step.internal_bytes + draw(st.integers(0, 2)), step.unborn, step.released) for step in plain.steps]
+    steps[-1] = HStep(steps[-1].internal_bytes + phantom, steps[-1].unborn, steps[-1].released)
     forward = HRun(plain.time_s + draw(st.integers(0, 1)), tuple(steps))
     backward_steps = [HStep(phantom + draw(st.integers(0, 2)))]
     if draw(st.booleans()):
         freed = draw(st.integers(0, phantom))
         backward_steps = [
             HStep(phantom + draw(st.integers(0, 2)), unborn=tuple(sorted(makes))),
-            HStep(phantom - freed + draw(st.integers(0, 2)), gone=(grad,), phantom_gone_bytes=freed),
+            HStep(phantom - freed + draw(st.integers(0, 2)), released=(grad,), phantom_released_bytes=freed),
         ]
     reads = tuple(sorted(d for d in own if draw(st.booleans())))
     backward = HRun(float(draw(st.integers(1, 4))), tuple(backward_steps), reads)
@@ -155,7 +155,10 @@ def _front(
         phantom, again = int(full * (1 - dropped)), time_s * dropped**2
         space = int(full * work)
         forward = HRun(time_s, (HStep(space + phantom // 2, unborn=(out,)), HStep(phantom)))
-        steps = (HStep(phantom + int(space * (1 + dropped))), HStep(space, gone=(grad,), phantom_gone_bytes=phantom))
+        steps = (
+            HStep(phantom + int(space * (1 + dropped))),
+            HStep(space, released=(grad,), phantom_released_bytes=phantom),
+        )
         reads = tuple(sorted(inputs if dropped or o % 2 else [*inputs, out]))
         found.append(HOption(f"o{o}", phantom, forward, HRun(2 * time_s + again, steps, reads)))
     return tuple(found)

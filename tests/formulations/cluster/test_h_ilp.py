@@ -38,7 +38,7 @@ def two_contributors() -> HGraph:
     b.node("b0", [gx], [g])
 
     def option(phantom: int, reads: tuple[int, ...]) -> HOption:
-        backward = HRun(3.0 - phantom / 4, (HStep(phantom + 1), HStep(1, phantom_gone_bytes=phantom)), reads)
+        backward = HRun(3.0 - phantom / 4, (HStep(phantom + 1), HStep(1, phantom_released_bytes=phantom)), reads)
         return HOption(f"{phantom}", phantom, HRun(1.0, (HStep(phantom),)), backward)
 
     b.clusters = [
@@ -108,7 +108,7 @@ def test_corrections_find_what_fits_only_with_them() -> None:
     b = HBuilder()
     x, y, g, gx = b.value("x", 8), b.value("y", 8), b.value("g", 1), b.value("gx", 1)
     b.node("f0", [], [x], HRun(1.0))
-    b.node("f1", [x], [y], HRun(1.0, (HStep(1, unborn=(y,)), HStep(1, gone=(x,)))))
+    b.node("f1", [x], [y], HRun(1.0, (HStep(1, unborn=(y,)), HStep(1, released=(x,)))))
     b.loss = b.node("loss", [y], [g], HRun(0.0), once=True)
     b.node("b", [g], [gx], HRun(1.0))
     graph = b.build([gx])

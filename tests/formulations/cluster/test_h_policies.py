@@ -79,5 +79,5 @@ def test_steps_that_another_covers_are_left_out() -> None:
     small, large = HStep(1, unborn=(0,)), HStep(2)
     assert distinct_steps((small, large)) == (large,)
     assert distinct_steps((large, HStep(2), HStep(3, unborn=(0,)))) == (large, HStep(3, unborn=(0,)))
-    kept = HStep(1, phantom_gone_bytes=5)
+    kept = HStep(1, phantom_released_bytes=5)
     assert distinct_steps((large, kept)) == (large, kept)

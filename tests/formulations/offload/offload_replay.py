@@ -56,12 +56,12 @@ class Replay:
         return tensor.nbytes if side is self.weights else tensor.state_bytes
 
     def step(self, t: int) -> None:
-        moves = self.plan.steps[t]
+        transfers = self.plan.steps[t]
         changing = {n for n, (g, _) in self.tensors.items() if g.trainable and self.problem.last_gradient(g) == t}
-        self.drop(self.weights, moves.delete)
-        self.drop(self.states, moves.delete_states)
-        self.arrive(self.weights, moves.reload)
-        self.arrive(self.states, moves.reload_states)
+        self.drop(self.weights, transfers.delete)
+        self.drop(self.states, transfers.delete_states)
+        self.arrive(self.weights, transfers.reload)
+        self.arrive(self.states, transfers.reload_states)
         self.memory.append(self.memory_at(t))
         self.present(t, changing)
         for name in changing:
@@ -73,10 +73,10 @@ class Replay:
                 self.sent[name], self.updated[name] = 0, 0.0
                 self.waiting.discard(name)
         self.times.append(self.time_at(t, changing))
-        self.go_down(self.weights, moves.offload)
-        self.go_down(self.states, moves.offload_states)
+        self.go_down(self.weights, transfers.offload)
+        self.go_down(self.states, transfers.offload_states)
         self.update(t)
-        for name, nbytes in moves.offload_gradients:
+        for name, nbytes in transfers.offload_gradients:
             self.sent[name] = self.sent.get(name, 0) + nbytes
             if self.sent[name] == self.tensors[name][1].nbytes:
                 self.waiting.discard(name)
@@ -153,18 +153,18 @@ class Replay:
         return used + sum(self.tensors[n][1].nbytes for n in self.waiting)
 
     def time_at(self, t: int, changing: set[str]) -> float:
-        problem, machine, moves = self.problem, self.problem.machine, self.plan.steps[t]
+        problem, machine, transfers = self.problem, self.problem.machine, self.plan.steps[t]
         b = problem.block_of(t)
         option = problem.blocks[b].options[self.plan.options[b]]
-        down_moves = (*moves.offload, *moves.offload_states, *moves.offload_gradients)
+        down_moves = (*transfers.offload, *transfers.offload_states, *transfers.offload_gradients)
         down = sum(nbytes for _, nbytes in down_moves) + (option.offload_bytes if t < problem.L else 0)
-        up = sum(nbytes for _, nbytes in (*moves.reload, *moves.reload_states))
+        up = sum(nbytes for _, nbytes in (*transfers.reload, *transfers.reload_states))
         up += option.offload_bytes if t >= problem.L else 0
         own = sum(nbytes for name, nbytes in down_moves if name in changing)
         compute = option.forward_time_s if t < problem.L else option.backward_time_s
         compute += sum(self.tensors[n][1].device_update_s for n in changing - self.plan.on_cpu)
         compute += sum(g.pinned_update_s for g in problem.groups if problem.last_gradient(g) == t)
-        cpu = machine.management_s + sum(share * self.tensors[n][1].cpu_update_s for n, share in moves.update)
+        cpu = machine.management_s + sum(share * self.tensors[n][1].cpu_update_s for n, share in transfers.update)
         link = machine.link
         times = [
             compute + own / link.offload_bytes_per_s,
@@ -180,10 +180,10 @@ class Replay:
         return max(times)
 
     def disk(self, t: int, activations: int) -> tuple[float, float]:
-        moves, there = self.plan.steps[t], self.plan.on_disk
-        read = sum(n for name, n in (*moves.reload, *moves.reload_states) if name in there)
-        written = sum(n for name, n in (*moves.offload, *moves.offload_states) if name in there)
-        for name, share in moves.update:
+        transfers, there = self.plan.steps[t], self.plan.on_disk
+        read = sum(n for name, n in (*transfers.reload, *transfers.reload_states) if name in there)
+        written = sum(n for name, n in (*transfers.offload, *transfers.offload_states) if name in there)
+        for name, share in transfers.update:
             if name in there:
                 tensor = self.tensors[name][1]
                 both = round(share * (tensor.nbytes + tensor.state_bytes))

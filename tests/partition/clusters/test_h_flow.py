@@ -9,7 +9,7 @@ import pytest
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.partition.clusters.flow import Flow, forward_flow
-from stowage.stages.partition.clusters.partition import PATIENCE, Limits, h_partition, partition_score
+from stowage.stages.partition.clusters.partition import MOST_LEVELS, Limits, h_partition, partition_score
 from stowage.stages.partition.fold import fold
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.models import build_model
@@ -63,7 +63,7 @@ def test_hierarchies_of_models_are_legal_and_no_worse_than_algorithm_7(name: str
     graph = flow_of(traced(name)).graph
     hierarchy = h_partition(graph, SMALL)
     judge(hierarchy, SMALL)
-    reference = algorithm7.partition(graph, SMALL.top_size, SMALL.size, SMALL.alpha, most_levels=PATIENCE)
+    reference = algorithm7.partition(graph, SMALL.top_size, SMALL.size, SMALL.alpha, most_levels=MOST_LEVELS)
     if reference is not None:
         theirs = sum(algorithm7.score(graph, c, SMALL.alpha) for c in reference[0])
         assert partition_score(hierarchy) <= theirs * (1 + 1e-12)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stowage.flows.benchmarks.scaling.synthetic_graphs import SHAPES, skips, transformer
 from stowage.stages.ir.errors import ParameterError, TableError
 from stowage.stages.ir.hierarchy import FlowGraph, FlowNode
-from stowage.stages.partition.clusters.partition import PATIENCE, Limits, h_partition, partition_score
+from stowage.stages.partition.clusters.partition import MOST_LEVELS, Limits, h_partition, partition_score
 from tests.matrix import examples
 from tests.partition.clusters import algorithm7
 from tests.partition.clusters.hierarchies import judge, node_sets
@@ -52,7 +52,7 @@ def test_every_hierarchy_is_legal_and_no_worse_than_algorithm_7(graph: FlowGraph
     hierarchy = h_partition(graph, limits)
     judge(hierarchy, limits)
     assert h_partition(graph, limits) == hierarchy
-    reference = algorithm7.partition(graph, limits.top_size, limits.size, limits.alpha, most_levels=PATIENCE)
+    reference = algorithm7.partition(graph, limits.top_size, limits.size, limits.alpha, most_levels=MOST_LEVELS)
     if reference is not None:
         clusters, _ = reference
         theirs = sum(algorithm7.score(graph, c, limits.alpha) for c in clusters)

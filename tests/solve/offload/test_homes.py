@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
-from stowage.stages.solve.offload.homes import Moving, storages_on_disk
+from stowage.stages.solve.offload.placements import Moving, storages_on_disk
 from tests.simulate.small_plans import GRADIENT, NODES, STORAGES, WEIGHT, X
 
 SIZES = [10, 20, 30, 40]

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from stowage.stages.solve.in_memory import Race, keep_everything
+from stowage.stages.solve.offload.belady.late_updates import LateUpdate, in_time, late_updates, sets_of_updates
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.sweep.late_updates import LateUpdate, in_time, late_updates, sets_of_updates
 from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.trace import MicroBatch

@@ -15,7 +15,7 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.proposal import JudgedPlan, Task
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solver.outcome import SolverSettings
-from tests.offload.away import BELOW, smallest_below
+from tests.offload.away import BELOW, smallest_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare
 from tests.solve.judged import judged
 from tests.zoo import ZOO
@@ -35,7 +35,7 @@ def small() -> tuple[Offloader, int]:
     prepared = prepare(ZOO["gpt2"], adamw)
     program = program_of(prepared.trace, prepared.nodes)
     offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
-    return offloader, smallest_below(prepared) * 4
+    return offloader, smallest_with_lower_tier(prepared) * 4
 
 
 def test_no_answer_in_time_is_asked_of_the_relaxation(

@@ -14,14 +14,14 @@ from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.offload.hiding.shift import shift
 from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline
-from stowage.stages.solve.offload.insertion import StorageMoves, insert_moves
+from stowage.stages.solve.offload.insertion import StepTransfers, insert_transfers
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.streaming import Streaming
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.proposal import Task
 from stowage.stages.solve.request import PlanRequest
-from tests.offload.away import BELOW, smallest_below
+from tests.offload.away import BELOW, smallest_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare
 from tests.simulate.small_plans import node, storage
 from tests.solve.judged import hidden, judged
@@ -58,7 +58,7 @@ def test_the_same_rows_wait_less_within_the_budget(slack: float) -> None:
         assert [s.node for s in shifted.steps if s.kind == "compute"] == [
             s.node for s in plan.steps if s.kind == "compute"
         ]
-    assert smallest_below(prepared) > 0
+    assert smallest_with_lower_tier(prepared) > 0
 
 
 Judge = Callable[[Sequence[Step]], Outcome]
@@ -119,10 +119,10 @@ def test_moves_at_the_end_of_the_iteration() -> None:
         node(0, [weight], [gradient], phase="backward"),
         node(1, [gradient, weight, state], [], phase="update", mutates=(weight, state), once=True),
     ]
-    down = StorageMoves(offload=(gradient,), reload=(weight,))
-    end = StorageMoves(free=(gradient, weight), update=(weight,))
-    below = frozenset({weight, state})
-    moved = insert_moves([Step(0, -1, "B0"), Step(-1, gradient, "B0")], [0, 0], [down, end], nodes, below)
+    down = StepTransfers(offload=(gradient,), reload=(weight,))
+    end = StepTransfers(free=(gradient, weight), update=(weight,))
+    lower_tier = frozenset({weight, state})
+    moved = insert_transfers([Step(0, -1, "B0"), Step(-1, gradient, "B0")], [0, 0], [down, end], nodes, lower_tier)
     assert moved.state.updating == {weight}
     storages = [
         storage(weight, 100, "parameter", "w"),
@@ -141,10 +141,10 @@ def test_what_never_changes_has_a_copy_below_from_the_start() -> None:
     storages = [storage(weight, 100, "parameter", "w"), storage(first, 1), storage(second, 1)]
     nodes = [node(0, [weight], [first]), node(1, [first, weight], [second])]
     rows = [Step(0, -1, "F0"), Step(1, -1, "F1"), Step(-1, first, "F1")]
-    moved = insert_moves(
+    moved = insert_transfers(
         rows,
         [0, 2, 2],
-        [StorageMoves(), StorageMoves(free=(weight,)), StorageMoves(reload=(weight,))],
+        [StepTransfers(), StepTransfers(free=(weight,)), StepTransfers(reload=(weight,))],
         nodes,
         frozenset(),
     )
@@ -192,7 +192,7 @@ def test_a_reload_that_is_needed_later_lets_another_pass() -> None:
         Step(-1, small, "F"),
         Step(-1, large, "F"),
     ]
-    state = TierState(below=frozenset({small, large}), copied=frozenset({small, large}))
+    state = TierState(offloaded=frozenset({small, large}), copied=frozenset({small, large}))
 
     def judge(found: Sequence[Step]) -> Outcome:
         return replay_plan(storages, nodes, found, keep=frozenset({loss}), link=LINK, start=state)

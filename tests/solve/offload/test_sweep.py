@@ -14,10 +14,10 @@ from stowage.stages.ir.machine import Link
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.in_memory import Race, keep_everything
+from stowage.stages.solve.offload.belady.belady import BeladyPlanner, belady_plans
+from stowage.stages.solve.offload.belady.late_updates import late_updates
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.sweep.late_updates import late_updates
-from stowage.stages.solve.offload.sweep.sweep import BeladySweep, sweeps
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.of_trace import program_of
 from tests.matrix import examples
@@ -29,12 +29,12 @@ from tests.solve.synthetic_steps import training_steps
 from tests.zoo import ZOO
 
 QUICK = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
-TINY = Below(Link(1e3, 1e3), 1 << 40, smallest_bytes=1)
+TINY = LowerTier(Link(1e3, 1e3), 1 << 40, smallest_bytes=1)
 
 
-def offloader_of(prepared: Prepared, below: Below = BELOW) -> Offloader:
+def offloader_of(prepared: Prepared, lower_tier: LowerTier = BELOW) -> Offloader:
     chain = Chain(prepared.blocks, prepared.nodes, prepared.options)
-    return Offloader(program_of(prepared.trace, prepared.nodes), chain, below)
+    return Offloader(program_of(prepared.trace, prepared.nodes), chain, lower_tier)
 
 
 def executions_of(offloader: Offloader, budget: int = 1 << 60) -> list[Execution]:
@@ -51,10 +51,10 @@ def test_random_steps(trace: TraceTables, share: float, activations: bool) -> No
     """Whatever the budget from the least up: plans that the referee accepts, within it, with the same computations."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, activations=activations, gradients=True))
     executions = executions_of(offloader)
-    sweep = BeladySweep(offloader, executions, frozenset())
+    sweep = BeladyPlanner(offloader, executions, frozenset())
     everything = offloader.program.peak_bytes(executions)
     budget = int(sweep.least_bytes + share * max(0, everything - sweep.least_bytes))
-    plans = judged(offloader.program, sweeps(offloader, executions, budget))
+    plans = judged(offloader.program, belady_plans(offloader, executions, budget))
     assert plans, "the referee refuses none of them"
     for plan in plans:
         assert plan.outcome.peak_bytes <= budget
@@ -71,10 +71,10 @@ def test_random_steps_with_updates_by_the_cpu(trace: TraceTables, share: float, 
     offloader = offloader_of(prepare_trace(trace), replace(TINY, cpu_update_bytes_per_s=1e3))
     executions = executions_of(offloader)
     updates = late_updates(offloader, executions)[::every]
-    sweep = BeladySweep(offloader, executions, frozenset(), updates)
+    sweep = BeladyPlanner(offloader, executions, frozenset(), updates)
     taken = [u.node.node for u in updates]
     budget = sweep.least_bytes + int(share * 100)
-    plans = judged(offloader.program, sweeps(offloader, executions, budget, updates=updates))
+    plans = judged(offloader.program, belady_plans(offloader, executions, budget, updates=updates))
     assert plans, "the referee refuses none of them"
     for plan in plans:
         assert plan.peak_bytes <= budget
@@ -91,7 +91,7 @@ def test_against_all_choices(trace: TraceTables, share: float) -> None:
     """The best of the sweeps copies at most a fifth more than the best of all sets of gaps that fit."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, activations=False))
     executions = executions_of(offloader)
-    sweep = BeladySweep(offloader, executions, frozenset())
+    sweep = BeladyPlanner(offloader, executions, frozenset())
     if len(sweep.absences) > 8:
         return
     everything = offloader.program.peak_bytes(executions)
@@ -100,7 +100,7 @@ def test_against_all_choices(trace: TraceTables, share: float) -> None:
     every = (sweep.proposal(chosen) for chosen in sets)
     fitting = [p for p in judged(offloader.program, every) if p.peak_bytes <= budget]
     best = min(p.moved_bytes for p in fitting)
-    found = min(p.moved_bytes for p in judged(offloader.program, sweeps(offloader, executions, budget)))
+    found = min(p.moved_bytes for p in judged(offloader.program, belady_plans(offloader, executions, budget)))
     assert best <= found <= 1.2 * best
 
 
@@ -110,5 +110,5 @@ def test_what_rests_below_in_any_case(name: str) -> None:
     offloader = offloader_of(prepared)
     executions = executions_of(offloader)
     away = frozenset(sorted(offloader.movable)[::3])
-    for plan in judged(offloader.program, sweeps(offloader, executions, 1 << 60, away)):
-        assert plan.state.below == away
+    for plan in judged(offloader.program, belady_plans(offloader, executions, 1 << 60, away)):
+        assert plan.state.offloaded == away

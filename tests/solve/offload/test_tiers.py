@@ -11,7 +11,7 @@ import pytest
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES, DISK_STAGING_BYTES, BehindHost, Link
-from stowage.stages.solve import Below, tier_below
+from stowage.stages.solve import LowerTier, lower_tier_of
 
 CPU = DeviceDescription("c", "a processor", "cpu", 1 << 34, 1e10, 1e10, 3e9, 2e9, 4e9, 1e9, 1e-6)
 GPU = replace(
@@ -27,17 +27,17 @@ DISK = Link(2e9, 3e9, 4e9)
 PINNED = Link(1e10, 1.1e10, 1.8e10)
 
 
-def tiers(target: DeviceDescription, **given: Any) -> Below | None:
-    return tier_below(target, **({"host_budget": None, "disk_budget": None, "offload_dir": None} | given))
+def tiers(target: DeviceDescription, **given: Any) -> LowerTier | None:
+    return lower_tier_of(target, **({"host_budget": None, "disk_budget": None, "offload_dir": None} | given))
 
 
 def test_the_tiers_of_each_machine(tmp_path: Path) -> None:
     assert tiers(CPU) is None
     assert tiers(GPU) is None
     disk = tiers(CPU, offload_dir=tmp_path, disk_budget="1GiB")
-    assert disk == Below(DISK, 1 << 30, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, home="disk")
+    assert disk == LowerTier(DISK, 1 << 30, DISK_STAGING_BYTES, DISK_ALIGNMENT_BYTES, placement="disk")
     host = tiers(GPU, host_budget="2GiB")
-    assert host == Below(PINNED, 2 << 30, cpu_update_bytes_per_s=5e9, dispatch_s=1e-6)
+    assert host == LowerTier(PINNED, 2 << 30, cpu_update_bytes_per_s=5e9, dispatch_s=1e-6)
     both = tiers(GPU, host_budget="2GiB", offload_dir=tmp_path, disk_budget="1GiB")
     assert both == replace(host, capacity_bytes=(2 << 30) - DISK_STAGING_BYTES, disk=BehindHost(DISK, 1 << 30))
     assert both is not None

@@ -82,8 +82,8 @@ def plan(asked: dict[str, Any]) -> Answer:
     from stowage.flows.planning.step import QUICK
 
     told = Told()
-    home = folder / "stores"
-    plan_job(folder, told, fractions=asked["fractions"], method=asked["method"], home=home, effort=QUICK)
+    stores = folder / "stores"
+    plan_job(folder, told, fractions=asked["fractions"], method=asked["method"], stores=stores, effort=QUICK)
     return Answer("held", lines=tuple(told.lines))
 
 

@@ -153,17 +153,17 @@ def lanes(asked: dict[str, Any]) -> Answer:
         traced = Traced(job)
         kept = ruled_run(traced, traced.keep_all(), asked["steps"])
         numbers["plain PyTorch"] = str(difference(plain_run(job, asked["steps"]), kept))
-        for below in (False, True):
+        for lower_tier in (False, True):
             on_time: Run | None = None
-            plan = traced.stream_all(below=below)
+            plan = traced.stream_all(lower_tier=lower_tier)
             for late in LATE:
                 tidy(job)
                 found = ruled_run(traced, plan, asked["steps"], late, asked["late_s"])
-                name = f"{'updates below' if below else 'stream all'}, {' and '.join(late) or 'nothing'} late"
+                name = f"{'updates below' if lower_tier else 'stream all'}, {' and '.join(late) or 'nothing'} late"
                 to_kept = difference(found, kept)
                 on_time = on_time or found
                 to_on_time = difference(found, on_time)
-                rounds = below and job.device == "cuda"  # the CPU rounds otherwise
+                rounds = lower_tier and job.device == "cuda"  # the CPU rounds otherwise
                 ok = (to_on_time.equal and _is_rounding(to_kept)) if rounds else to_kept.equal
                 numbers[name] = {
                     "against keep all": str(to_kept),

@@ -148,8 +148,8 @@ class RkCheckmate:
     def alive(self, t: int, i: int, k: int) -> Any:
         """Allocation i is in memory after step k of stage t."""
         made = self.create[t, i] if self.parent[i] <= k and (t, i) in self.create else 0
-        gone = [self.delete[t, i, k2] for k2 in self.touching(t, i) if k2 <= k]
-        return self.P[t, i] + made - pulp.lpSum(gone)
+        released = [self.delete[t, i, k2] for k2 in self.touching(t, i) if k2 <= k]
+        return self.P[t, i] + made - pulp.lpSum(released)
 
 
 def eq_2_3(m: RkCheckmate) -> Constraints:
@@ -277,8 +277,8 @@ def memory_in_use(m: RkCheckmate) -> Constraints:
             before = m.U[t, k - 1] if k else pulp.lpSum(m.size(i) * m.P[t, i] for i in m.all)
             made = pulp.lpSum(m.size(i) * m.create[t, i] for i in m.graph.nodes[k].creates)
             read_or_made = sorted({*m.graph.nodes[k].creates, *m.graph.nodes[k].reads})
-            gone = pulp.lpSum(m.size(i) * m.delete[t, i, k] for i in read_or_made)
-            yield f"{t}_{k}", m.U[t, k] == before + made - gone
+            released = pulp.lpSum(m.size(i) * m.delete[t, i, k] for i in read_or_made)
+            yield f"{t}_{k}", m.U[t, k] == before + made - released
 
 
 def eq_2_18(m: RkCheckmate) -> Constraints:
@@ -288,17 +288,17 @@ def eq_2_18(m: RkCheckmate) -> Constraints:
         for k in range(t + 1):
             node = m.graph.nodes[k]
             read_or_made = sorted({*node.creates, *node.reads})
-            gone = pulp.lpSum(m.size(i) * m.delete[t, i, k] for i in read_or_made)
+            released = pulp.lpSum(m.size(i) * m.delete[t, i, k] for i in read_or_made)
             passing = sum(m.size(j) for j in m.graph.phantoms(k)) * m.Rf[t, k] if (t, k) in m.Rf else 0
-            yield f"{t}_{k}", m.workspace(k) * m.executed(t, k) + passing + m.U[t, k] + gone <= m.peak
+            yield f"{t}_{k}", m.workspace(k) * m.executed(t, k) + passing + m.U[t, k] + released <= m.peak
 
 
 def eq_2_19(m: RkCheckmate) -> Constraints:
     """What is in memory when the loss runs, the incoming gradient aside, is within M_save."""
     k = m.loss
     node = m.graph.nodes[k]
-    gone = pulp.lpSum(m.size(i) * m.delete[k, i, k] for i in sorted({*node.creates, *node.reads}))
-    yield "", m.U[k, k] + gone <= m.save + sum(m.size(i) for i in node.creates)
+    released = pulp.lpSum(m.size(i) * m.delete[k, i, k] for i in sorted({*node.creates, *node.reads}))
+    yield "", m.U[k, k] + released <= m.save + sum(m.size(i) for i in node.creates)
 
 
 def one_way(m: RkCheckmate) -> Constraints:

@@ -71,11 +71,11 @@ def read_schedule(model: RkCheckmate) -> BlockSchedule:
             else:
                 parts[part].append(model.graph.action(k))
             live.update(node.creates)
-            gone = {i for i in (*node.creates, *node.reads) if _on(model.delete[t, i, k])}
+            released = {i for i in (*node.creates, *node.reads) if _on(model.delete[t, i, k])}
             if (t, k) in model.Rf and _on(model.Rf[t, k]):
-                gone.update(model.graph.phantoms(k))
-            parts[part].extend(Action("free", i) for i in sorted(gone))
-            live -= gone
+                released.update(model.graph.phantoms(k))
+            parts[part].extend(Action("free", i) for i in sorted(released))
+            live -= released
     return BlockSchedule(tuple(parts[0]), tuple(parts[1]))
 
 

@@ -60,10 +60,10 @@ def retain(graph: StagedGraph, order: Sequence[int], peak_bytes: int, save_bytes
     current = list(order)
     for _ in range(_ROUNDS):
         line = candidate_of_order(graph, current).line
-        gone = _left_out(graph, line, peak_bytes, save_bytes)
-        if not gone:
+        released = _left_out(graph, line, peak_bytes, save_bytes)
+        if not released:
             break
-        current = useful(graph, [k for position, k in enumerate(current) if position not in gone])
+        current = useful(graph, [k for position, k in enumerate(current) if position not in released])
     return current
 
 
@@ -89,9 +89,9 @@ class _Repeat:
 def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int) -> set[int]:
     """Positions that can be left out together."""
     room = _room(graph, line, peak_bytes, save_bytes)
-    gone: dict[int, int] = {}
+    released: dict[int, int] = {}
     for repeat in sorted(_repeats(graph, line), key=lambda r: (-r.price(graph.nodes[r.node].time_s), r.position)):
-        if repeat.node in gone:
+        if repeat.node in released:
             continue
         taken = []
         for freed, nbytes in repeat.holds:
@@ -101,11 +101,11 @@ def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: i
             stretch -= nbytes
             taken.append((stretch, nbytes))
         else:
-            gone[repeat.node] = repeat.position
+            released[repeat.node] = repeat.position
             continue
         for stretch, nbytes in taken:
             stretch += nbytes
-    return set(gone.values())
+    return set(released.values())
 
 
 def _room(

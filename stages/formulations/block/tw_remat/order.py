@@ -107,7 +107,7 @@ class TreewidthOrder:
         place: dict[int, int] = {}
         for k in todo:
             if k not in self.graph.tree.bags[bag]:
-                place[k] = part_of[self.graph.tree.home[k]]
+                place[k] = part_of[self.graph.tree.bag_of[k]]
                 parts[place[k]].append(k)
         last_reader = {p: s for s in separator for p in self.graph.reads[s] if p in place}
         expiring: dict[int, list[int]] = {}

@@ -27,12 +27,12 @@ class TreeDecomposition:
     Attributes:
         bags: nodes of each bag; every bag stands behind its parent.
         parent: the bag above; −1 for the root.
-        home: for each node the bag nearest to the root that has it.
+        bag_of: for each node the bag nearest to the root that has it.
     """
 
     bags: tuple[frozenset[int], ...]
     parent: tuple[int, ...]
-    home: tuple[int, ...]
+    bag_of: tuple[int, ...]
 
     @property
     def width(self) -> int:
@@ -51,7 +51,7 @@ class TreeDecomposition:
         """
         below, heaviest = dict.fromkeys(tree, 0), dict.fromkeys(tree, 0)
         for node in nodes:
-            below[self.home[node]] += 1
+            below[self.bag_of[node]] += 1
         for bag in reversed(tree):
             above = self.parent[bag]
             if above in below:
@@ -102,12 +102,12 @@ def _rooted(tree: nx.Graph, count: int) -> TreeDecomposition:
     bags: list[frozenset[int]] = []
     parent: list[int] = []
     number: dict[frozenset[int], int] = {}
-    home: dict[int, int] = {}
+    bag_of: dict[int, int] = {}
     start = next(iter(tree.nodes))
     for above, bag in [(None, start), *nx.bfs_edges(tree, start)]:
         number[bag] = len(bags)
         for node in bag:
-            home.setdefault(node, len(bags))
+            bag_of.setdefault(node, len(bags))
         parent.append(-1 if above is None else number[above])
         bags.append(frozenset(bag))
-    return TreeDecomposition(tuple(bags), tuple(parent), tuple(home[node] for node in range(count)))
+    return TreeDecomposition(tuple(bags), tuple(parent), tuple(bag_of[node] for node in range(count)))

@@ -222,8 +222,8 @@ def eq_3_33(m: HIlp) -> Constraints:
             worst = []
             for w, way in enumerate(m.data.ways[k]):
                 internal = max(units(step.internal_bytes, m.unit) for step in way.steps)
-                gone = max(units(step.phantom_gone_bytes, m.unit) for step in way.steps)
-                worst.append(_held(m, t, k, w, internal, gone))
+                released = max(units(step.phantom_released_bytes, m.unit) for step in way.steps)
+                worst.append(_held(m, t, k, w, internal, released))
             yield f"{t}_{k}", m.U[t, k] + pulp.lpSum(worst) + _deleted(m, t, k) <= m.limit
 
 
@@ -238,16 +238,16 @@ def eq_3_34(m: HIlp) -> Constraints:
     for t, k in m.stages_and_nodes:
         for w, way in enumerate(m.data.ways[k]):
             for i, step in enumerate(way.steps):
-                held = _held(m, t, k, w, units(step.internal_bytes, m.unit), units(step.phantom_gone_bytes, m.unit))
-                less = pulp.lpSum(m.size(d) * m.D[t, k, d] for d in step.gone)
+                held = _held(m, t, k, w, units(step.internal_bytes, m.unit), units(step.phantom_released_bytes, m.unit))
+                less = pulp.lpSum(m.size(d) * m.D[t, k, d] for d in step.released)
                 less += pulp.lpSum(m.size(d) * m.C[t, k, d] for d in step.unborn)
                 others = len(m.data.ways[k]) > 1
-                lift = sum(m.size(d) for d in m.data.related(k) if d not in step.gone) if others else 0
+                lift = sum(m.size(d) for d in m.data.related(k) if d not in step.released) if others else 0
                 within = m.U[t, k] + held + _deleted(m, t, k) - less
                 yield f"{t}_{k}_{w}_{i}", within <= m.limit + lift * (m.sum_comp(t, k) - m.Comp[t, k, w])
 
 
-def _held(m: HIlp, t: int, k: int, w: int, internal: int, gone: int) -> Any:
+def _held(m: HIlp, t: int, k: int, w: int, internal: int, released: int) -> Any:
     """m[k,o,i]: what way w of node k holds by itself at a step, beyond what U counts after the node: forward leaves its
     phantom in U; backward has taken it out of U, or keeps all of it there for another run."""
     way, j, comp = m.data.ways[k][w], m.data.cluster_of.get(k), m.Comp[t, k, w]
@@ -256,7 +256,7 @@ def _held(m: HIlp, t: int, k: int, w: int, internal: int, gone: int) -> Any:
     phantom = m.phantom(j, way.option)
     if k in m.data.forward_of:
         return (internal - phantom) * comp
-    return internal * comp + min(0, gone - phantom) * m.Sp[t + 1, j, way.option]
+    return internal * comp + min(0, released - phantom) * m.Sp[t + 1, j, way.option]
 
 
 def eq_2_19(m: HIlp) -> Constraints:

@@ -161,8 +161,8 @@ class HIlp:
     def alive(self, t: int, k: int, d: int) -> Any:
         """A[t,k,d] (3.20): saved, or created since, and not deleted since."""
         made = [self.C[t, c, d] for c in self.makers(d) if c <= k]
-        gone = [self.D[t, c, d] for c in self.related(t, d) if c <= k]
-        return self.P[t, d] + pulp.lpSum(made) - pulp.lpSum(gone)
+        released = [self.D[t, c, d] for c in self.related(t, d) if c <= k]
+        return self.P[t, d] + pulp.lpSum(made) - pulp.lpSum(released)
 
 
 def _name(way: Way) -> str:

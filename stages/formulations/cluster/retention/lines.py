@@ -33,7 +33,7 @@ def _own(model: HRetentionModel, r: int, way: Way) -> int:
     what it makes and is born."""
     found = 0
     for step in way.steps:
-        there = {*way.reads, *model.data.graph.nodes[r].makes} - set(step.gone) - set(step.unborn)
+        there = {*way.reads, *model.data.graph.nodes[r].makes} - set(step.released) - set(step.unborn)
         found = max(
             found, units(step.internal_bytes, model.unit) + sum(model.data.nbytes[d] // model.unit for d in there)
         )

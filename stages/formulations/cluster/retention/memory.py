@@ -84,12 +84,12 @@ def add_save(model: HRetentionModel, save: int) -> None:
             continue
         held = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.contributors[0]]):
-            gone = cp.new_bool_var(f"gone[{g},{m}]")
-            cp.add(model.ends[g, m] <= slot).only_enforce_if(gone)
+            released = cp.new_bool_var(f"gone[{g},{m}]")
+            cp.add(model.ends[g, m] <= slot).only_enforce_if(released)
             if run.present is None:
-                cp.add_bool_or(held, gone)
+                cp.add_bool_or(held, released)
                 continue
-            cp.add_bool_or(held, gone, _later(model, group.contributors[0], m), ~run.present)
+            cp.add_bool_or(held, released, _later(model, group.contributors[0], m), ~run.present)
         model.saved[g] = held
         terms.append(units(group.nbytes, model.unit) * held)
     for j, cluster in enumerate(graph.clusters):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from stowage.stages.formulations.offload.o_ilp.model import Home, Moving, OIlp, OIlpLimits, Portion, finite
+from stowage.stages.formulations.offload.o_ilp.model import Moving, OIlp, OIlpLimits, Placement, Portion, finite
 from stowage.stages.formulations.offload.problem import OffloadProblem
 from stowage.stages.ir.machine import Link
 from stowage.stages.solver.equations import Constraints, add_equations
@@ -51,11 +51,11 @@ def eq_4_4(m: OIlp) -> Constraints:
     for p in m.portions:
         if p.cpu is None:
             continue
-        yield f"{p.cpu.window[0]}_X_{p.number}{p.home}", p.on_cpu <= p.size
+        yield f"{p.cpu.window[0]}_X_{p.number}{p.placement}", p.on_cpu <= p.size
         for t, after in zip(p.cpu.window, p.cpu.window[1:]):
             for what, value in (("sent", p.cpu.sent), ("done", p.cpu.done)):
                 if value(t) is not value(after) and not isinstance(value(t), int):
-                    yield f"{t}_{what}_{p.number}{p.home}", value(t) <= value(after)
+                    yield f"{t}_{what}_{p.number}{p.placement}", value(t) <= value(after)
 
 
 def eq_4_7(m: OIlp) -> Constraints:
@@ -110,7 +110,7 @@ def eq_4_12(m: OIlp) -> Constraints:
         if p.cpu is not None:
             for t, after in zip(p.cpu.window, p.cpu.window[1:]):
                 if p.cpu.sent(t) is not p.on_cpu:
-                    yield f"{p.number}{p.home}_{t}", p.cpu.done(after) <= p.cpu.sent(t)
+                    yield f"{p.number}{p.placement}_{t}", p.cpu.done(after) <= p.cpu.sent(t)
 
 
 def eq_4_13(m: OIlp) -> Constraints:
@@ -123,7 +123,7 @@ def eq_4_13(m: OIlp) -> Constraints:
                 stored, reloaded, done = p.weights.stored(t), p.weights.reloaded(t), p.cpu.done(t)
                 same = (id(stored), id(done))
                 if same != previous or not isinstance(reloaded, int):
-                    yield f"{p.number}{p.home}_{t}", stored + reloaded <= p.size - p.on_cpu + done
+                    yield f"{p.number}{p.placement}_{t}", stored + reloaded <= p.size - p.on_cpu + done
                 previous = same
 
 
@@ -184,8 +184,8 @@ def disk_room(m: OIlp) -> Constraints:
         yield from _room(m, "disk", m.problem.machine.disk_bytes)
 
 
-def _room(m: OIlp, home: Home, room_bytes: int) -> Constraints:
-    groups = [p.group for p in m.portions if p.home == home]
+def _room(m: OIlp, placement: Placement, room_bytes: int) -> Constraints:
+    groups = [p.group for p in m.portions if p.placement == placement]
     activations = [max(o.offload_bytes for o in b.options) for b in m.problem.blocks]
     batch = m.limits.batch[1] if m.limits.batch else 1.0
     if sum(2 * g.nbytes + g.state_bytes for g in groups) + batch * sum(activations) <= room_bytes:
@@ -193,9 +193,9 @@ def _room(m: OIlp, home: Home, room_bytes: int) -> Constraints:
     terms: list[Any] = []
     for p in m.portions:
         gradients = p.on_cpu * p.group.nbytes
-        if home == "host":
+        if placement == "host":
             terms.append(gradients)
-        if p.home != home:
+        if p.placement != placement:
             continue
         terms.append(p.on_cpu * p.group.state_bytes)
         for x in p.movings:
@@ -205,7 +205,7 @@ def _room(m: OIlp, home: Home, room_bytes: int) -> Constraints:
                 if isinstance(stored, pulp.LpVariable) and stored is not x.whole:
                     yield f"home_{x.name}_{number}", variable >= x.whole - stored
     for i in range(m.problem.L):
-        if home == "disk":
+        if placement == "disk":
             terms.append(m.chosen(i, lambda o: o.disk_bytes))
         else:
             terms.append(m.chosen(i, lambda o: o.offload_bytes - o.disk_bytes))

@@ -49,7 +49,7 @@ from typing import Any, Literal
 from stowage.stages.formulations.offload.problem import OffloadOption, OffloadProblem, ParameterGroup
 from stowage.stages.solver.milp import pulp
 
-Home = Literal["host", "disk"]
+Placement = Literal["host", "disk"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Portion:
 
     group: ParameterGroup
     number: int
-    home: Home
+    placement: Placement
     size: Any
     on_cpu: Any
     weights: Moving | None
@@ -240,17 +240,19 @@ class OIlp:
         if self.limits.device_free:
             self.budget = pulp.LpVariable("Budget", lowBound=0)
         self.kept = [pulp.LpVariable(f"Kept_{i}", lowBound=0) for i in range(self.problem.L)]
-        homes: tuple[Home, ...] = ("host",) if machine.disk is None else ("host", "disk")
+        placements: tuple[Placement, ...] = ("host",) if machine.disk is None else ("host", "disk")
         self.portions = [
-            self._portion(number, group, home, homes)
+            self._portion(number, group, placement, placements)
             for number, group in enumerate(self.problem.groups)
-            for home in homes
+            for placement in placements
             if group.tensors
         ]
 
-    def _portion(self, number: int, group: ParameterGroup, home: Home, homes: tuple[Home, ...]) -> Portion:
-        problem, name = self.problem, f"{number}{home[0] if len(homes) > 1 else ''}"
-        size = self.scale if len(homes) == 1 else pulp.LpVariable(f"Size_{name}", 0)
+    def _portion(
+        self, number: int, group: ParameterGroup, placement: Placement, placements: tuple[Placement, ...]
+    ) -> Portion:
+        problem, name = self.problem, f"{number}{placement[0] if len(placements) > 1 else ''}"
+        size = self.scale if len(placements) == 1 else pulp.LpVariable(f"Size_{name}", 0)
         change = problem.last_gradient(group) if group.trainable else None
         on_cpu: Any = 0
         if problem.may_update_on_cpu(group) and not self._fixed_to_zero(number):
@@ -265,7 +267,7 @@ class OIlp:
         if not isinstance(on_cpu, int):
             window = problem.after(problem.last_gradient(group), problem.first_use(group))
             cpu = Cpu(name, on_cpu, window, reach)
-        return Portion(group, number, home, size, on_cpu, weights, states, cpu)
+        return Portion(group, number, placement, size, on_cpu, weights, states, cpu)
 
     def _fixed_to_zero(self, number: int) -> bool:
         return self.limits.cpu_fractions is not None and self.limits.cpu_fractions[number] <= 0
@@ -337,7 +339,7 @@ class OIlp:
 
     @cached_property
     def _on_disk(self) -> list[Portion]:
-        return [p for p in self.portions if p.home == "disk"]
+        return [p for p in self.portions if p.placement == "disk"]
 
 
 def _offloaded(option: OffloadOption) -> int:

@@ -258,7 +258,7 @@ def _read(m: OIlp) -> OIlpSolution:
                 states_offloaded=total(ps, lambda p, t: of(p.states, "offloaded", t, 0)),
                 states_reloaded=total(ps, lambda p, t: of(p.states, "reloaded", t, 0)),
                 on_cpu=_snap(sum(_value(p.on_cpu) for p in ps) / scale),
-                on_disk=_snap(sum(_value(p.size) for p in ps if p.home == "disk") / scale),
+                on_disk=_snap(sum(_value(p.size) for p in ps if p.placement == "disk") / scale),
             )
         )
     options = tuple(max(range(len(comp)), key=[_value(v) for v in comp].__getitem__) for comp in m.comp)

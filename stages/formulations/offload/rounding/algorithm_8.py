@@ -17,7 +17,7 @@ def leaves(item: Item) -> bool:
     return any(gap.reload is not None for gap in item.gaps)
 
 
-class Sweep:
+class Algorithm8:
     """Algorithm 8 for one group: through the cycle from g_w, in whole tensors."""
 
     def __init__(

@@ -26,7 +26,7 @@ from typing import Any
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
 from stowage.stages.formulations.offload.o_ilp.solve import Fractions, OIlpSolution, o_ilp
 from stowage.stages.formulations.offload.problem import OffloadProblem, ParameterGroup
-from stowage.stages.formulations.offload.rounding.algorithm_8 import TOLERANCE, Sweep, leaves
+from stowage.stages.formulations.offload.rounding.algorithm_8 import TOLERANCE, Algorithm8, leaves
 from stowage.stages.formulations.offload.rounding.smoothing import fill_cpu, smooth
 from stowage.stages.formulations.offload.rounding.subset_sum import select_at_least, select_at_most
 from stowage.stages.formulations.offload.rounding.tensors import Item, Loads
@@ -35,7 +35,7 @@ from stowage.stages.solver.outcome import SolverSettings
 
 
 @dataclass(frozen=True)
-class StepMoves:
+class RoundedTransfers:
     """What happens in one step, by names of tensors.
 
     At its start `delete` and `delete_states` are dropped from the device, and what is in `reload` or `reload_states`
@@ -75,7 +75,7 @@ class RoundedPlan:
     """
 
     options: tuple[int, ...]
-    steps: tuple[StepMoves, ...]
+    steps: tuple[RoundedTransfers, ...]
     resident: frozenset[str]
     states_resident: frozenset[str]
     on_cpu: frozenset[str]
@@ -196,19 +196,19 @@ def _items(problem: OffloadProblem, groups: Sequence[Fractions], on_cpu: Sequenc
         for item in weights:
             item.on_cpu = item.tensor.name in names
         here = [s + r + w for s, r, w in zip(fractions.stored, fractions.reloaded, fractions.waiting)]
-        Sweep(problem, group, weights, here, fractions.stored, fractions.offloaded, fractions.gradients).run()
+        Algorithm8(problem, group, weights, here, fractions.stored, fractions.offloaded, fractions.gradients).run()
         moved = [i for i in weights if not i.on_cpu and i.tensor.state_bytes]
         states = [Item.of(problem, group, i.tensor, states=True) for i in moved]
         if states:
             here = [s + r for s, r in zip(fractions.states_stored, fractions.states_reloaded)]
             none = (0.0,) * problem.steps
-            Sweep(problem, group, states, here, fractions.states_stored, fractions.states_offloaded, none).run()
-        _homes(group, fractions.on_disk, weights, states)
+            Algorithm8(problem, group, states, here, fractions.states_stored, fractions.states_offloaded, none).run()
+        _placements(group, fractions.on_disk, weights, states)
         found += weights + states
     return found
 
 
-def _homes(group: ParameterGroup, on_disk: float, weights: list[Item], states: list[Item]) -> None:
+def _placements(group: ParameterGroup, on_disk: float, weights: list[Item], states: list[Item]) -> None:
     """Which tensors have their home on the disk: those in the host fit the portion that it has."""
     if not on_disk:
         return
@@ -222,7 +222,7 @@ def _homes(group: ParameterGroup, on_disk: float, weights: list[Item], states: l
 
 def _plan(problem: OffloadProblem, options: tuple[int, ...], items: Sequence[Item], loads: Loads) -> RoundedPlan:
     steps = problem.steps
-    moves: list[dict[str, list[Any]]] = [{} for _ in range(steps)]
+    transfers: list[dict[str, list[Any]]] = [{} for _ in range(steps)]
     resident: set[str] = set()
     states_resident: set[str] = set()
     host_bytes = sum(
@@ -231,14 +231,14 @@ def _plan(problem: OffloadProblem, options: tuple[int, ...], items: Sequence[Ite
     disk_bytes = sum(block.options[o].disk_bytes for block, o in zip(problem.blocks, options))
 
     def note(t: int, what: str, item: Item, entry: Any) -> None:
-        moves[t].setdefault(what + ("_states" if item.states else ""), []).append(entry)
+        transfers[t].setdefault(what + ("_states" if item.states else ""), []).append(entry)
 
     def share_out(shares: dict[int, int], what: str, item: Item) -> None:
         for t, nbytes in shares.items():
             note(t, what, item, (item.tensor.name, nbytes))
 
     for item in items:
-        home = 0
+        placement = 0
         for gap in item.gaps:
             if gap.reload is None:
                 continue
@@ -249,23 +249,23 @@ def _plan(problem: OffloadProblem, options: tuple[int, ...], items: Sequence[Ite
                 item.tensor.name,
             )
             share_out(gap.up, "reload", item)
-            home = item.nbytes
+            placement = item.nbytes
         share_out(item.down, "offload_gradients" if item.on_cpu else "offload", item)
         for t, seconds in sorted(item.updates.items()):
             share = seconds / item.tensor.cpu_update_s if item.tensor.cpu_update_s else 1.0
-            moves[t].setdefault("update", []).append((item.tensor.name, share))
+            transfers[t].setdefault("update", []).append((item.tensor.name, share))
         if item.on_cpu:
-            home += item.tensor.state_bytes
+            placement += item.tensor.state_bytes
             host_bytes += item.nbytes
         if item.on_disk:
-            disk_bytes += home
+            disk_bytes += placement
         else:
-            host_bytes += home
+            host_bytes += placement
         if _at_end(item, steps - 1):
             (states_resident if item.states else resident).add(item.tensor.name)
     return RoundedPlan(
         options=options,
-        steps=tuple(StepMoves(**{what: tuple(entries) for what, entries in m.items()}) for m in moves),
+        steps=tuple(RoundedTransfers(**{what: tuple(entries) for what, entries in m.items()}) for m in transfers),
         resident=frozenset(resident),
         states_resident=frozenset(states_resident),
         on_cpu=frozenset(i.tensor.name for i in items if i.on_cpu),

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from stowage.stages.formulations.offload.rounding.rounding import RoundedPlan
-from stowage.stages.solve.offload.insertion import StorageMoves
+from stowage.stages.solve.offload.insertion import StepTransfers
 from stowage.stages.solve.offload.offmate.problem import ChainProblem
 from stowage.stages.solve.program.chain import Execution
 
@@ -24,7 +24,9 @@ class Translator:
         self._parameter = problem.parameter
         self._count = len(problem.choices)
 
-    def moves(self, rounded: RoundedPlan, *, early: bool) -> tuple[list[StorageMoves], frozenset[int], list[Execution]]:
+    def transfers(
+        self, rounded: RoundedPlan, *, early: bool
+    ) -> tuple[list[StepTransfers], frozenset[int], list[Execution]]:
         """Return the moves of storages per step, what is below at the start, and the executions.
 
         Args:
@@ -66,10 +68,13 @@ class Translator:
         resident = {*self._storages(rounded.resident), *self._states(rounded.states_resident)}
         moving = {s for lists in (free, reload, offload) for found in lists for s in found}
         moving |= {s for n in nodes.values() for s in n.mutates if s in self._problem.offloader.movable}
-        below = frozenset(s for s in moving if self._program.storages[s].role != "temporary") - resident
+        lower_tier = frozenset(s for s in moving if self._program.storages[s].role != "temporary") - resident
         return (
-            [StorageMoves(tuple(f), tuple(r), tuple(o), tuple(u)) for f, r, o, u in zip(free, reload, offload, update)],
-            below,
+            [
+                StepTransfers(tuple(f), tuple(r), tuple(o), tuple(u))
+                for f, r, o, u in zip(free, reload, offload, update)
+            ],
+            lower_tier,
             executions,
         )
 

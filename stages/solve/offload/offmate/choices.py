@@ -33,14 +33,14 @@ class _Choices:
 
     def __init__(self, offloader: Offloader) -> None:
         self.chain = offloader.chain
-        self.below = offloader.below
+        self.lower_tier = offloader.lower_tier
         self.sizes = offloader.program.nbytes
 
     def three(self, block: int) -> list[Choice]:
         """Return the fastest schedule; the one that saves least; and one of cheap recomputation with everything else
         offloaded."""
         costs = self.chain.chain_blocks[block].options
-        rate = self.below.link.duplex_bytes_per_s
+        rate = self.lower_tier.link.duplex_bytes_per_s
         fastest, leanest = self.chain.fastest_options[block], self.chain.leanest_options[block]
         cheap = min(range(len(costs)), key=lambda o: costs[o].time_s + 2 * costs[o].save_bytes / rate)
         offloaded = Choice(cheap, tuple(self._saved(block, cheap)))
@@ -74,14 +74,14 @@ class _Choices:
                 half.append(storage)
             for subset in dict.fromkeys([(), tuple(half), tuple(movable)]):
                 found.append(Choice(option, subset))
-                if subset and self.below.disk is not None:
+                if subset and self.lower_tier.disk is not None:
                     found.append(Choice(option, subset, to_disk=True))
         return found
 
     def _saved(self, block: int, option: int) -> list[int]:
         """Return the storages that an option keeps for backward and that may leave meanwhile, the block's input
         included; large ones first."""
-        if block == len(self.chain.blocks) - 1 or not self.below.activations:
+        if block == len(self.chain.blocks) - 1 or not self.lower_tier.activations:
             return []  # its backward follows at once
         described = self.chain.blocks[block]
         graph = self.chain.graph(block)
@@ -91,7 +91,7 @@ class _Choices:
             before = self.chain.blocks[block - 1]
             found.update(before.storages[a] for a in self.chain.graph(block - 1).output)
         sizes = self.sizes
-        large = [s for s in found if sizes[s] >= self.below.smallest_bytes]
+        large = [s for s in found if sizes[s] >= self.lower_tier.smallest_bytes]
         return sorted(large, key=lambda s: (-sizes[s], s))
 
 

@@ -36,7 +36,7 @@ class ChainProblem:
         self.choices = choices
         self._chain = offloader.chain
         self._program = offloader.program
-        self._below = offloader.below
+        self._lower_tier = offloader.lower_tier
         self._count = len(self._chain.blocks)
         self._update_s = self._update_times()
         self.update_node = {
@@ -99,19 +99,19 @@ class ChainProblem:
             fixed_bytes=self._program.base_bytes
             - grouped
             + self._program.shared_bytes
-            + self._below.staging_for(len(movable)),
-            link=self._below.link,
-            host_bytes=self._below.capacity_bytes,
-            management_s=self._below.dispatch_s * len(self._program.nodes) / (2 * self._count),
+            + self._lower_tier.staging_for(len(movable)),
+            link=self._lower_tier.link,
+            host_bytes=self._lower_tier.capacity_bytes,
+            management_s=self._lower_tier.dispatch_s * len(self._program.nodes) / (2 * self._count),
         )
-        if self._below.disk is not None:
+        if self._lower_tier.disk is not None:
             # An update of what is on the disk reads it into the host.
             largest = max((t.nbytes + t.state_bytes for t, _ in tensors if math.isfinite(t.cpu_update_s)), default=0)
             machine = replace(
                 machine,
                 host_bytes=max(0, machine.host_bytes - largest),
-                disk=self._below.disk.link,
-                disk_bytes=self._below.disk.capacity_bytes,
+                disk=self._lower_tier.disk.link,
+                disk_bytes=self._lower_tier.disk.capacity_bytes,
             )
         return OffloadProblem(
             blocks=tuple(self._block(b) for b in range(self._count)),

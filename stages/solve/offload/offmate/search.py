@@ -67,10 +67,10 @@ class OffMate:
         search = _Search(offloader, task.budget_bytes, settings, self.preprint)
         yield from search.run()
         others: list[_Search] = []
-        if offloader.below.cpu_update_bytes_per_s:
+        if offloader.lower_tier.cpu_update_bytes_per_s:
             # A plan without updates on the CPU may be better once tensors are whole.
-            below = replace(offloader.below, cpu_update_bytes_per_s=0.0)
-            without = Offloader(offloader.program, offloader.chain, below)
+            lower_tier = replace(offloader.lower_tier, cpu_update_bytes_per_s=0.0)
+            without = Offloader(offloader.program, offloader.chain, lower_tier)
             others.append(_Search(without, task.budget_bytes, settings, self.preprint))
         if not self.preprint:
             # So may one from fewer options: fractions of updates fall otherwise.
@@ -180,9 +180,9 @@ class _Search:
         """Propose a rounded plan with its activations early and late, and return what the referee accepts."""
         accepted: list[JudgedPlan] = []
         for early in (True, False):
-            moves, below, executions = self._translator.moves(rounded, early=early)
+            transfers, lower_tier, executions = self._translator.transfers(rounded, early=early)
             verdict = yield replace(
-                self._offloader.proposal("offmate", executions, moves, below, decision),
+                self._offloader.proposal("offmate", executions, transfers, lower_tier, decision),
                 wanted_on_disk=self._translator.on_disk(rounded),
                 hide_at_once=True,
                 fractional_s=self.fractional_s,

@@ -10,7 +10,7 @@ from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
-from stowage.stages.solve.offload.tier import Below
+from stowage.stages.solve.offload.tier import LowerTier
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Moving:
     @staticmethod
     def of(steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]) -> Moving:
         """Count what a plan moves that says nothing of disks yet."""
-        copies = Counter(dict.fromkeys(state.below | state.copied, 0))
+        copies = Counter(dict.fromkeys(state.offloaded | state.copied, 0))
         copies.update(s.storage for s in steps if ACTIONS[s.kind].moves)
         gradients: set[int] = set()
         update_bytes = 0
@@ -43,7 +43,7 @@ class Moving:
 
 
 def places_on_disk(
-    tier: Below,
+    tier: LowerTier,
     steps: Sequence[Step],
     state: TierState,
     nodes: Sequence[ComputeNode],
@@ -58,10 +58,10 @@ def places_on_disk(
         nodes, sizes: the program, and the bytes of each of its storages.
         wanted: what should be on the disk rather than in the host.
     """
-    if tier.home == "host" and tier.disk is None:
+    if tier.placement == "host" and tier.disk is None:
         return frozenset()
     moving = Moving.of(steps, state, nodes, sizes)
-    if tier.home == "disk":
+    if tier.placement == "disk":
         return frozenset(moving.copies)
     return storages_on_disk(moving, sizes, wanted, tier.capacity_bytes)
 

@@ -117,7 +117,7 @@ class _InTime:
     def __init__(
         self, offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
     ) -> None:
-        nodes, self._size, self._link = offloader.program.nodes, offloader.program.nbytes, offloader.below.link
+        nodes, self._size, self._link = offloader.program.nodes, offloader.program.nbytes, offloader.lower_tier.link
         self._updates = updates
         self._spare_bytes = spare_bytes
         taken = {u.node.node for u in updates}

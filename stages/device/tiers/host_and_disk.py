@@ -15,7 +15,7 @@ from stowage.stages.device.tiers.disk import DiskTier
 from stowage.stages.device.tiers.host import PinnedTier
 
 
-class StagedTier:
+class HostAndDiskTier:
     """See `Tier` and `HostMemory`.
 
     Attributes:

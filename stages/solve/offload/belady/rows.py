@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
-from stowage.stages.solve.offload.sweep.late_updates import LateUpdate
+from stowage.stages.solve.offload.belady.late_updates import LateUpdate
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import Program
 
@@ -34,7 +34,7 @@ class Absence:
     returns: bool = True
 
 
-class SweepRows:
+class BeladyRows:
     """Writes the rows for some absences.
 
     Attributes:
@@ -55,7 +55,7 @@ class SweepRows:
         self._persistent = persistent
         self._updates = updates
         self._weights = frozenset(u.weight for u in updates)
-        self._changed_below = frozenset(s for u in updates for s in u.node.mutates)
+        self._changed_in_lower_tier = frozenset(s for u in updates for s in u.node.mutates)
         self._changed = [frozenset((*n.mutates, *n.creates)) for n in program.nodes]
         wanted = {s for u in updates for s in u.down} | self._weights
         self.complete: dict[int, int] = {}
@@ -96,18 +96,18 @@ class SweepRows:
         program = self._program
         persistent = {g.storage for g in chosen} & self._persistent
         changing = {s for n in program.nodes for s in n.mutates}
-        below = frozenset(
+        offloaded = frozenset(
             g.storage for g in chosen if g.storage in self._persistent and (g.before >= self._count or g.after < 0)
         )
-        copied = (below | (persistent - changing)) - self._changed_below
-        steps, end = self._rows(chosen, below, copied)
+        copied = (offloaded | (persistent - changing)) - self._changed_in_lower_tier
+        steps, end = self._rows(chosen, offloaded, copied)
         if end & persistent != copied - program.consumed:
             copied = (end & persistent) | (copied & program.consumed)
-            steps, _ = self._rows(chosen, below, copied)
-        return steps, TierState(below=below, copied=copied, updating=self._weights)
+            steps, _ = self._rows(chosen, offloaded, copied)
+        return steps, TierState(offloaded=offloaded, copied=copied, updating=self._weights)
 
     def _rows(
-        self, chosen: Sequence[Absence], below: frozenset[int], copied: frozenset[int]
+        self, chosen: Sequence[Absence], offloaded: frozenset[int], copied: frozenset[int]
     ) -> tuple[list[Step], frozenset[int]]:
         """Return rows, and what has a copy below at the end."""
         leaving: dict[int, list[int]] = defaultdict(list)
@@ -130,7 +130,7 @@ class SweepRows:
 
         def end(position: int, label: str) -> None:
             for storage in leaving[position]:
-                if position < 0 and storage in below:
+                if position < 0 and storage in offloaded:
                     continue
                 if storage not in valid:
                     put("offload", storage, label)

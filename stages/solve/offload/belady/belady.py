@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from stowage.stages.solve.offload.belady.late_updates import LateUpdate
+from stowage.stages.solve.offload.belady.rows import Absence, BeladyRows
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.sweep.late_updates import LateUpdate
-from stowage.stages.solve.offload.sweep.rows import Absence, SweepRows
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal
 
@@ -27,11 +27,11 @@ SPARED_SIZES = (0.0, 1.0, 2.0, 4.0, 8.0)
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-def sweeps(
+def belady_plans(
     offloader: Offloader,
     executions: Sequence[Execution],
     budget_bytes: int,
-    away: frozenset[int] = frozenset(),
+    offloaded_at_rest: frozenset[int] = frozenset(),
     updates: Sequence[LateUpdate] = (),
 ) -> Generator[Proposal, JudgedPlan | None, int]:
     """Propose plans for given executions; where none fits, the one that needs least. Return how many were accepted.
@@ -43,7 +43,7 @@ def sweeps(
         away: what is to be below between iterations in any case.
         updates: those that the CPU does, of some of the executions, in its order; weight and states are below for them.
     """
-    sweep = BeladySweep(offloader, executions, away, updates)
+    sweep = BeladyPlanner(offloader, executions, offloaded_at_rest, updates)
     if sweep.least_bytes > budget_bytes:
         return (yield from _heard(sweep.proposal(sweep.absences)))
     largest = max((offloader.program.nbytes[g.storage] for g in sweep.absences), default=0)
@@ -66,10 +66,10 @@ def _heard(proposal: Proposal) -> Generator[Proposal, JudgedPlan | None, int]:
 
 def least_bytes(offloader: Offloader, executions: Sequence[Execution]) -> int:
     """Return the peak of given executions where everything leaves that can, and the device updates."""
-    return BeladySweep(offloader, executions, frozenset()).least_bytes
+    return BeladyPlanner(offloader, executions, frozenset()).least_bytes
 
 
-class BeladySweep:
+class BeladyPlanner:
     """Decides which storages are below, and when.
 
     Attributes:
@@ -81,14 +81,14 @@ class BeladySweep:
         self,
         offloader: Offloader,
         executions: Sequence[Execution],
-        away: frozenset[int],
+        offloaded_at_rest: frozenset[int],
         updates: Sequence[LateUpdate] = (),
     ) -> None:
         self._offloader = offloader
         self._program = program = offloader.program
         by_cpu = {u.node.node for u in updates}
         executions = [e for e in executions if e.node not in by_cpu]
-        away = away.union(*(offloader.movable.intersection(u.node.mutates) for u in updates))
+        offloaded_at_rest = offloaded_at_rest.union(*(offloader.movable.intersection(u.node.mutates) for u in updates))
         self._executions = executions
         self._size = program.nbytes
         self._count = len(executions)
@@ -97,16 +97,18 @@ class BeladySweep:
         self._changed = [frozenset((*n.mutates, *n.creates)) for n in program.nodes]
         # What is there in every iteration, gradients that wait included.
         self._persistent = offloader.movable | (offloader.gradients.keys() - program.temporary)
-        self._rows = SweepRows(program, executions, updates, self._persistent)
+        self._rows = BeladyRows(program, executions, updates, self._persistent)
         # What goes down for an update by the CPU does not come back.
         down = {s: self._rows.complete[s] for u in updates for s in u.down}
         gaps = (*self._persistent_absences(), *self._temporary_absences())
         self.absences = [g for g in gaps if g.after < down.get(g.storage, self._count)]
-        self._away = {
-            n for n, g in enumerate(self.absences) if g.storage in away and (g.before >= self._count or g.after < 0)
+        self._offloaded = {
+            n
+            for n, g in enumerate(self.absences)
+            if g.storage in offloaded_at_rest and (g.before >= self._count or g.after < 0)
         }
         self._lost = self._take_memory({g.storage for g in self.absences})
-        self._level += offloader.below.staging_for(len({g.storage for g in self.absences}))
+        self._level += offloader.lower_tier.staging_for(len({g.storage for g in self.absences}))
         relieved = self._level.copy()
         for absence in self.absences:
             self._shift(relieved, absence, -1)
@@ -131,7 +133,7 @@ class BeladySweep:
 
     def _temporary_absences(self) -> Iterator[Absence]:
         """Yield absences of what is made once in the iteration and read later."""
-        smallest = self._offloader.below.smallest_bytes
+        smallest = self._offloader.lower_tier.smallest_bytes
         program = self._program
         last = program.last_uses(self._executions)
         copies: dict[int, list[int]] = defaultdict(list)
@@ -145,7 +147,7 @@ class BeladySweep:
             and self._size[s] >= smallest
             and (s not in program.keep or s in self._offloader.gradients)
         }
-        if not self._offloader.below.activations:
+        if not self._offloader.lower_tier.activations:
             taken = {s for n in program.nodes if n.phase == "update" for s in n.reads}
             wanted &= taken
         uses: dict[int, list[int]] = defaultdict(list)
@@ -186,7 +188,7 @@ class BeladySweep:
 
     def _copy_s(self, absence: Absence, copied: set[int]) -> float:
         """Return the seconds of copies that an absence costs."""
-        link, size = self._offloader.below.link, self._size[absence.storage]
+        link, size = self._offloader.lower_tier.link, self._size[absence.storage]
         down_s = size / link.offload_bytes_per_s if absence.fresh or absence.storage not in copied else 0.0
         return down_s + (size / link.reload_bytes_per_s if absence.returns else 0.0)
 
@@ -200,10 +202,10 @@ class BeladySweep:
                     starting[start].append(number)
         # What changes within the iteration has left before, where it is short of memory.
         copied = {g.storage for g in self.absences if g.before >= self._count}
-        for number in self._away:
+        for number in self._offloaded:
             self._shift(level, self.absences[number], -1)
         leaving: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
-        chosen: set[int] = set(self._away)
+        chosen: set[int] = set(self._offloaded)
         for position in range(self._count):
             for number in starting.get(position, ()):
                 absence = self.absences[number]
@@ -241,7 +243,9 @@ class BeladySweep:
     def _needed(self, chosen: set[int], level: _Bytes, limit_bytes: int) -> set[int]:
         """Drop absences that later choices made needless; dear and short ones first."""
         left = set(chosen)
-        for number in sorted(chosen - self._away, key=lambda n: (self.absences[n].before - self.absences[n].after, n)):
+        for number in sorted(
+            chosen - self._offloaded, key=lambda n: (self.absences[n].before - self.absences[n].after, n)
+        ):
             absence = self.absences[number]
             self._shift(level, absence, 1)
             if all(level[a:b].max(initial=0) <= limit_bytes for a, b in self._ranges(absence)):
@@ -253,5 +257,5 @@ class BeladySweep:
     def proposal(self, chosen: Sequence[Absence]) -> Proposal:
         """Return the plan in which the chosen storages are below."""
         steps, state = self._rows.plan(chosen)
-        tier = self._offloader.below
+        tier = self._offloader.lower_tier
         return Proposal(method=METHOD, steps=steps, state=state, decision=Decision("belady"), tier=tier)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from stowage.stages.ir.errors import AwayError
+from stowage.stages.ir.errors import OffloadedError
 from stowage.stages.ir.updates import is_gradient_slot
 
 _FORM = frozenset((
@@ -36,7 +36,7 @@ _SAME = frozenset(("detach", "data"))
 """What gives the same memory as another object."""
 
 
-class Away(torch.Tensor):
+class OffloadedTensor(torch.Tensor):
     """A tensor that is below the device.
 
     Attributes:
@@ -58,41 +58,41 @@ class Away(torch.Tensor):
         """What needs no numbers, as for every tensor.
 
         Raises:
-            AwayError: numbers are read or written.
+            OffloadedError: numbers are read or written.
         """
         kind = getattr(func, "__name__", "")
         is_property = kind in ("__get__", "__set__")
         name = str(func.__self__.__name__) if is_property else kind  # type: ignore[attr-defined]
-        here = args[0] if args and isinstance(args[0], Away) else None
+        here = args[0] if args and isinstance(args[0], OffloadedTensor) else None
         if name == "__repr__" and here is not None:
             return f"{here.here.__name__}(below the device, shape={tuple(here.shape)}, dtype={here.dtype})"
-        if name == "data" and kind == "__set__" and not isinstance(args[1], Away):
-            raise away(_first(args, kwargs), "data")
+        if name == "data" and kind == "__set__" and not isinstance(args[1], OffloadedTensor):
+            raise offloaded(_first(args, kwargs), "data")
         if not (_asks_for_form(name, is_property) or name in _SAME or name in _MOVES):
-            raise away(_first(args, kwargs), name)
+            raise offloaded(_first(args, kwargs), name)
         found = torch._C._disabled_torch_function_impl(func, types, args, dict(kwargs or {}))
         if name in _MOVES and isinstance(found, torch.Tensor) and found is not here:
-            raise away(_first(args, kwargs), name)
+            raise offloaded(_first(args, kwargs), name)
         if name in _SAME and kind != "__set__" and here is not None:
             leave(found, here.below)
         return found
 
     def __deepcopy__(self, memo: Any) -> Any:
-        raise away(self, "deepcopy")
+        raise offloaded(self, "deepcopy")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise away(self, "pickle")
+        raise offloaded(self, "pickle")
 
 
 @cache
-def _kind(here: type[torch.Tensor]) -> type[Away]:
+def _kind(here: type[torch.Tensor]) -> type[OffloadedTensor]:
     """The class of tensors of class `here` that are below."""
-    return type(f"Away{here.__name__}", (Away, here), {"here": here})
+    return type(f"Away{here.__name__}", (OffloadedTensor, here), {"here": here})
 
 
 def leave(tensor: torch.Tensor, name: str) -> None:
     """Its content is gone."""
-    if not isinstance(tensor, Away):
+    if not isinstance(tensor, OffloadedTensor):
         try:
             tensor.__class__ = _kind(type(tensor))
         except TypeError:  # a class that others cannot take the place of
@@ -102,17 +102,17 @@ def leave(tensor: torch.Tensor, name: str) -> None:
 
 def arrive(tensor: torch.Tensor) -> None:
     """Its content is there, or about to be; or whoever looks at it now brings it."""
-    if isinstance(tensor, Away):
+    if isinstance(tensor, OffloadedTensor):
         del tensor.below
         tensor.__class__ = tensor.here  # type: ignore[assignment]
 
 
-def away(tensor: Away, read_by: str) -> AwayError:
+def offloaded(tensor: OffloadedTensor, read_by: str) -> OffloadedError:
     """What to say where its numbers are needed."""
     name = tensor.below
     what, _, state = name.partition("::")
     kind = "The gradient of parameter" if is_gradient_slot(name) else f"State '{state}' of parameter"
-    return AwayError(
+    return OffloadedError(
         f"{kind if state else 'Parameter'} '{what}' is below the device, and its numbers are asked for ({read_by}): do "
         "it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
         "`step.contents().lend(tensor, use)`."
@@ -125,15 +125,15 @@ def _asks_for_form(name: str, is_property: bool) -> bool:
     return name in _FORM or (name.startswith(_ASKS) and name != "is_nonzero")
 
 
-def _first(args: Any, kwargs: Any = None) -> Away:
+def _first(args: Any, kwargs: Any = None) -> OffloadedTensor:
     """Of what a function was called with."""
     found = _within([*args, *(kwargs or {}).values()])
     assert found is not None
     return found
 
 
-def _within(item: Any) -> Away | None:
-    if isinstance(item, Away):
+def _within(item: Any) -> OffloadedTensor | None:
+    if isinstance(item, OffloadedTensor):
         return item
     if isinstance(item, (list, tuple)):
         return next((found for part in item if (found := _within(part)) is not None), None)
