@@ -59,10 +59,10 @@ class History:
         rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None and _has_rate(optimizer) else 0.0
         yield found
         clock.stop()
-        loss = found[0].detach().as_subclass(torch.Tensor).clone() if isinstance(clock, _CudaClock) else float(found[0])
+        loss = found[0].detach().as_subclass(torch.Tensor).clone()  # its number is read later: a step asks for none
         self._pending.append(_Pending(self._count, loss, clock, rate))
         self._count += 1
-        while len(self._pending) > (PENDING if isinstance(clock, _CudaClock) else 0):
+        while len(self._pending) > PENDING:
             self._resolve()
 
     def _resolve(self) -> None:

@@ -55,6 +55,8 @@ PLACES = {
         SIZE.cluster_formulation,
     ),
     "MEMORY_SLOTS": ("solve.memory_slots", SolveSettings().memory_slots, EFFORT.slots, REQUEST.slots),
+    "O_ILP_SECONDS": ("solve.time_limit_s", SolveSettings().time_limit_s, REQUEST.o_ilp_limits.time_limit_s),
+    "O_ILP_GAP": ("solve.gap", SolveSettings().gap, REQUEST.o_ilp_limits.gap),
     "LARGEST_BATCH": ("", inspect.signature(best_batch).parameters["largest"].default),
 }
 

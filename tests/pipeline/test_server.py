@@ -30,7 +30,7 @@ def served(tiny: Path, prefect_home: None, tmp_path_factory: pytest.TempPathFact
     home = tmp_path_factory.mktemp("prefect")
     environment = {"PREFECT_API_URL": str(PREFECT_API_URL.value()), "PREFECT_HOME": str(home), "DO_NOT_TRACK": "1"}
     environment |= {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_WORKER_QUERY_SECONDS": "1"}
-    run(["prefect", "work-pool", "create", "local-process", "--type", "process"], tiny, **environment)
+    run(["prefect", "work-pool", "create", "local-process", "--type", "process", "--overwrite"], tiny, **environment)
     run(["prefect", "--no-prompt", "deploy", "--all"], tiny, **environment)
     with (home / "worker.log").open("wb") as log:
         worker = subprocess.Popen(
