@@ -16,7 +16,7 @@ from stowage.stages.kernels.forms import Form
 
 @dataclass(frozen=True)
 class Around:
-    """What the contents of an argument must agree with in the other arguments of its call.
+    """The sizes in a call's other arguments with which made-up contents must agree.
 
     Attributes:
         index: every index must be less than this: the smallest dimension of, or whole number among, the arguments.
@@ -165,7 +165,7 @@ USUAL = Kind("usual", _probabilities, _few, _ones)
 """Contents that most operators accept."""
 
 ANYWHERE = Around()
-"""For a tensor that is made for no particular call."""
+"""The default, for a tensor that is made for no particular call."""
 
 
 def made_up(form: Form, device: torch.device, kind: Kind = USUAL, around: Around = ANYWHERE) -> torch.Tensor:

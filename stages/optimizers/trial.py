@@ -38,7 +38,7 @@ MORE = 6
 
 @dataclass(frozen=True)
 class Habits:
-    """What an optimizer does, as observed in trial steps.
+    """Behaviour of an optimizer, as observed in trial steps.
 
     Attributes:
         joint: why all parameters must be updated in one step; "" where each can be updated by itself, with equal bits.

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 Kind = Literal["tensor", "array", "plain", "mapping", "sequence", "set", "object", "closed"]
-"""How an object is treated.
+"""The ways to treat an object.
 
 `closed` objects are not looked into: they are told apart by class, by name, or by their `repr` if it has no address.
 """

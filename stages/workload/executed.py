@@ -75,9 +75,7 @@ class Executed:
         """Return the module of a file, or `__main__` for code that was typed or generated."""
         if not self._modules:
             for module in tuple(sys.modules.values()):
-                name = getattr(module, "__dict__", {}).get(
-                    "__file__"
-                )  # not getattr: some modules create any attribute that is asked for
+                name = getattr(module, "__dict__", {}).get("__file__")  # some modules invent missing attributes
                 if isinstance(name, str):
                     self._modules[name] = module
         return self._modules.get(file, sys.modules["__main__"])
