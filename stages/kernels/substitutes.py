@@ -70,9 +70,9 @@ def mkldnn_rnn_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 def cudnn_rnn(*args: Any) -> tuple[torch.Tensor, ...]:
     """Return output, both states, the reserve, and the weights in one buffer.
 
-    PyTorch's fake kernel gives the output wrong strides and fails where no buffer is given. The empty reserve is right
-    in evaluation alone: in training only the real kernel tells its size, and also the few bytes between weights in the
-    buffer.
+    PyTorch's fake kernel gives neither the true strides of the output nor the buffer that is made where none is given.
+    The empty reserve is right in evaluation alone: in training only the real kernel tells its size, and also the few
+    bytes between weights in the buffer.
     """
     inputs, weights, buffer, hx, cx = args[0], args[1], args[3], args[4], args[5]
     hidden_size, proj_size, layers, batch_first, bidirectional = args[7], args[8], args[9], args[10], args[13]

@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         literals: tensors made from numbers in the user's code, by name.
         outside: real tensors that calls use and that `know` was not called with, by name.
         where: returns phase and module path of the call that is recorded.
+        place: returns the module and line that run now, for error messages.
         answer: returns the number to use for one that is read off a tensor (a copy of it) and not known, or raises.
     """
 
