@@ -43,7 +43,7 @@ def true_outputs(target: OpOverload, arguments: list[Any], *, gradients: bool = 
 
 
 def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
-    """Positions of arguments that the operator writes in place.
+    """Return positions of arguments that the operator writes in place.
 
     Batch normalisation in training mode writes its running statistics although its schema does not say so.
     """

@@ -10,7 +10,7 @@ from stowage.stages.trace.objects.preserve import Way
 
 
 class Outside(Mapping[str, torch.Tensor]):
-    """Maps names to such tensors.
+    """Maps names to tensors that belong neither to the model nor to the batch.
 
     A tensor that replaces one in the user's objects (`self.bank = updated`) is found in its place; one that no object
     refers to is known by reference alone.

@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._sources(lambda role: True)
 
     def lasting(self) -> list[torch.Tensor]:
-        """List such tensors for sources that outlive the call: all but the caller's batch."""
+        """List the tensors of `sources` for sources that outlive the call: all but the caller's batch."""
         return self._sources(lambda role: role != "input")
 
     def _sources(self, wanted: Callable[[str], bool]) -> list[torch.Tensor]:

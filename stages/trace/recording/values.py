@@ -15,7 +15,7 @@ _LOOK: frozenset[Any] = frozenset(
 
 
 class WithoutValues(TorchFunctionMode):
-    """Gives such functions the fake tensors that stand for the user's real ones.
+    """Gives functions that read memory the fake tensors that stand for the user's real ones.
 
     They find no values then; otherwise the values of the first step would stay in the plan for ever.
     """
