@@ -1,11 +1,12 @@
-"""What real kernels do, learned by running them on made-up arguments: fake ones do not always tell.
+"""Learns what real kernels return by running them on made-up arguments, because fake kernels are not always right.
 
-forms.py      type, shape, strides and storage of a tensor
-made_up.py    tensors of a form, with several kinds of contents: not every operator takes every number
-known.py      what was learned of calls so far in this process
-store.py      and in earlier ones
-substitutes.py  fake kernels of our own
-encoder.py    an operator for layers of `nn.TransformerEncoder` on padded sequences
+- `forms.py`: dtype, shape, strides and storage of a tensor.
+- `made_up.py`: tensors of a form with several kinds of contents, since not every operator accepts every number.
+- `known.py`: what this process has learned about calls so far.
+- `store.py`: what earlier processes learned, on disk.
+- `substitutes.py`: fake kernels of our own.
+- `encoder.py`: an operator for layers of `nn.TransformerEncoder` on padded sequences.
+- `failed.py`: recognizes a GPU that has failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A layer of `nn.TransformerEncoder` as evaluation runs it where sequences are padded, as one operator.
+"""Wraps one layer of `nn.TransformerEncoder`, as evaluation runs it on padded sequences, into one operator.
 
 PyTorch packs such sequences into a nested tensor, whose size depends on the mask, runs fused layers on it and pads the
-result with zeros. Other kernels give other bits, so this operator does the same: it packs, runs one layer, and pads.
+result with zeros. Other kernels give other bits, so this operator also packs, runs one layer, and pads.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ def encoder_layer(
     epsilon: float,
     weights: list[torch.Tensor],
 ) -> torch.Tensor:
-    """One layer.
+    """Run one layer and return its padded result.
 
     Args:
-        source: padded, batch first; the result is too.
-        kept: where it is no padding.
-        checked: padding may also be elsewhere than at the end, where nothing is packed.
-        width, heads, gelu, norm_first, epsilon: of the layer.
-        projections: weights of its attention, as `torch._transformer_encoder_layer_fwd` takes them.
-        weights: of its norms and linear layers.
+        source: the padded sequences, batch first; the result has the same shape.
+        kept: the mask that is true where there is no padding.
+        checked: padding may also be elsewhere than at the end; sequences with such padding are not packed.
+        width: the embedding size of the layer.
+        heads: its number of attention heads.
+        projections: the weights of its attention, as `torch._transformer_encoder_layer_fwd` takes them.
+        gelu: its activation is GELU, not ReLU.
+        norm_first: it normalizes before attention and the linear layers, not after.
+        epsilon: the epsilon of its layer norms.
+        weights: the weights of its layer norms and linear layers.
     """
     layer: Any = torch._transformer_encoder_layer_fwd  # type: ignore[attr-defined]
     form = (width, heads, *projections, gelu, norm_first, epsilon, *weights)

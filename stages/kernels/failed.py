@@ -1,4 +1,7 @@
-"""A GPU that has failed: nothing runs in its process any more, so that trying something else there only hides why."""
+"""Recognizes a GPU that has failed.
+
+Nothing runs in its process any more, and trying other calls there would only hide the cause.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ _MARKS = ("CUDA error", "device-side assert")
 
 
 class DeviceFailedError(StowageError):
-    """The GPU has failed in this process."""
+    """Raised when the GPU has failed in this process."""
 
 
 def has_failed(error: BaseException) -> bool:
-    """Whether an error tells that; memory that runs out does not."""
+    """Say whether an error means that the GPU has failed; running out of memory does not."""
     if isinstance(error, (torch.OutOfMemoryError, DeviceFailedError)):
         return isinstance(error, DeviceFailedError)
     text = str(error)
@@ -25,10 +28,11 @@ def has_failed(error: BaseException) -> bool:
 
 
 def raise_if_failed(error: BaseException, what: str) -> None:
-    """
+    """Raise an error that says what to do, if `error` means that the GPU has failed.
+
     Args:
-        error: that came out of a call.
-        what: was called.
+        error: the error that a call raised.
+        what: what was called, for the message.
 
     Raises:
         DeviceFailedError: the device has failed.

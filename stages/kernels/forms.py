@@ -1,4 +1,4 @@
-"""Type, shape, strides and storage of a tensor, without its contents."""
+"""Describes a tensor without its contents: dtype, shape, strides and storage."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Form:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Form:
-        """The form of a tensor, real or fake."""
+        """Return the form of a tensor, real or fake."""
         return Form(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
     @property
     def span(self) -> int:
-        """Elements from the start of the storage to the last one that the tensor reaches."""
+        """Return the number of elements from the start of the storage to the last one that the tensor reaches."""
         if not all(self.shape):
             return 0
         return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride))
@@ -41,11 +41,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Output:
-    """What a call returns.
+    """One tensor that a call returns.
 
     Attributes:
-        form: of the tensor.
-        nbytes: of its storage, 0 where it shares one.
+        form: the form of the tensor.
+        nbytes: the bytes of its storage, 0 where it shares another's.
         argument: position, among the tensors of the arguments, of the one whose storage it shares; -1 for none.
         output: position, among the outputs, of the first one whose storage it shares, where that is no argument's; -1
             for none and for the first one itself.
@@ -58,7 +58,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """For tables; `parse` reads it."""
+        """Return the output as text for tables; `parse` reads it."""
         form = self.form
         dtype = str(form.dtype).removeprefix("torch.")
         shape, stride = (",".join(map(str, numbers)) for numbers in (form.shape, form.stride))
@@ -66,7 +66,7 @@ class Output:
 
     @staticmethod
     def parse(text: str) -> Output:
-        """What `text` says."""
+        """Return the output that `text` was written from."""
         dtype, shape, stride, offset, nbytes, argument, output = text.split(" ")
         form = Form(getattr(torch, word("dtype", dtype)), _numbers(shape), _numbers(stride), int(offset))
         return Output(form, int(nbytes), int(argument), int(output))
@@ -77,17 +77,17 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def texts(outputs: Iterable[Output | None]) -> tuple[str, ...]:
-    """For tables: "" where there is no tensor."""
+    """Return the outputs as text for tables, "" where an output is no tensor."""
     return tuple("" if output is None else output.text for output in outputs)
 
 
 def parse_all(found: Iterable[str]) -> tuple[Output | None, ...]:
-    """What `texts` wrote."""
+    """Return the outputs that `texts` wrote."""
     return tuple(Output.parse(text) if text else None for text in found)
 
 
 def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[Output | None, ...]:
-    """What a call with these tensors among its arguments returned."""
+    """Describe what a call with these tensors among its arguments returned."""
     positions: dict[int, int] = {}
     for i, tensor in enumerate(tensors):
         positions.setdefault(tensor.untyped_storage()._cdata, i)
@@ -104,7 +104,14 @@ def outputs_of(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[Output | N
 
 
 def output_at(form: Form, nbytes: int, argument: int, output: int) -> Output:
-    """An output whose storage has so many bytes, and is that of an argument or of an output before it, -1 for none."""
+    """Return an output with a storage of its own, or one that shares the storage of an argument or earlier output.
+
+    Args:
+        form: the form of the output.
+        nbytes: the bytes of its storage.
+        argument: the position of the argument that shares the storage; -1 for none.
+        output: the position of the earlier output that shares the storage; -1 for none.
+    """
     if argument >= 0:
         return Output(form, 0, argument)
     return Output(form, nbytes if output < 0 else 0, output=output)

@@ -1,4 +1,4 @@
-"""What is known of the outputs of calls, in this process."""
+"""Keeps what this process knows about the outputs of calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stowage.stages.ir.errors import StowageError
 from stowage.stages.kernels.forms import Output
 
 Outputs = tuple[Output | None, ...]
-"""One for each output; None where it is no tensor."""
+"""One entry for each output of a call; None where the output is no tensor."""
 
 
 class FakeKernelError(StowageError):
-    """Real kernels return other strides, storages or shapes than the trace says.
+    """Raised when real kernels return other strides, storages or shapes than the trace says.
 
     Attributes:
-        outputs: what they return, by signature.
+        outputs: signature of a call -> what the real kernel returns.
     """
 
     def __init__(self, outputs: Mapping[str, Outputs], example: str) -> None:
@@ -30,13 +30,14 @@ class FakeKernelError(StowageError):
 
 @dataclass
 class KnownOutputs:
-    """Outputs of calls, as real kernels return them.
+    """The outputs of calls, as real kernels return them.
 
     Attributes:
-        tried: of calls that were run on made-up arguments while tracing, by whatever tells calls apart; None where the
-            fake kernel is right, or nothing is known.
-        small: of smaller forms of calls, what real and fake kernels return; None where one of them takes none such.
-        measured: of calls whose fake kernels were found wrong while profiling, by signature.
+        tried: key of a call that was run on made-up arguments while tracing -> its outputs; None where the fake kernel
+            is right, or nothing is known.
+        small: key of a call with smaller arguments -> what the real and the fake kernel return; None where one of them
+            accepts no such arguments.
+        measured: signature of a call whose fake kernel was found wrong while profiling -> its outputs.
     """
 
     tried: dict[Hashable, Outputs | None] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class KnownOutputs:
     measured: dict[str, Outputs] = field(default_factory=dict)
 
     def learn(self, found: Mapping[str, Outputs]) -> bool:
-        """Remember what profiling found; whether any of it is new."""
+        """Remember what profiling found, and say whether any of it is new."""
         new = {signature: outputs for signature, outputs in found.items() if self.measured.get(signature) != outputs}
         self.measured.update(new)
         return bool(new)
@@ -52,5 +53,5 @@ class KnownOutputs:
 
 @functools.cache
 def known_outputs() -> KnownOutputs:
-    """What this process knows: kernels do not change while it runs."""
+    """Return what this process knows; one object, since kernels do not change while the process runs."""
     return KnownOutputs()

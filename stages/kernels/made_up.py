@@ -1,4 +1,4 @@
-"""Tensors with made-up contents, of several kinds: not every operator takes every number."""
+"""Makes tensors with made-up contents of several kinds, since not every operator accepts every number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stowage.stages.kernels.forms import Form
 
 @dataclass(frozen=True)
 class Around:
-    """What the other arguments of a call are like.
+    """The sizes in a call's other arguments with which made-up contents must agree.
 
     Attributes:
-        index: an index must be below it, wherever it points: the smallest dimension, or number among the arguments.
-        rows: of the first tensor.
+        index: every index must be less than this: the smallest dimension of, or whole number among, the arguments.
+        rows: the number of rows of the first tensor.
     """
 
     index: int = 2
@@ -28,7 +28,7 @@ class Around:
 
     @staticmethod
     def of(forms: Iterable[Form], arguments: Iterable[Any] = ()) -> Around:
-        """From the forms of all tensors among the arguments, and the arguments themselves."""
+        """Derive the bounds from the forms of all tensors among the arguments, and from the arguments themselves."""
         forms = list(forms)
         into = [f for f in forms if f.dtype.is_floating_point or f.dtype.is_complex] or forms
         sizes = [*(n for f in into for n in f.shape), *_whole_numbers(arguments)]
@@ -36,7 +36,7 @@ class Around:
 
 
 def _whole_numbers(arguments: Iterable[Any]) -> Iterator[int]:
-    """A number of rows may stand among them (`embedding_dense_backward`)."""
+    """Yield the integers among the arguments: one of them may be a number of rows (`embedding_dense_backward`)."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             yield from _whole_numbers(argument)
@@ -45,7 +45,7 @@ def _whole_numbers(arguments: Iterable[Any]) -> Iterator[int]:
 
 
 Fill = Callable[[torch.Tensor, Around], None]
-"""Changes the contents of a fresh tensor."""
+"""A function that writes the contents of a new tensor."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Kind:
     """One kind of contents.
 
     Attributes:
-        name: for people.
-        floats, integers, booleans: what is in tensors of these types.
+        name: the name that people see.
+        floats, integers, booleans: how tensors of these types are filled.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Kind:
 
 
 def _probabilities(tensor: torch.Tensor, around: Around) -> None:
-    """In [0.5, 1): probabilities, arguments of logarithms and roots, and neither large nor small."""
+    """Fill with [0.5, 1): valid as probabilities and in logarithms and roots, and neither large nor small."""
     del around
     if tensor.is_complex():
         tensor.copy_(torch.rand(tensor.shape, device=tensor.device).mul_(0.48).add_(0.5))
@@ -73,20 +73,20 @@ def _probabilities(tensor: torch.Tensor, around: Around) -> None:
 
 
 def _large(tensor: torch.Tensor, around: Around) -> None:
-    """In [1.5, 2)."""
+    """Fill with numbers in [1.5, 2)."""
     _probabilities(tensor, around)
     tensor.add_(1.0)
 
 
 def _definite(tensor: torch.Tensor, around: Around) -> None:
-    """Square matrices are symmetric, positive definite and well conditioned."""
+    """Make square matrices symmetric, positive definite and well conditioned; fill others like `_probabilities`."""
     _probabilities(tensor, around)
     if tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2] and tensor.shape[-1] > 0:
         tensor.copy_(torch.eye(tensor.shape[-1], device=tensor.device).mul_(2.0).to(tensor.dtype).expand_as(tensor))
 
 
 def _few(tensor: torch.Tensor, around: Around) -> None:
-    """0 and 1, below the bound: an index of 1 into a dimension of 1 is outside."""
+    """Fill with 0 and 1, or with 0 alone where 1 is not a valid index."""
     tensor.random_(0, max(1, min(2, around.index)))
 
 
@@ -101,28 +101,28 @@ def _ones(tensor: torch.Tensor, around: Around) -> None:
 
 
 def _pivots(tensor: torch.Tensor, around: Around) -> None:
-    """1, 2, 3, … along the last dimension, as LAPACK has them."""
+    """Fill with 1, 2, 3, … along the last dimension, as LAPACK's pivots are."""
     del around
     count = tensor.shape[-1] if tensor.dim() else 1
     tensor.copy_(torch.arange(1, count + 1, device=tensor.device).expand_as(tensor))
 
 
 def _lengths(tensor: torch.Tensor, around: Around) -> None:
-    """Of segments that share so many rows."""
+    """Fill with lengths of segments that add up to the number of rows: the first segment has all of them."""
     tensor.zero_()
     if tensor.numel():
         tensor.select(-1, 0).fill_(around.rows) if tensor.dim() else tensor.fill_(around.rows)
 
 
 def _ends(tensor: torch.Tensor, around: Around) -> None:
-    """Where groups of rows end that share them evenly."""
+    """Fill with the ends of groups of rows of equal size."""
     count = tensor.shape[-1] if tensor.dim() else 1
     ends = torch.arange(1, count + 1, device=tensor.device).mul_(around.rows).div_(count, rounding_mode="floor")
     tensor.copy_(ends.expand_as(tensor))
 
 
 def _starts(tensor: torch.Tensor, around: Around) -> None:
-    """Where such groups start; the last number is that of all rows."""
+    """Fill with the starts of segments of equal size; the last number is the number of all rows."""
     count = tensor.shape[-1] if tensor.dim() else 1
     starts = torch.arange(count, device=tensor.device).mul_(around.rows)
     tensor.copy_(starts.div_(max(count - 1, 1), rounding_mode="floor").expand_as(tensor))
@@ -141,13 +141,18 @@ _OTHERS: dict[str, tuple[Fill, ...]] = {
     "transformers.grouped_mm_fallback": (_ends,),
     "transformers.grouped_mm_fallback_backward": (_ends,),
 }
-"""Integers that are no indices. Elsewhere they could point outside of a tensor, which not every kernel notices."""
+"""Operator -> contents of integer arguments that are no indices.
+
+No other operator gets these: as indices they could point outside of a tensor, which not every kernel notices.
+"""
 
 
 @functools.cache
 def kinds_of(target: str) -> tuple[Kind, ...]:
-    """Contents for the arguments of an operator (`aten.addmm.default`) in the order in which they are tried: all
-    combinations, those first that differ least from the first."""
+    """List the contents to try for the arguments of an operator (`aten.addmm.default`), in order.
+
+    These are all combinations; those that differ least from the first one come first.
+    """
     integers = (*_OTHERS.get(target.rpartition(".")[0], ()), *_INDICES)
     ranked = sorted(
         itertools.product(enumerate(_FLOATS), enumerate(integers), enumerate(_BOOLEANS)),
@@ -157,14 +162,14 @@ def kinds_of(target: str) -> tuple[Kind, ...]:
 
 
 USUAL = Kind("usual", _probabilities, _few, _ones)
-"""What most operators take."""
+"""Contents that most operators accept."""
 
 ANYWHERE = Around()
-"""Of a tensor that is made for no call."""
+"""The default, for a tensor that is made for no particular call."""
 
 
 def made_up(form: Form, device: torch.device, kind: Kind = USUAL, around: Around = ANYWHERE) -> torch.Tensor:
-    """A tensor of a form with contents of a kind, as an argument of a call."""
+    """Make a tensor of the given form with contents of the given kind, as an argument of a call."""
     base = torch.empty(form.span, dtype=form.dtype, device=device)
     tensor = base.as_strided(form.shape, form.stride, form.offset if form.span else 0)
     if form.dtype == torch.bool:
@@ -181,7 +186,7 @@ def made_up(form: Form, device: torch.device, kind: Kind = USUAL, around: Around
 
 @functools.lru_cache(maxsize=4096)
 def _overlaps(form: Form) -> bool:
-    """Whether elements share memory, such as those of expanded tensors: they cannot be written one by one."""
+    """Say whether elements share memory, as those of expanded tensors do: they cannot be written one by one."""
     if not all(form.shape):
         return False
     reached = 1

@@ -1,4 +1,4 @@
-"""The store of what calls return: one table a device, beside their costs, only ever added to."""
+"""Stores what calls return on disk: one table for each device, beside the measured costs; rows are only ever added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.kernels.known import Outputs
 
 
 class ReturnedStore:
-    """Outputs by signature, for each device fingerprint, in `folder`. Safe for several processes at once."""
+    """Outputs by signature, for each device fingerprint, in `folder`; safe for several processes at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,10 +24,12 @@ class ReturnedStore:
         return self._folder / f"{file_name(device, 'a device')}.returned.{FORMAT_VERSION}.parquet"
 
     def read(self, device: str) -> dict[str, Outputs]:
-        """Of all calls that were looked at on a device. What is damaged is as good as not there: it is looked at again.
+        """Return the outputs of all calls that were run on a device.
+
+        A damaged table counts as empty: its calls are run again.
 
         Raises:
-            UnreadableError: there is a file, of which this process may not know.
+            UnreadableError: there is a table that this process may not read.
         """
         path = self._path(device)
         try:
@@ -38,7 +40,7 @@ class ReturnedStore:
             return {}
 
     def add(self, device: str, found: Mapping[str, Outputs]) -> None:
-        """Add what calls return."""
+        """Add the outputs of calls to the table of a device."""
         with locked(self._folder / f"{file_name(device, 'a device')}.returned.lock"):
             merged = {**self.read(device), **found}
             rows = [Returned(signature, texts(outputs)) for signature, outputs in sorted(merged.items())]

@@ -1,6 +1,6 @@
-"""Fake kernels of our own, for operators whose real kernel takes more than PyTorch's fake one.
+"""Fake kernels of our own, for operators whose real kernel accepts more than PyTorch's fake one.
 
-They tell type and shape; how results lie in memory is learned from the real kernel, as for every other call.
+They give the dtypes and shapes; the strides of results are learned from the real kernel, as for every other call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Products of groups of matrices, in any type; the fake kernel knows bfloat16 alone.
+    """Return products of groups of matrices, in any dtype; PyTorch's fake kernel accepts bfloat16 alone.
 
-    A dimension that `offs` cuts into groups is two-dimensional on its side: rows of `self`, columns of `mat2`, or what
-    is summed over, if both are.
+    `offs` cuts one dimension into groups: the rows of a two-dimensional `self`, the columns of a two-dimensional
+    `mat2`, or the summed dimension if both are two-dimensional.
     """
     del bias
     rows, columns = self.shape[-2], mat2.shape[-1]
@@ -45,7 +45,10 @@ def ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses, and what backward needs; the fake kernel knows no lengths, though they are numbers here."""
+    """Return losses and what backward needs.
+
+    PyTorch's fake kernel does not use the lengths, although they are plain numbers here.
+    """
     del blank, zero_infinity
     longest = targets.shape[1] if targets.dim() == 2 else max(target_lengths, default=0)
     steps, samples = log_probs.shape[0], log_probs.shape[1]
@@ -53,8 +56,10 @@ def ctc_loss(
 
 
 def mkldnn_rnn_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Gradients of input, weights, both biases and states, in float32 whatever the type; the fake kernel gives one
-    tensor for both biases, the real one two."""
+    """Return gradients of input, weights, both biases and states, in float32 whatever the dtype.
+
+    PyTorch's fake kernel returns one tensor for both biases, the real one two.
+    """
     inputs, weights, bias = args[0], args[1:3], args[3]
     states, (mode, hidden_size) = args[5:7], args[14:16]
     gates = 4 * hidden_size if mode == _GRU else bias.shape[0]
@@ -63,9 +68,12 @@ def mkldnn_rnn_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def cudnn_rnn(*args: Any) -> tuple[torch.Tensor, ...]:
-    """Output, both states, the reserve and the weights in one buffer; the fake kernel knows neither how the output lies
-    nor a buffer that is not given. That the reserve is empty is right for evaluation alone: in training only the kernel
-    tells how large it is, and a few bytes between weights in the buffer too."""
+    """Return output, both states, the reserve, and the weights in one buffer.
+
+    PyTorch's fake kernel gives neither the true strides of the output nor the buffer that is made where none is given.
+    The empty reserve is right in evaluation alone: in training only the real kernel tells its size, and also the few
+    bytes between weights in the buffer.
+    """
     inputs, weights, buffer, hx, cx = args[0], args[1], args[3], args[4], args[5]
     hidden_size, proj_size, layers, batch_first, bidirectional = args[7], args[8], args[9], args[10], args[13]
     packed, directions = bool(args[14]), 2 if bidirectional else 1
@@ -84,8 +92,11 @@ def cudnn_rnn(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def cudnn_rnn_backward(*args: Any) -> tuple[Any, ...]:
-    """Gradients of the input and of both states, whether they are asked for or not, and if they are, those of the
-    weights: views of one buffer that is laid out like the weights'. Without gradients of any result there are none."""
+    """Return gradients of the input, of both states, and, if asked for, of the weights.
+
+    The gradients of input and states are returned whether they are asked for or not. Those of the weights are views of
+    one buffer that is laid out like the weights' buffer. If no result has a gradient, none is returned.
+    """
     inputs, weights, stride, buffer, hx, cx = args[:6]
     batch_first, packed, mask = args[14], bool(args[18]), args[21]
     if all(gradient is None for gradient in args[7:10]):
@@ -99,8 +110,16 @@ def cudnn_rnn_backward(*args: Any) -> tuple[Any, ...]:
 
 
 def _weight_gradients(weights: Sequence[torch.Tensor], stride: int, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """`stride`: weights of a layer in one direction; the buffer has biases too, so that without them these are
-    copies. Where they do not lie in the buffer, all matrices come before all biases in it."""
+    """Return gradients of the weights, as views of one buffer where the kernel returns views.
+
+    The buffer always has room for biases, so without biases the gradients are copies. If the weights do not lie in the
+    buffer, all matrices come before all biases in it.
+
+    Args:
+        weights: the weights of all layers.
+        stride: the number of weights of a layer in one direction.
+        buffer: the buffer of the weights.
+    """
     if stride < _WITH_BIASES:
         return [w.new_empty(w.shape) for w in weights]
     home = buffer.untyped_storage()._cdata
@@ -114,10 +133,13 @@ def _weight_gradients(weights: Sequence[torch.Tensor], stride: int, buffer: torc
 
 
 _WITH_BIASES = 4
-"""Two matrices and two biases; a projection has a third matrix, and without biases then 3 are fewer still."""
+"""Weights of a layer with biases: two matrices and two biases.
+
+A projection adds a third matrix; with it and without biases there are 3, which is still fewer.
+"""
 
 _GRU = 3
-"""The mode of oneDNN in which two biases of three gates become one of four."""
+"""The mode of oneDNN in which two biases for three gates become one bias for four."""
 
 SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {
     operator.default: substitute
@@ -130,4 +152,4 @@ SUBSTITUTES: dict[OpOverload, Callable[..., Any]] = {
     )
     if (operator := getattr(aten, name, None)) is not None
 }
-"""Operator -> what it returns, under the active fake mode. Older releases lack some of them."""
+"""Operator -> the function that makes its outputs under the active fake mode; older PyTorch releases lack some."""

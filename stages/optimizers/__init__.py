@@ -1,6 +1,18 @@
-"""What an optimizer does, learnt on copies of the user's own object that step made-up tensors: whether it updates each
-tensor by itself, which states it keeps, and what an update costs. The object itself is never stepped, nor is its class
-made anew."""
+"""Learns what an optimizer does from copies of the user's own object that step made-up tensors.
+
+It learns whether each tensor is updated by itself, which states are kept, and what an update costs. The object itself
+is never stepped, and its class is never called.
+
+- `twin.py`: a copy of an optimizer with stand-ins in place of the parameters.
+- `quiet.py`: a block in which copies step without side effects.
+- `content.py`: every tensor and plain value that an object holds.
+- `single.py`: one step for one or some of the parameters.
+- `trial.py`: whether each tensor can be updated by itself.
+- `states.py`: the states that an optimizer keeps for each parameter.
+- `signature.py`: the properties of an optimizer that a plan depends on.
+- `known.py`: what was learnt about one optimizer, until its groups change.
+- `bench.py`: an update that can be timed and measured.
+"""
 
 from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import tensors_in

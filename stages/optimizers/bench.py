@@ -1,4 +1,4 @@
-"""An update to be timed and measured: a copy of the user's optimizer, on made-up parameters of the true forms."""
+"""Makes updates that can be timed and measured, from a copy of the user's optimizer on made-up parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Bench:
     """Makes updates of an optimizer's parameters.
 
     Args:
-        optimizer: never touched.
+        optimizer: the user's optimizer, which is never changed.
         parameters: name -> parameter, as the optimizer knows it.
     """
 
@@ -28,7 +28,7 @@ class Bench:
         self._parameters = dict(parameters)
 
     def __call__(self, call: Call, trace: TraceTables, kind: str) -> Callable[[], None]:
-        """The update that a call of a trace is."""
+        """Return the update that a call of a trace stands for."""
         if call.target == UPDATE_ALL:
             names = list(jointly_updated(call.arguments))
             values = [trace.values[v] for v in call.reads[len(names) : 2 * len(names)]]
@@ -40,12 +40,14 @@ class Bench:
         return self.update(forms, kind, clipped=clipped)
 
     def update(self, forms: Mapping[str, Form], kind: str, *, clipped: bool) -> Callable[[], None]:
-        """One step for some parameters: each call changes the copy alone, and global generators where the optimizer
-        draws; run it within `quiet`, which is not part of what is measured.
+        """Return a function that takes one step for some parameters.
+
+        It changes the copy alone, and the global generators if the optimizer draws random numbers: call it within
+        `quiet`, and do not count the time of `quiet` itself.
 
         Args:
-            forms: of those parameters.
-            kind: of device.
+            forms: name -> form of those parameters.
+            kind: the kind of device (`cpu`, `cuda`).
             clipped: scale the gradients first, as clipping does.
         """
         device = torch.device(kind)
@@ -61,7 +63,7 @@ class Bench:
                     break
                 try:
                     work()
-                except Exception:  # states that are elsewhere cannot be copied
+                except Exception:  # the states may be offloaded, and cannot be copied then
                     continue
                 break
         return work

@@ -1,4 +1,4 @@
-"""Everything that an object holds, as paths to tensors and plain values: through containers and attributes."""
+"""Lists everything that an object holds, in containers and attributes, as paths to tensors and plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 Path = tuple[str, ...]
-"""How to reach a leaf: attributes, keys and positions in words; a parameter's own name stands for it."""
+"""The way to a leaf: attributes, keys and positions as text; a parameter appears in it by its name."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _OPAQUE = (
@@ -25,23 +25,23 @@ _OPAQUE = (
     torch.dtype,
 )
 SOME_TENSOR = "<a tensor>"
-"""In a path, a key that is a tensor without a name."""
+"""Stands in a path for a key that is a tensor without a name."""
 
 _STEERS_NOTHING = {"_opt_called", "_warned_capturable_if_run_uncaptured"}
 
 
 def leaves_of(item: Any, names: Mapping[int, str]) -> dict[Path, Any]:
-    """Path -> tensor or plain value.
+    """Return path -> tensor or plain value.
 
     Args:
-        item: anything.
-        names: identity of a parameter -> its name: such tensors are not part of the content, wherever they are found.
+        item: any object.
+        names: identity of a parameter -> its name, which stands for the parameter wherever it is found.
     """
     return dict(_walk(item, (), names, set()))
 
 
 def tensors_in(item: Any) -> list[torch.Tensor]:
-    """Every tensor that an object holds, however deep."""
+    """List every tensor that an object holds, at any depth."""
     return [leaf for _, leaf in _walk(item, (), {}, set()) if isinstance(leaf, torch.Tensor)]
 
 
@@ -95,7 +95,7 @@ def _key(key: Any, names: Mapping[int, str]) -> str:
 
 
 def same_leaf(one: Any, other: Any) -> bool:
-    """Equal bit for bit."""
+    """Say whether two leaves are equal bit for bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return same_bits(one, other)
     if isinstance(one, float) and isinstance(other, float):
@@ -104,7 +104,7 @@ def same_leaf(one: Any, other: Any) -> bool:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Of two tensors, NaN included."""
+    """Say whether two tensors are equal bit for bit; a NaN equals itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) if t.numel() else t for t in (one, other)]
@@ -112,10 +112,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def snapshot(leaves: Mapping[Path, Any]) -> dict[Path, Any]:
-    """A copy that later steps do not change."""
+    """Copy the leaves, so that later steps do not change them."""
     return {p: v.detach().clone() if isinstance(v, torch.Tensor) else v for p, v in leaves.items()}
 
 
 def named(parameters: Mapping[str, torch.Tensor] | Mapping[str, nn.Parameter]) -> dict[int, str]:
-    """Identity -> name."""
+    """Return identity -> name."""
     return {id(p): name for name, p in parameters.items()}

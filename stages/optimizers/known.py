@@ -1,4 +1,4 @@
-"""What has been learnt of one optimizer, until its groups change."""
+"""Keeps what has been learnt about one optimizer until its groups change."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from stowage.stages.optimizers.twin import inner_optimizers
 
 
 class KnownOptimizer:
-    """Learns when it is asked, and again only when the groups have changed.
+    """Learns about an optimizer when asked, and again only when its groups have changed.
 
     Attributes:
-        optimizer: never stepped.
+        optimizer: the user's optimizer, which is never stepped.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -30,12 +30,12 @@ class KnownOptimizer:
         self._kept: tuple[object, KeptStates] | None = None
 
     def signature(self) -> OptimizerSignature:
-        """What plans depend on; fast once something has been learnt."""
+        """Return the properties that plans depend on; fast once something has been learnt."""
         return signature_of(self.optimizer, self._own)
 
     @property
     def habits(self) -> Habits:
-        """Whether each tensor is updated by itself, and so on."""
+        """Return what the optimizer does, such as whether each tensor is updated by itself."""
         if self._habits is None or self._habits[0] != self.signature():
             habits = habits_of(self.optimizer)
             self._own = habits.own
@@ -45,7 +45,7 @@ class KnownOptimizer:
     def kept(
         self, parameters: Mapping[str, torch.Tensor], forms: Mapping[str, Form], device: torch.device
     ) -> KeptStates:
-        """The states of those parameters; see `kept_states`."""
+        """Return the states of those parameters; see `kept_states`."""
         habits = self.habits
         key = self.signature(), tuple((name, id(p), forms[name]) for name, p in parameters.items()), device
         if self._kept is None or self._kept[0] != key:
@@ -53,7 +53,7 @@ class KnownOptimizer:
         return self._kept[1]
 
     def rules(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, UpdateRule]:
-        """Name -> how it is updated, of those parameters that the optimizer holds."""
+        """Return name -> update rule, for those of the parameters that the optimizer holds."""
         kind = class_name(self.optimizer)
         names: dict[int, list[str]] = {}
         for name, parameter in parameters.items():
@@ -65,14 +65,14 @@ class KnownOptimizer:
         return found
 
     def code(self) -> str:
-        """A mark of the source of classes that are not PyTorch's own: what they cost changes with it."""
+        """Return a hash of the source of classes that are not PyTorch's own: when it changes, so may the cost."""
         files = {inspect.getfile(kind) for o in inner_optimizers(self.optimizer) for kind in _bases(type(o))}
         content = [Path(file).read_bytes() for file in sorted(files) if Path(file).is_file()]
         return f"#{hashlib.sha256(b''.join(content)).hexdigest()[:8]}" if content else ""
 
 
 def class_name(optimizer: torch.optim.Optimizer) -> str:
-    """Of the optimizer and of those that it wraps: `module:name`."""
+    """Return the classes of the optimizer and of those that it wraps, as `module:name`."""
     return "+".join(f"{type(o).__module__}:{type(o).__qualname__}" for o in inner_optimizers(optimizer))
 
 

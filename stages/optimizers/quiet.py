@@ -1,4 +1,4 @@
-"""Surroundings in which copies of an optimizer step without a trace elsewhere."""
+"""Provides a block in which copies of an optimizer step without side effects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SEED = 20_240_607
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Generators are seeded inside and as they were after it; hooks of all optimizers do not run; nothing is warned
-    of; gradients are on, as in a training loop."""
+    """Run the block with seeded generators, gradients on, and no warnings or hooks of all optimizers.
+
+    Generators and hooks are restored afterwards.
+    """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     tables: list[Any] = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]
     hooks = [dict(table) for table in tables]
@@ -43,7 +45,7 @@ def quiet() -> Iterator[None]:
 
 
 def drawn() -> tuple[Any, ...]:
-    """What the global generators would give next: it changes when someone draws."""
+    """Return the state of the global generators, which changes when someone draws from them."""
     numpy_state: Any = np.random.get_state(legacy=True)
     found: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
     found += [numpy_state[1].tobytes(), *numpy_state[2:]]
@@ -53,5 +55,5 @@ def drawn() -> tuple[Any, ...]:
 
 
 def global_hooks() -> bool:
-    """Whether there are hooks of all optimizers' steps."""
+    """Say whether there are hooks that run at every optimizer's step."""
     return bool(module._global_optimizer_pre_hooks or module._global_optimizer_post_hooks)

@@ -1,4 +1,7 @@
-"""What a plan depends on of an optimizer: who is in which group, under which rules. Fast: it is taken at every step."""
+"""Takes the properties of an optimizer that a plan depends on: which parameter is in which group, under which rules.
+
+It is fast, because it is taken at every step.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ _FREE = frozenset((int, float))
 
 
 class GroupSignature(NamedTuple):
-    """A parameter group: identities of its members, and its settings without numbers that may change from step to
-    step (of those only whether they are zero)."""
+    """A parameter group: identities of its members, and its settings.
+
+    Numbers may change from step to step; they count only by whether they are zero.
+    """
 
     members: tuple[int, ...]
     settings: tuple[tuple[str, Any], ...]
 
 
 class OptimizerSignature(NamedTuple):
-    """Class, groups, the number of step hooks, and whether its `step` is its class's."""
+    """An optimizer's class, groups, number of step hooks, and whether its `step` has been replaced on the object."""
 
     kind: str
     groups: tuple[GroupSignature, ...]
@@ -30,7 +35,7 @@ class OptimizerSignature(NamedTuple):
     replaced: bool
 
     def differences(self, other: OptimizerSignature, names: Mapping[int, str]) -> list[str]:
-        """How `other` (the optimizer now) departs from this one (when it was planned); empty when equal."""
+        """List how `other` (the optimizer now) departs from this one (when it was planned); empty when equal."""
         if self == other:
             return []
         found: list[str] = []
@@ -57,7 +62,12 @@ class OptimizerSignature(NamedTuple):
 
 
 def signature_of(optimizer: torch.optim.Optimizer, own: frozenset[str] = frozenset()) -> OptimizerSignature:
-    """Microseconds for each group; `own` are entries of groups that the optimizer changes itself."""
+    """Return the signature of an optimizer, in microseconds for each group.
+
+    Args:
+        optimizer: any optimizer.
+        own: entries of groups that the optimizer changes itself, which are ignored.
+    """
     groups = []
     left_out = NOT_STRUCTURE | own
     for group in optimizer.param_groups:

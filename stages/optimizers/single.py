@@ -1,4 +1,4 @@
-"""One `step()` of an optimizer for one of its parameters alone, or for some."""
+"""Runs one `step()` of an optimizer for one or some of its parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Step = Callable[[torch.optim.Optimizer], Any]
 
 
 def bare_step(optimizer: torch.optim.Optimizer) -> None:
-    """The step of the optimizer's class: without hooks, and not the instance attribute that schedules put over it."""
+    """Run the step of the optimizer's class, without hooks and without what a schedule put over it on the object."""
     step: Any = type(optimizer).step
     if getattr(step, "hooked", False):
         step = step.__wrapped__
@@ -19,13 +19,13 @@ def bare_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def class_step(optimizer: torch.optim.Optimizer) -> None:
-    """The step of the optimizer's class with its hooks, not the attribute that schedules put over it to count calls."""
+    """Run the step of the optimizer's class with its hooks, without what a schedule put over it on the object."""
     step: Any = type(optimizer).step
     step(optimizer)
 
 
 def own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether someone has put another `step` over that of the class; schedules that count calls do not count."""
+    """Say whether the object's `step` was replaced by something other than a schedule's counter of calls."""
     step: Any = vars(optimizer).get("step")
     if step is None:
         return False
@@ -43,10 +43,11 @@ def step_alone(
     """Step while the groups are narrowed to one parameter, so that the optimizer's own code does its update.
 
     Args:
-        optimizer: any.
-        group_of: the position of the group that holds it.
-        parameter, gradient: the latter is not kept.
-        step: what is called.
+        optimizer: any optimizer.
+        group_of: the position of the group that holds the parameter.
+        parameter: the parameter to update.
+        gradient: its gradient, released afterwards.
+        step: the function that takes the step.
     """
     parameter.grad = gradient
     step_some(optimizer, {group_of: [parameter]}, step)
@@ -55,12 +56,12 @@ def step_alone(
 def step_some(
     optimizer: torch.optim.Optimizer, members: Mapping[int, Sequence[torch.Tensor]], step: Step = class_step
 ) -> None:
-    """Step while the groups are narrowed to some parameters, whose `.grad` is set, and is not kept.
+    """Step while the groups are narrowed to some parameters, whose `.grad` is set, and released afterwards.
 
     Args:
-        optimizer: any.
-        members: of a group's position, those of its parameters that are updated, in its order.
-        step: what is called.
+        optimizer: any optimizer.
+        members: position of a group -> those of its parameters that are updated, in the group's order.
+        step: the function that takes the step.
     """
     groups = optimizer.param_groups
     whole: list[list[Any]] = [group["params"] for group in groups]

@@ -1,4 +1,4 @@
-"""Which tensors an optimizer keeps between steps, learnt from a copy that steps stand-ins of the parameters' forms."""
+"""Learns which tensors an optimizer keeps between steps, from a copy that steps stand-ins of the parameters' forms."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class StateTensor:
     """A storage that the optimizer keeps.
 
     Attributes:
-        key: in the parameter's state, where a tensor has the storage for itself and can move; else "".
-        path: where it was found first, for people.
-        nbytes: of its storage.
+        key: its key in the parameter's state, where one tensor has the storage for itself and can be offloaded; else
+            "".
+        path: the place where it was found first, for people.
+        nbytes: the bytes of the storage.
     """
 
     key: str
@@ -38,11 +39,11 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class KeptStates:
-    """All of them.
+    """All storages that the optimizer keeps.
 
     Attributes:
         of: a parameter's name -> what is kept for it.
-        shared: what belongs to no parameter.
+        shared: what belongs to no single parameter.
     """
 
     of: dict[str, list[StateTensor]]
@@ -51,7 +52,7 @@ class KeptStates:
 
 @dataclass(frozen=True)
 class Form:
-    """Of a parameter.
+    """The form of a parameter.
 
     Attributes:
         shape, stride, dtype: of the tensor, wherever its content is.
@@ -63,11 +64,11 @@ class Form:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Form:
-        """Of a tensor that is in memory."""
+        """Return the form of a tensor that is in memory."""
         return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """Memory for one."""
+        """Allocate a tensor of this form."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
 
 
@@ -78,17 +79,17 @@ def kept_states(
     habits: Habits,
     device: torch.device,
 ) -> KeptStates:
-    """What is kept once every parameter has been updated.
+    """Return the states that are kept once every parameter has been updated.
 
     Args:
-        optimizer: never touched.
+        optimizer: the user's optimizer, which is never changed.
         parameters: those that are updated, as the optimizer knows them.
-        forms: of each.
-        habits: of the optimizer.
-        device: on which they are updated.
+        forms: name -> form of each parameter.
+        habits: the habits of the optimizer.
+        device: the device on which the parameters are updated.
 
     Raises:
-        TraceError: it cannot be copied, or cannot step.
+        TraceError: the optimizer cannot be copied, or cannot step.
     """
     alike: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -97,7 +98,7 @@ def kept_states(
         alike[rules[groups[id(parameter)]], forms[name]].append(name)
     every = {name: [name] for name in parameters}
     few = {names[0]: names for names in alike.values()}
-    # A joint step may keep something for all parameters together; memory for all of them only a fake one need not have.
+    # A joint step may keep something for all parameters together. Only fake tensors need no memory for all of them.
     all_or_few = every if habits.joint else few
     tries = [(True, all_or_few, False), (False, few, False)]
     if has_states(optimizer):
@@ -111,7 +112,7 @@ def kept_states(
                 )
             except TraceError:
                 raise
-            except Exception as error:  # it reads values as it goes, or relies on states that it has
+            except Exception as error:  # it reads values of tensors, or needs the states that it has
                 problem = error
     raise TraceError(
         f"The states of the optimizer {type(optimizer).__name__} cannot be learnt, because it cannot take a step on "
@@ -182,14 +183,14 @@ class _Found:
                 self.storages.setdefault(key, (nbytes, []))[1].append((path, leaf))
 
     def split(self, chosen: Mapping[str, Sequence[str]]) -> KeptStates:
-        """By parameter; what was learnt from one holds for those like it."""
+        """Assign the storages to parameters; what was learnt from one parameter holds for all like it."""
         marks = {f"<{name}>": name for name in self._names}
         of: dict[str, list[StateTensor]] = {name: [] for name in self._names}
         shared: list[StateTensor] = []
         for nbytes, places in self.storages.values():
             path, tensor = places[0]
             if SOME_TENSOR in path:
-                continue  # of a parameter for which another stands
+                continue  # it belongs to a parameter that another one stands for
             owners = {marks[part] for where, _ in places for part in where if part in marks}
             text = ".".join(part.removeprefix(".") for part in path)
             if len(owners) != 1:
@@ -208,9 +209,9 @@ def _items(state: Any) -> list[tuple[Any, Any]]:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Identity and bytes."""
+    """Return identity and bytes of a tensor's storage."""
     try:
         storage = tensor.untyped_storage()
         return storage._cdata, int(storage.nbytes())
-    except (RuntimeError, NotImplementedError):  # subclasses that hold others
+    except (RuntimeError, NotImplementedError):  # tensor subclasses that wrap other tensors
         return id(tensor), tensor.numel() * tensor.element_size()

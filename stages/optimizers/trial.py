@@ -1,4 +1,4 @@
-"""Does an optimizer update each tensor by itself? Tried on copies with a few small tensors, against one joint step."""
+"""Tries on copies with a few small tensors whether an optimizer updates each tensor by itself."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ NOT_STRUCTURE = frozenset({"lr", "initial_lr", "params", "param_names"})
 """Settings that change neither the states nor the cost of an update."""
 
 SCALES = (1.0, 1e-4, 1e4, 1.0, 1e2, 1.0, 1e-2, 1.0)
-"""Of the gradients of each step: norms below and above any limit that an optimizer may have."""
+"""The scale of the gradients of each step: norms less and greater than any limit that an optimizer may have."""
 
 ABSENT = 3
 """The step in which one gradient is missing."""
 
 ALIKE = 2
-"""Stand-ins of each form in a group, and groups of each kind."""
+"""The number of stand-ins of each form in a group, and of groups of each kind."""
 
 LARGEST = {1: 64, 2: 24}
-"""The longest side of a stand-in by its number of dimensions; of more, `MORE`."""
+"""Number of dimensions -> the longest side of a stand-in; `MORE` with more dimensions."""
 
 MORE = 6
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What an optimizer does beyond its documentation.
+    """Behaviour of an optimizer, as observed in trial steps.
 
     Attributes:
         joint: why all parameters must be updated in one step; "" where each can be updated by itself, with equal bits.
-        own: entries of its groups that it changes itself, such as counters: no settings of the user's.
-        steps: after which no new state appears.
+        own: entries of its groups that it changes itself, such as counters; they are not settings of the user's.
+        steps: the number of steps after which no new state appears.
     """
 
     joint: str
@@ -52,7 +52,7 @@ class Habits:
 
 
 def rule_settings(group: Mapping[str, Any], own: frozenset[str]) -> str:
-    """What steers the update in a parameter group, as JSON that is the same in every process."""
+    """Return what steers the update in a parameter group, as JSON that is the same in every process."""
     settings = {k: v for k, v in group.items() if k not in NOT_STRUCTURE and k not in own}
     return json.dumps(settings, sort_keys=True, default=_described)
 
@@ -64,12 +64,12 @@ def _described(item: Any) -> str:
 
 
 def habits_of(optimizer: torch.optim.Optimizer) -> Habits:
-    """Compare one joint step with single ones, over several steps, on parameters, states and groups, bit for bit.
+    """Compare a joint step with single ones bit for bit, over several steps, on parameters, states and groups.
 
     The single steps come in the reverse order, as a backward pass brings the gradients.
 
     Raises:
-        TraceError: it cannot be copied, or cannot step.
+        TraceError: the optimizer cannot be copied, or cannot step.
     """
     hooked = _hooked(optimizer)
     with quiet():
@@ -81,14 +81,14 @@ def habits_of(optimizer: torch.optim.Optimizer) -> Habits:
                 together.joint()
             except TraceError:
                 raise
-            except Exception as error:  # whatever an optimizer raises: tensors too small for it, states it relies on
+            except Exception as error:  # e.g. tensors too small, or missing states
                 problem = error
                 continue
             joint = hooked or ("" if together.quiet else "it draws random numbers")
             if not joint:
                 apart = _Run(optimizer, chosen, real=real, states=states)
                 joint = _difference(together, apart)
-                if joint:  # entries that have not moved yet, as long as few gradients were seen
+                if joint:  # entries that only change after many gradients
                     together.own |= _changed(together.groups(), apart.groups())
             return Habits(joint, together.own, together.steps)
     raise TraceError(
@@ -98,7 +98,7 @@ def habits_of(optimizer: torch.optim.Optimizer) -> Habits:
 
 
 def _hooked(optimizer: torch.optim.Optimizer) -> str:
-    """Why it must be called once a step, whatever its arithmetic."""
+    """Return why `step` must be called once for all parameters, whatever its arithmetic; "" for no reason."""
     if any(getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")) or global_hooks():
         return "it has step hooks"
     return "its `step` has been replaced" if any(own_step(o) for o in inner_optimizers(optimizer)) else ""
@@ -119,7 +119,7 @@ def _difference(together: _Run, apart: _Run) -> str:
 
 
 def _chosen(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
-    """A few parameters with their groups: two of each form, in two groups of each kind."""
+    """Choose a few parameters with the positions of their groups: two of each form, in two groups of each kind."""
     kinds: dict[str, int] = defaultdict(int)
     found: list[tuple[int, torch.Tensor]] = []
     for index, group in enumerate(optimizer.param_groups):
@@ -146,7 +146,7 @@ def _kind_of(value: Any) -> str:
 
 
 class _Run:
-    """Steps of one copy."""
+    """The steps of one copy."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, chosen: list[tuple[int, torch.Tensor]], *, real: bool, states: bool
@@ -176,7 +176,7 @@ class _Run:
         return made
 
     def _spoiled(self) -> list[torch.Tensor | None]:
-        """Gradients of which one is not finite."""
+        """Return gradients of which one is not finite."""
         made = self._gradients(0)
         if made[0] is not None:
             made[0].fill_(float("nan"))
@@ -190,7 +190,7 @@ class _Run:
             parameter.grad = None
 
     def _step_apart(self, gradients: list[torch.Tensor | None]) -> None:
-        """The last one first."""
+        """Step for each parameter by itself, the last one first."""
         groups = self.optimizer.param_groups
         index = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
         for parameter, gradient in reversed(list(zip(self.parameters, gradients))):
@@ -198,7 +198,7 @@ class _Run:
                 step_alone(self.optimizer, index[id(parameter)], parameter, gradient, bare_step)
 
     def joint(self) -> None:
-        """All steps, each for all parameters."""
+        """Take all steps, each for all parameters."""
         before, groups = drawn(), self.groups()
         known = self._states()
         for step in range(len(SCALES)):
@@ -214,14 +214,14 @@ class _Run:
         self.own |= self._turned()
 
     def single(self) -> None:
-        """All steps, each parameter by itself."""
+        """Take all steps, each parameter by itself."""
         for step in range(len(SCALES)):
             self._step_apart(self._gradients(step))
         self._note()
         self._spoil(self._step_apart)
 
     def _spoil(self, step: Callable[[list[torch.Tensor | None]], None]) -> None:
-        """One gradient is not finite: who looks at all of them does something else then."""
+        """Take a step with one gradient that is not finite: an optimizer may then treat all parameters differently."""
         try:
             step(self._spoiled())
         except Exception:  # a decomposition, say, that does not converge
@@ -230,7 +230,7 @@ class _Run:
             self._note()
 
     def _note(self) -> None:
-        """Parameters, states, groups and attributes as they are now."""
+        """Record parameters, states, groups and attributes as they are now."""
         content = leaves_of(vars(self.optimizer), self.names)
         content |= {(name,): p.detach() for name, p in zip(self.names.values(), self.parameters)}
         self.found.append(snapshot(content))
@@ -239,11 +239,11 @@ class _Run:
         return {p for p, leaf in leaves_of(vars(self.optimizer), self.names).items() if isinstance(leaf, torch.Tensor)}
 
     def groups(self) -> list[dict[Path, Any]]:
-        """Content of each group."""
+        """Return the content of each group."""
         return [snapshot(leaves_of(group, self.names)) for group in self.optimizer.param_groups]
 
     def _turned(self) -> frozenset[str]:
-        """Entries of groups that say whether it is in training mode."""
+        """Return the entries of groups that say whether the optimizer is in training mode."""
         turn = getattr(self.optimizer, "eval", None)
         if not callable(turn):
             return frozenset()
@@ -262,6 +262,6 @@ def _changed(before: list[dict[Path, Any]], after: list[dict[Path, Any]]) -> fro
 
 
 def small(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape of as many dimensions, with short sides."""
+    """Return a shape of as many dimensions, with short sides."""
     longest = LARGEST.get(len(shape), MORE)
     return tuple(min(n, longest) for n in shape)

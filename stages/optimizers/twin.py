@@ -1,4 +1,4 @@
-"""A copy of an optimizer that knows stand-ins in the place of the parameters."""
+"""Copies an optimizer so that the copy has stand-ins in place of the parameters."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LEFT_OUT = {*_HOOKS, "step"}
 
 
 def is_optimizer(item: Any) -> bool:
-    """An optimizer, or a wrapper that is used like one without being of PyTorch's class."""
+    """Say whether an object is an optimizer, or a wrapper that is used like one without being of PyTorch's class."""
     if isinstance(item, torch.optim.Optimizer):
         return True
     return not isinstance(item, type) and all(hasattr(item, name) for name in ("param_groups", "state", "step"))
 
 
 def inner_optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    """The optimizer and those that it wraps."""
+    """Yield the optimizer and those that it wraps."""
     seen: set[int] = set()
     waiting: list[Any] = [optimizer]
     while waiting:
@@ -51,13 +51,13 @@ def inner_optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.O
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Of all groups, once each."""
+    """List the parameters of all groups, once each."""
     found = {id(p): p for o in inner_optimizers(optimizer) for group in o.param_groups for p in group["params"]}
     return list(found.values())
 
 
 def has_states(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it keeps anything yet: it has stepped, or makes its states at once."""
+    """Say whether the optimizer keeps anything yet: it has stepped, or creates its states when it is made."""
     return any(bool(o.state) for o in inner_optimizers(optimizer))
 
 
@@ -68,18 +68,18 @@ def twin_of(
     states: bool = False,
     mode: FakeTensorMode | None = None,
 ) -> torch.optim.Optimizer:
-    """A copy that holds nothing of the original's: stepping it changes only itself and the stand-ins.
+    """Return a copy that shares nothing with the original: stepping it changes only itself and the stand-ins.
 
     Groups that hold none of the parameters are left out, and so are hooks and schedules.
 
     Args:
         optimizer: the original; optimizers that it wraps are copied with it.
-        stand_ins: identity of a parameter -> what stands for it.
+        stand_ins: identity of a parameter -> the stand-in for it.
         states: copy the states of these parameters too; by default the copy has none yet, as before the first step.
-        mode: in which copies of states are made, if they are to be fake.
+        mode: the fake mode in which states are copied, if they are to be fake.
 
     Raises:
-        TraceError: it holds something that cannot be copied.
+        TraceError: the optimizer holds something that cannot be copied.
     """
     memo: dict[int, Any] = {}
     for parameter in parameters_of(optimizer):
@@ -115,14 +115,14 @@ def twin_of(
         twin.param_groups[:] = [group for group in twin.param_groups if group["params"]]
     for twin in twins:
         train = getattr(twin, "train", None)
-        if callable(train):  # as before training steps; the user's own is in whatever mode it is
+        if callable(train):  # as before training steps, whatever the original's mode
             train()
     result: torch.optim.Optimizer = twins[0]
     return result
 
 
 def _forget(item: Any, others: set[int], seen: set[int]) -> None:
-    """Drop what is kept by parameters that have no stand-in."""
+    """Remove what is kept for parameters that have no stand-in."""
     if id(item) in seen or isinstance(item, (torch.Tensor, type, str, bytes)):
         return
     seen.add(id(item))
@@ -137,7 +137,7 @@ def _forget(item: Any, others: set[int], seen: set[int]) -> None:
 def _state(
     state: Any, stand_ins: Mapping[int, nn.Parameter] | None, memo: dict[int, Any], mode: FakeTensorMode | None
 ) -> Any:
-    """Of those parameters, and what belongs to none; empty without any."""
+    """Copy the states of the parameters with stand-ins, and what belongs to no parameter; empty without stand-ins."""
     found: Any = defaultdict(getattr(state, "default_factory", None) or dict)
     if stand_ins is None or not isinstance(state, Mapping):
         return found

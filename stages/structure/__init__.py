@@ -1,11 +1,11 @@
-"""What is inside an object of any class: its tensors and its plain data, found in one order and put together again.
+"""Finds the tensors and plain data inside an object of any class, in a fixed order, and copies it with other tensors.
 
-kinds.py   what is looked into, and what its parts are
-parts.py   every tensor and every plain value of a batch, with how Python reaches it
-values.py  a plain value in words
-copies.py  the same batch with other tensors
-tree.py    parameters and buffers of a model, found once
-generators.py   global generators, left as they were
+- `kinds.py`: which classes are looked into, and what the parts of an object are.
+- `parts.py`: every tensor and plain value of a batch, each with the Python expression that reaches it.
+- `values.py`: a plain value as text.
+- `copies.py`: the same batch with other tensors.
+- `tree.py`: the parameters and buffers of a model by name.
+- `generators.py`: a block that restores PyTorch's global random generators.
 """
 
 from stowage.stages.structure.copies import copied, with_tensors

@@ -1,4 +1,4 @@
-"""The same batch with other tensors, of the same classes, whose `__init__` is not called; the given one stays."""
+"""Copies a batch with other tensors in it, without calling any class's `__init__` or changing the original."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stowage.stages.structure.parts import Walk
 
 
 def with_tensors(batch: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """A batch that has `tensors` where `batch` has its own, in the order of `leaves`.
+    """Return a batch that has `tensors` where `batch` has its own, in the order of `leaves`.
 
     Containers are new, and so is every object with a tensor inside; what is shared in `batch`, cycles too, is shared
     in the same way. Objects without tensors are handed on.
@@ -23,7 +23,7 @@ def with_tensors(batch: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def copied(batch: Any) -> Any:
-    """A batch with the same tensors in containers of its own, so that what is taken out there stays here."""
+    """Return a batch with the same tensors in new containers: what is removed from one copy stays in the other."""
     walk = Walk(batch, "batch")
     return _Copy(batch, [part.item for part in walk.parts if part.kind == "tensor"]).made
 
@@ -46,7 +46,7 @@ class _Copy:
         if id(item) in self._made:
             return self._made[id(item)]
         if isinstance(item, (tuple, frozenset)):
-            self._made[id(item)] = item  # of one that contains itself
+            self._made[id(item)] = item  # in case the container contains itself
             made = self._immutable(item, kind, path)
         else:
             made = self._made[id(item)] = _blank(item)
@@ -62,7 +62,7 @@ class _Copy:
         parts = self._parts(item, kind, path)
         try:
             made = base.__new__(type(item), parts)
-        except TypeError:  # of a class in C, such as what torch.max returns
+        except TypeError:  # a class written in C, such as the result of torch.max
             made = type(item)(parts)
         self._attributes(made, item, path)
         return made
@@ -92,7 +92,7 @@ class _Copy:
 
 
 def _blank(item: Any) -> Any:
-    """An object of the same class with nothing in it."""
+    """Return an object of the same class with nothing in it."""
     cls = type(item)
     for base in (OrderedDict, defaultdict, dict, list, deque, set):
         if isinstance(item, base):
@@ -104,5 +104,5 @@ def _blank(item: Any) -> Any:
             return made
     try:
         return object.__new__(cls)
-    except TypeError:  # its base is a class in C
+    except TypeError:  # its base class is written in C
         return copy.copy(item)

@@ -1,4 +1,4 @@
-"""PyTorch's global generators, left as they were."""
+"""Restores PyTorch's global random generators after a block of code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 
 
 def forked_generators() -> AbstractContextManager[None]:
-    """A block after which the CPU's generator and those of all GPUs are where they were before: seeding one by
-    `torch.manual_seed` seeds all of them."""
+    """Return a context that restores the random generators of the CPU and of all GPUs when it ends.
+
+    All of them are needed, because `torch.manual_seed` seeds all of them.
+    """
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))

@@ -1,8 +1,8 @@
-"""What is looked into, and what its parts are.
+"""Says which objects are looked into, and what their parts are.
 
-Containers (dictionaries, lists, tuples, sets, deques, and subclasses of them) have items, and subclasses attributes
-besides; any other object of a user's or a library's class has attributes, those in `__slots__` too. Nothing of
-theirs is run: no property, no `__getattr__`, no `__iter__` of a class that is no container.
+Containers (dictionaries, lists, tuples, sets, deques, and their subclasses) have items, and subclasses of them also
+have attributes; any other object of a user's or a library's class has attributes, including those in `__slots__`. No
+code of these classes is run: no property, no `__getattr__`, and `__iter__` only of the built-in containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import torch
 from torch import nn
 
 Kind = Literal["tensor", "array", "plain", "mapping", "sequence", "set", "object", "closed"]
-"""`closed`: not looked into, known by its class, its name, or its `repr` where that has no address."""
+"""The ways to treat an object.
+
+`closed` objects are not looked into: they are told apart by class, by name, or by their `repr` if it has no address.
+"""
 
 PLAIN: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, type(None), range, slice, type(...), enum.Enum,
@@ -38,10 +41,10 @@ class Step(NamedTuple):
     """One part of an object.
 
     Attributes:
-        path: what Python appends to reach it: `['labels']`, `[0]`, `.mask`.
-        label: the same in a name: `labels`, `0`, `mask`; "" where it has its owner's.
-        item: the part.
-        mirrors: an attribute of a container, which may be one of its items under another name.
+        path: the Python code that reaches it from its owner: `['labels']`, `[0]`, `.mask`.
+        label: the same as part of a name: `labels`, `0`, `mask`; "" where it shares its owner's name.
+        item: the part itself.
+        mirrors: it is an attribute of a container, and may be one of the container's items under another name.
     """
 
     path: str
@@ -69,7 +72,7 @@ def _kind_of(cls: type) -> Kind:
 
 
 kind_of: Callable[[type], Kind] = lru_cache(maxsize=4096)(_kind_of)
-"""How objects of a class are looked at."""
+"""Return how objects of a class are treated; cached."""
 
 
 def _has_dict(cls: type) -> bool:
@@ -85,11 +88,11 @@ def _slots_of(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 slots_of: Callable[[type], tuple[tuple[str, Any], ...]] = lru_cache(maxsize=4096)(_slots_of)
-"""Names and descriptors of what a class and its bases keep in `__slots__`."""
+"""Return the names and descriptors of the `__slots__` of a class and its bases; cached."""
 
 
 def attributes(item: Any) -> Iterator[tuple[str, Any]]:
-    """What an object keeps, in the order in which it was set; nothing is computed."""
+    """Yield the name and value of each attribute, in the order in which they were set, without computing any."""
     cls = type(item)
     if _has_dict(cls):
         yield from tuple(object.__getattribute__(item, "__dict__").items())
@@ -101,7 +104,7 @@ def attributes(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def steps(item: Any, kind: Kind) -> Iterator[Step]:
-    """The parts of an object of that kind."""
+    """Yield the parts of an object of the given kind."""
     if kind == "mapping":
         for position, (key, value) in enumerate(tuple(dict.items(item))):
             name = repr(key) if kind_of(type(key)) == "plain" or _is_plain_tuple(key) else f"key {position}"
@@ -124,12 +127,12 @@ def steps(item: Any, kind: Kind) -> Iterator[Step]:
 
 
 def has_attributes(item: Any, kind: Kind) -> bool:
-    """Objects do, and containers of classes that users write."""
+    """Say whether an object's parts include its attributes: those of objects and of users' container classes do."""
     return kind == "object" or type(item).__module__ not in ("builtins", "collections")
 
 
 def is_hidden(item: Any, name: str) -> bool:
-    """An attribute whose items are items of its owner."""
+    """Say whether an attribute holds the owner's own items, as `data` of a `UserDict` or `UserList` does."""
     return name == "data" and isinstance(item, (UserDict, UserList))
 
 

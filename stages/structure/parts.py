@@ -1,4 +1,4 @@
-"""Every tensor and every plain value of a batch, with how Python reaches it, in one order."""
+"""Lists every tensor and every plain value of a batch, in a fixed order, with the Python expression that reaches it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.structure.kinds import Kind, kind_of, steps
 
 LIMIT = 100_000
-"""Parts of a batch; one that reaches more reaches something that is not a batch."""
+"""The most parts that a batch may have: an object that reaches more is no batch."""
 DEPTH = 64
 RUN = 32
-"""Plain values in a row that are one part: token numbers in a list, names of files."""
+"""The longest sequence of plain values that is listed value by value; a longer one (token ids) is one part."""
 
 
 class Part(NamedTuple):
-    """A tensor, a plain value, a container or an object.
+    """A tensor, a plain value, a container or an object inside a batch.
 
     Attributes:
-        path: how Python reaches it: `batch['labels']`, `batch.inner.mask`.
-        label: the same in a name without the batch's own: `labels`, `inner.mask`.
-        kind: see `Kind`.
-        item: itself.
+        path: the Python expression that reaches it: `batch['labels']`, `batch.inner.mask`.
+        label: the same without the name of the batch: `labels`, `inner.mask`.
+        kind: how it is treated, see `Kind`.
+        item: the part itself.
         same_as: path of an earlier part that is the same tensor, or the same object with tensors inside; "" for none.
     """
 
@@ -38,7 +38,7 @@ class Walk:
     """One walk over a batch.
 
     Attributes:
-        parts: what was found, in order.
+        parts: the parts that were found, in order.
         holding: identities of objects with tensors inside.
         first: identity of a tensor, or of an object in `holding`, -> the path where it was met first.
     """
@@ -52,7 +52,7 @@ class Walk:
         self._visit(batch, name, "", 0, False, False)
 
     def _visit(self, item: Any, path: str, label: str, depth: int, mirrors: bool, hidden: bool) -> bool:
-        """Whether there is a tensor inside."""
+        """Add the item and everything inside; return whether there is a tensor inside."""
         kind = kind_of(type(item))
         if kind in ("tensor", "plain", "array", "closed"):
             earlier = self.first.setdefault(id(item), path) if kind == "tensor" else path
@@ -93,16 +93,16 @@ class Walk:
 
 
 def parts(batch: Any, name: str = "batch") -> list[Part]:
-    """Everything in a batch, outermost first, each container before what is in it.
+    """List everything in a batch, outermost first, each container before its content.
 
     Raises:
-        ParameterError: it reaches more than a batch would.
+        ParameterError: the batch reaches more objects than a batch may.
     """
     return Walk(batch, name).parts
 
 
 def leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a batch, each with a label that no other has: `input_ids`, `0`, `parts.1`, `inner.mask`.
+    """List the tensors of a batch, each with a unique label: `input_ids`, `0`, `parts.1`, `inner.mask`.
 
     A tensor that is there twice is listed twice.
     """
@@ -117,5 +117,5 @@ def leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, in the order of `leaves`."""
+    """List the tensors of a batch, in the order of `leaves`."""
     return [part.item for part in parts(batch) if part.kind == "tensor"]

@@ -1,5 +1,7 @@
-"""The parameters and buffers of a model by name, found once: later only that nothing has been put in or taken out is
-looked at, which takes a tenth of the time."""
+"""Finds the parameters and buffers of a model by name once, and later only checks that none was added or removed.
+
+The check takes a tenth of the time of a new search.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleTree:
-    """Of one model.
+    """The modules, parameters and buffers of one model.
 
     Attributes:
-        modules: each once, in the order of `modules()`.
+        modules: each module once, in the order of `modules()`.
         parameters, buffers: by name, as `named_parameters` and `named_buffers` give them; do not change them.
-        version: how often they were found; several who look at one tree each tell by it what they have seen.
+        version: how often they were found; a user of the tree remembers it to notice changes.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,7 +39,7 @@ class ModuleTree:
         self._states = [(state, [state[name] for name in _TABLES]) for state in map(vars, self.modules)]
 
     def look(self) -> int:
-        """Find modules, parameters and buffers anew if they are others than were found; the version."""
+        """Find modules, parameters and buffers anew if any was added, removed or replaced; return the version."""
         if not self._same():
             self._find()
         return self.version

@@ -1,4 +1,4 @@
-"""A plain value in words, so that equal values have equal text and no text depends on where something is in memory."""
+"""Writes a plain value as text: equal values have equal text, and no text depends on a memory address."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHOWN = 64
-"""Elements of an array, or 16 characters each of a text, that are shown; what is longer is known by its hash."""
+"""The most elements of an array that are shown, and a 16th of the most characters; longer values are hashed."""
 
 
 def value_text(item: Any) -> str:
-    """The value of something that is not looked into: its `repr`, a function's name, an array's elements.
+    """Return the value of an object that is not looked into: its `repr`, a function's name, or an array's elements.
 
-    What has no value of its own (a lock, a file, an iterator) has "": it is known by its class.
+    Objects without a value of their own (a lock, a file, an iterator) give "": only their class is compared.
     """
     if isinstance(item, np.ndarray):
         return f"{item.dtype} {item.shape} {_elements(item)}"

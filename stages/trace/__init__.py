@@ -1,4 +1,19 @@
-"""Record the training step as tables of ATen calls."""
+"""Records the training step as tables of ATen calls.
+
+- `step.py`: the whole training step: forward, loss, backward and updates.
+- `forward.py`: a forward alone, as evaluation runs it.
+- `updates.py`: what happens to gradients: accumulation, clipping and the optimizer's updates.
+- `rounds.py`: tracing a step several times, to see what it does whatever its numbers are.
+- `capture.py`: one trace of forward, loss and backward as an `fx.Graph`.
+- `lower.py`: from that graph to tables.
+- `checks.py`: models and steps that cannot be traced.
+- `explain.py`: errors of a trace in one sentence.
+- `lines.py`: the source line of a module.
+- `calls`: facts about calls and their arguments.
+- `recording`: recording a program on tensors without memory.
+- `objects`: the user's objects, restored and read while a step is traced.
+- `__main__.py`: the stage's command.
+"""
 
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
 from stowage.stages.trace.objects.left import Left

@@ -1,4 +1,4 @@
-"""`python -m stowage.stages.trace`: params.yaml → artifacts/trace."""
+"""`python -m stowage.stages.trace` reads params.yaml and writes artifacts/trace."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def main() -> None:
     require_listed(root, parameters, TRACE, files)
     folder = ARTIFACTS / "trace"
     locations = [call.location for call in trace.calls]
-    # A line more in a file moves the lines of all calls below it, and changes no later result.
+    # Without locations: a line inserted into a source file must not change the trace.
     replace(trace, calls=[replace(call, location="") for call in trace.calls]).save(folder)
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")

@@ -1,5 +1,4 @@
-"""One training step as a graph of ATen calls: forward, loss and backward, on tensors without memory; or a forward
-alone."""
+"""Captures a training step (forward, loss and backward) or a forward alone as a graph of ATen calls, without memory."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from stowage.stages.workload.autocast import without_autocast
 from stowage.stages.workload.values_looked_at import NO_PADDING, ONE_SEQUENCE, looked_at
 
 Compute = Callable[[nn.Module, Any], list[torch.Tensor]]
-"""From the model and the batch to what the program returns: the loss alone, in a training step."""
+"""Maps the model and the batch to what the program returns: in a training step, the loss alone."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Captured:
     """A traced step.
 
     Attributes:
-        graph: its sources are parameters, buffers and tensors of the batch, in that order, then what it met on its way;
-            its outputs are what it returns (the loss), then one gradient (or None) per trainable parameter.
+        graph: its sources are parameters, buffers and tensors of the batch, in that order, then other tensors that it
+            read; its outputs are what it returns (the loss), then one gradient (or None) per trainable parameter.
         trainable: names of parameters that have a gradient output, in output order; none in a forward alone.
         literals: tensors made from numbers in the user's code, by the name of their source.
         outside: tensors that belong neither to the model nor to the batch, by name; parameters among them.
@@ -48,9 +47,9 @@ class Captured:
         gradients: False in a forward alone.
         readings: numbers that the user's code read off tensors whose values are not known while tracing.
         seen: what the step has changed in the user's objects.
-        left: tensors that `seen` has, then those of `readings`; outputs behind what the program returns.
+        left: the tensors of `seen`, then those of `readings`; outputs that follow what the program returns.
         returns: how many outputs the program returns.
-        counted: of `left`, positions of tensors that take the place of a source of the trace.
+        counted: positions in `left` of tensors that replace a source of the trace.
     """
 
     graph: fx.Graph
@@ -77,18 +76,22 @@ def capture(
     readings: Readings | None = None,
     changed: Sequence[Seen] = (),
 ) -> Captured:
-    """Trace one training step of `model` on `batch`, or without `gradients` a forward alone, as under
-    `torch.no_grad()`. The user's objects run as they are, and are as before afterwards; so are generators.
+    """Trace one training step of `model` on `batch`, or without `gradients` a forward alone as under `torch.no_grad()`.
 
-    Parameters and batch may be fake tensors (a model without weights in memory) or real. A parameter in `layouts` is
-    traced with the layout that it has there, on the meta device; its own memory is not looked at. Under
-    `torch.autocast` the forward and the loss are traced with the casts it makes, the backward without, as PyTorch
-    recommends to train.
+    The user's objects run as they are, and are restored afterwards; so are generators. Parameters and batch may be fake
+    tensors (a model without weights in memory) or real. Under `torch.autocast` the forward and the loss are traced with
+    the casts it makes, the backward without, as PyTorch recommends to train.
 
     Args:
+        model: any module.
+        batch: any batch.
+        compute: calls the model and returns what the program returns.
+        layouts: name of a parameter -> a tensor on the meta device, whose layout is used instead of the parameter's
+            own.
+        gradients: trace the backward too.
         roots: what else runs than the model, by name: the loss, an objective.
-        readings: what stands for numbers that are read off tensors.
-        moved: what an earlier trace changed: numbers there are others this time.
+        readings: the answers for numbers that are read off tensors.
+        changed: what an earlier trace changed: numbers there get other values this time.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
@@ -138,11 +141,11 @@ def capture(
                     marker.phase = "backward"
                     trainable, ends = _backward(recorder, results, parameters)
                     check_gradients(snapshot)
-                    seen = leaving.take(see(snapshot, model))  # with what hooks leave
+                    seen = leaving.take(see(snapshot, model))  # including what hooks leave
                 else:
                     trainable, ends = [], [_owned(recorder, result) for result in results]
                 left = leaving.tensors(seen)
-            except (ParameterError, TraceError):  # said already
+            except (ParameterError, TraceError):  # these explain themselves
                 raise
             except Exception as error:
                 raise explain(error, marker) from cause_of(error)
@@ -178,8 +181,11 @@ def _counted(recorder: Recorder, seen: Sequence[Seen]) -> frozenset[int]:
 
 
 class _Leaving:
-    """Tensors that are left behind. A training step writes them into memory that is there before it, so that they are
-    made once, whatever is computed again; a forward alone returns them."""
+    """Takes the tensors that the user's code leaves in its objects.
+
+    A training step copies them into memory that exists before it, so that they are written once even if they are
+    computed again; a forward alone returns them.
+    """
 
     def __init__(self, recorder: Recorder, readings: Readings, *, copies: bool) -> None:
         self._recorder = recorder
@@ -188,7 +194,7 @@ class _Leaving:
         self._homes: dict[int, torch.Tensor] = {}
 
     def take(self, seen: Sequence[Seen]) -> Sequence[Seen]:
-        """Give each tensor its place, where it has none yet."""
+        """Give each tensor its place, if it has none yet."""
         with torch.no_grad():
             for tensor in self._found(seen):
                 if id(tensor) not in self._homes:
@@ -206,14 +212,14 @@ class _Leaving:
         return [*(tensor for change in seen for tensor in change.tensors), *readings]
 
     def tensors(self, seen: Sequence[Seen]) -> list[torch.Tensor]:
-        """Of what was seen in the end, then of what was read."""
+        """Return the places of the tensors that were seen at the end, then of those that were read."""
         return [self._homes[id(tensor)] for tensor in self._found(seen)]
 
 
 def _backward(
     recorder: Recorder, results: list[torch.Tensor], parameters: Mapping[str, nn.Parameter]
 ) -> tuple[list[str], list[torch.Tensor | None]]:
-    """Names of what trains, the model's parameters first; what the program returns, and their gradients."""
+    """Return the names of what trains, the model's parameters first; and the program's outputs, then the gradients."""
     met = {name: t for name, t in recorder.outside.items() if t.requires_grad and t.is_leaf}
     training = {**{name: p for name, p in parameters.items() if p.requires_grad}, **met}
     with without_autocast():
@@ -229,7 +235,7 @@ def _backward(
 
 
 def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> torch.Tensor:
-    """The gradient as eager's `AccumulateGrad` leaves it in `.grad`: in memory of its own, laid out as the parameter.
+    """Return the gradient as eager's `AccumulateGrad` leaves it: in its own memory, laid out as the parameter.
 
     Eager keeps a gradient that already is so and copies any other (an expanded one after `y.sum()`, one shared by two
     parameters, one with other strides).
@@ -246,14 +252,14 @@ def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[
 
 
 def _owned(recorder: Recorder, result: torch.Tensor) -> torch.Tensor:
-    """What a forward returns, in memory of its own: a weight that is returned may leave the device."""
+    """Return a result in memory of its own: a returned weight may be offloaded while the caller still reads it."""
     held = {tensor.untyped_storage()._cdata for tensor in recorder.lasting()}
     return result.clone() if recorder.fake_of(result).untyped_storage()._cdata in held else result
 
 
 @contextlib.contextmanager
 def _fused_attention() -> Iterator[None]:
-    """PyTorch's own attention and encoder layers take fused kernels without gradients, unless they see a trace."""
+    """Let PyTorch's attention and encoder layers use their fused kernels, which they avoid when they see a trace."""
     attention: Any = nn.modules.activation
     overrides: Any = torch.overrides
     before = attention._is_make_fx_tracing, overrides.has_torch_function
@@ -267,7 +273,7 @@ def _fused_attention() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _autocast_cache() -> Iterator[None]:
-    """Casts of weights that autocast remembers are those of this trace alone."""
+    """Clear autocast's cache of cast weights before and after, so that it serves this trace alone."""
     torch.clear_autocast_cache()
     try:
         yield
@@ -276,7 +282,7 @@ def _autocast_cache() -> Iterator[None]:
 
 
 def _fake_mode(given: list[torch.Tensor]) -> FakeTensorMode:
-    """The mode of the tensors that are fake already; else a new one."""
+    """Return the mode of the tensors that are fake already; else a new one."""
     fakes = [t for t in given if isinstance(t, FakeTensor)]
     if not fakes:
         return FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""What cannot be traced, found before or after tracing, each in one sentence that names the module and the line."""
+"""Refuses what cannot be traced, before or after tracing, in one sentence that names the module and the line."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def check_module(model: nn.Module) -> None:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raise `TraceError` for parameters without a shape or on several devices, and for gradients without a fixed
-    size."""
+    """Raise `TraceError` for parameters that a step cannot be planned with.
+
+    These have no shape yet, are on several devices, or have gradients without a fixed size.
+    """
     places: dict[torch.device, str] = {}
     for path, module in model.named_modules():
         if any(isinstance(p, (UninitializedParameter, UninitializedBuffer)) for p in module._parameters.values()):
@@ -56,12 +58,12 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def _place(path: str, module: nn.Module) -> str:
-    """Found where it is said alone: looking up lines takes longer than tracing."""
+    """Name a module and its line; only for errors, because looking up lines takes longer than tracing."""
     return f"Module '{path or type(module).__name__}' ({source_line(module)})"
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise `TraceError` for an optimizer that asks for gradients again."""
+    """Raise `TraceError` for an optimizer whose step computes gradients again."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
     if needs_closure or isinstance(optimizer, torch.optim.LBFGS):
@@ -75,7 +77,8 @@ def check_gradient_hooks(parameters: Mapping[str, torch.Tensor], *, alone: bool)
     """Raise `TraceError` for hooks on complete gradients where the plan does more with these than update or keep.
 
     Args:
-        alone: each gradient is used by its own update, or stays.
+        parameters: name -> parameter.
+        alone: each gradient is only used by its own update, or kept.
     """
     for name, parameter in parameters.items():
         if getattr(parameter, "_post_accumulate_grad_hooks", None) and not alone:
@@ -86,7 +89,7 @@ def check_gradient_hooks(parameters: Mapping[str, torch.Tensor], *, alone: bool)
 
 
 def check_generators(snapshot: Snapshot) -> None:
-    """Raise `DrawsElsewhere` for a step that draws from generators that it would not draw from again."""
+    """Raise `DrawsElsewhere` for a step that draws from generators that a planned step would not draw from."""
     changed = snapshot.generators_moved()
     if changed:
         other = "torch.rand(()) or torch.randint" if changed.startswith("Python") else "torch.rand or torch.randn"

@@ -1,4 +1,4 @@
-"""What went wrong while a step was traced, in one sentence that names the module and the line."""
+"""Explains what went wrong while a step was traced, in one sentence that names the module and the line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIXED = {
     "_pack_padded_sequence": "run the layer on the padded sequences, and mask what is behind their ends",
     "_ctc_loss": "its kernel sizes its tables by the longest target; sum up the paths with torch.logsumexp instead",
 }
-"""Operator -> what to do instead."""
+"""Operator -> what the user can do instead."""
 _LOOK_ELSEWHERE = "so its control flow depends on data and cannot be planned"
 
 
@@ -37,7 +37,7 @@ def _is_users(file: str) -> bool:
 
 
 def _line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """` (file:line)` of the innermost frame that the user can edit; else of the innermost one outside of PyTorch."""
+    """Return ` (file:line)` of the innermost frame that the user can edit; else of the innermost outside of PyTorch."""
     outside = [f for f in frames if not f.filename.startswith((_TORCH, *_OURS)) and not f.filename.startswith("<")]
     users = [f for f in outside if _is_users(f.filename)]
     chosen = (users or outside)[-1:]
@@ -45,7 +45,7 @@ def _line(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def where(marker: Marker, frames: Iterable[traceback.FrameSummary]) -> str:
-    """Who is at fault: `Module 'blocks.3' (model.py:31)`, `The model (…)` or `The loss (…)`."""
+    """Name the culprit: `Module 'blocks.3' (model.py:31)`, `The model (…)` or `The loss (…)`."""
     line = _line(frames)
     if not marker.stack:
         return f"The {'loss' if marker.phase == 'forward' else 'backward pass'}{line}"
@@ -53,7 +53,7 @@ def where(marker: Marker, frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def here(marker: Marker) -> str:
-    """Who is at work now."""
+    """Name the module and line that run now."""
     frames = list(traceback.extract_stack(sys._getframe(1)))
     inside = [i for i, f in enumerate(frames) if f.name == "capture" and f.filename.startswith(_OURS)]
     return where(marker, frames[inside[-1] + 1 :] if inside else frames)
@@ -69,12 +69,12 @@ def _reads(place: str, func: Any, frames: Iterable[traceback.FrameSummary]) -> T
 
 
 def reads_a_value(func: Any, marker: Marker) -> TraceError:
-    """The step depends on a number that is read off a tensor, here."""
+    """Return the error that the running code depends on a number that is read off a tensor."""
     return _reads(here(marker), func, traceback.extract_stack(sys._getframe(1)))
 
 
 def explain(error: BaseException, marker: Marker) -> TraceError:
-    """An error that came out of the user's code or of PyTorch."""
+    """Return an error that explains one raised by the user's code or by PyTorch."""
     frames = traceback.extract_tb(error.__traceback__)
     place = where(marker, frames)
     if isinstance(error, DataDependentOutputException):
@@ -100,5 +100,5 @@ def explain(error: BaseException, marker: Marker) -> TraceError:
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """What stands above a refusal in a traceback: nothing, unless `STOWAGE_TRACEBACK` is `long`."""
+    """Return the error to show above a refusal in a traceback: none, unless `STOWAGE_TRACEBACK` is `long`."""
     return error if os.environ.get("STOWAGE_TRACEBACK") == "long" else None

@@ -1,4 +1,4 @@
-"""Record a forward alone, as evaluation runs it, as tables of ATen calls."""
+"""Records a forward alone, as evaluation runs it, as tables of ATen calls."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from stowage.stages.trace.rounds import trace_rounds
 from stowage.stages.workload.outputs import OutputForm
 
 Forward = Callable[[nn.Module, Any], Any]
-"""From the model and the batch to whatever evaluation needs of them."""
+"""Maps the model and the batch to whatever evaluation needs."""
 
 
 @dataclass(frozen=True)
 class RecordedForward:
-    """A forward of one batch, traced.
+    """The traced forward of one batch.
 
     Attributes:
-        outputs: values that it returns, so many as `returns`, then what `left` takes.
-        form: what it returns, without its tensors.
+        outputs: the first `returns` values are those that it returns; the others are those that `left` takes.
+        form: its outputs without their tensors.
     """
 
     storages: list[Storage]
@@ -53,8 +53,11 @@ def record_forward(
     """Trace `forward(model, batch)` as it runs under `torch.no_grad()`, in the mode in which the model is.
 
     Args:
-        layouts: of parameters that are not in memory, see `trace_step`.
-        touches: objects that it may change besides those that hang on the others.
+        model: any module.
+        batch: any batch.
+        forward: calls the model.
+        layouts: layouts of parameters that are not in memory, see `trace_step`.
+        touches: objects that it may change besides those that can be reached from the others.
 
     Raises:
         TraceError: it cannot be traced, or returns no tensor, or what cannot be made again for another batch.
@@ -96,10 +99,12 @@ def record_forward(
 def forward_tables(
     recorded: RecordedForward, model: nn.Module, beside: Sequence[Storage] = (), label: str = ""
 ) -> TraceTables:
-    """The tables of a forward.
+    """Return the tables of a forward.
 
     Args:
-        beside: what else of the model is in memory: optimizer states, and gradients that wait.
+        recorded: the traced forward.
+        model: the model that was traced.
+        beside: what else of the model is in memory: optimizer states and waiting gradients.
         label: the model's name, for people.
     """
     count = len(recorded.storages)

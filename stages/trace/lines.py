@@ -1,4 +1,4 @@
-"""Where a module is written."""
+"""Finds where a module is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def source_line(module: nn.Module) -> str:
-    """`file:line` of the module's class, or its class name where the source is not at hand."""
+    """Return `file:line` of the module's class, or its class name where the source cannot be found."""
     try:
         file, line = inspect.getsourcefile(type(module)), inspect.getsourcelines(type(module))[1]
         return f"{file}:{line}"

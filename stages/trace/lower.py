@@ -1,4 +1,4 @@
-"""From an fx graph to tables: values, storages, calls, who aliases and who mutates what."""
+"""Lowers an fx graph to tables: values, storages, calls, and which of them alias or mutate which."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PREFIXES = {"parameter": "p_", "buffer": "b_", "input": "x_", "constant": "c", 
 
 
 class Lowering:
-    """Builds the tables while walking the graph once; `finish` drops what nothing needs."""
+    """Builds the tables in one walk over the graph; `compact` drops what nothing needs."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
@@ -140,7 +140,10 @@ class Lowering:
         self._call(node, target, args, kwargs, result)
 
     def _check(self, node: fx.Node, target: OpOverload) -> None:
-        """What returns nothing and writes nothing is a check (`_assert_async`) or a message: a step does without."""
+        """Leave out a call that returns and writes nothing: it is a check (`_assert_async`) or a message.
+
+        The user gets a notice, unless PyTorch itself makes such calls.
+        """
         if target.namespace not in ("aten", "prims"):
             where = _location(node.meta.get(LOCATION, "")) or f"module '{node.meta.get(PATH, '')}'"
             self.captured.notices.append(
@@ -244,8 +247,10 @@ class Lowering:
 
 
 def call_signature(target: str, encoded: str, values: list[Value]) -> str:
-    """Operator and arguments, every tensor by its form; see `Call.signature`, and `without_numbers` for what is left
-    out."""
+    """Return operator and arguments as text, every tensor by its form.
+
+    See `Call.signature`, and `without_numbers` for what is left out.
+    """
 
     def describe(match: re.Match[str]) -> str:
         return f'"{values[int(match.group(1))].form}"'
@@ -254,7 +259,7 @@ def call_signature(target: str, encoded: str, values: list[Value]) -> str:
 
 
 def _location(line: str) -> str:
-    """`package/file.py:line`, independent of where packages are installed."""
+    """Return `package/file.py:line`, independent of where packages are installed."""
     file, colon, number = line.rpartition(":")
     if not colon:
         return ""
@@ -265,7 +270,7 @@ def _location(line: str) -> str:
 def merge_equal_constants_of_step(calls: list[Call], values: list[Value], storages: list[Storage]) -> dict[int, int]:
     """Find equal calls that read nothing but each other's results and constants of the step (masks, positions).
 
-    Returns a map from value to the earlier value that equals it bit for bit. Every layer of a Transformer builds the
+    Return a map from value to the earlier value that equals it bit for bit. Every layer of a Transformer builds the
     same mask; one is enough. Calls that are random, that mutate, or whose storage is ever written are left alone.
     """
     written = {s for call in calls for s in call.mutates}
@@ -297,10 +302,10 @@ def _renumber(text: str, numbers: dict[int, int]) -> str:
 def compact(
     lowering: Lowering, outputs: Sequence[int]
 ) -> tuple[list[Storage], list[Value], list[Call], list[Gradient], list[Constant], tuple[int, ...]]:
-    """Drop calls that nothing needs and renumber everything densely; of `outputs` the new numbers come last.
+    """Drop calls that nothing needs and renumber everything densely; the new numbers of `outputs` come last.
 
-    Kept are the ancestors of what it returns and of the gradients, and everything that draws random numbers or changes
-    something persistent (eager would do that too).
+    Calls are kept if what the step returns or a gradient depends on them, or if they draw random numbers or change
+    something persistent, as eager would do too.
     """
     calls, values, storages = lowering.calls, lowering.values, lowering.storages
     same = merge_equal_constants_of_step(calls, values, storages)
@@ -369,7 +374,7 @@ def compact(
 
 
 def _move_views(values: list[Value], same: dict[int, int]) -> list[Value]:
-    """Views on a storage that is dropped in favour of an equal one become views on that one."""
+    """Turn views on a storage that is dropped in favour of an equal one into views on that one."""
     storage_of_value: dict[int, int] = {}
 
     def resolve(storage: int) -> int:
@@ -383,5 +388,5 @@ def _move_views(values: list[Value], same: dict[int, int]) -> list[Value]:
 
 
 def content_hash(*parts: str) -> str:
-    """A short hash of text."""
+    """Return a short hash of text."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]

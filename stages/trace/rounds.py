@@ -1,4 +1,4 @@
-"""Trace a step as often as it takes to know what it does whatever its numbers are, and what it leaves behind."""
+"""Traces a step several times, to learn what it does whatever its numbers are, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from stowage.stages.trace.objects.left import MOVED, Left, Seen, effects_of
 from stowage.stages.trace.recording.readings import ROUNDS, Readings
 
 DRAWS = 3
-"""Traces in which generators of Python must move until it is the step that moves them, and no other thread: those that
-keep connections alive draw too."""
+"""The number of traces in which Python's generators must change before the step itself is blamed.
+
+Other threads, such as those that keep connections alive, draw from them too.
+"""
 
 MOST_CHECKS = 32
-"""Truth values that the user's code may insist on."""
+"""The most truth values that the user's code may insist on."""
 
 Trace = Callable[[Readings, Sequence[Seen]], Captured]
-"""Traces once, with these answers, and with numbers moved where an earlier trace changed them."""
+"""Traces once, with these answers, and with changed numbers where an earlier trace changed them."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class Lowered:
     """The tables of a program, without what happens to gradients.
 
     Attributes:
-        outputs: values that it returns; `left` are those that it leaves behind.
-        counted: of `left`, positions of those that take the place of something that is a source itself.
+        outputs: values that it returns.
+        left: values that it leaves behind.
+        counted: positions in `left` of those that replace a source of the trace.
     """
 
     storages: list[Storage]
@@ -45,10 +48,10 @@ class Lowered:
 
 
 def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captured, Lowered, Left]:
-    """The trace, its tables, and what is left behind.
+    """Return the trace, its tables, and what is left behind.
 
     Args:
-        trace: see above.
+        trace: traces the step once.
         decisions: truth values that are read off tensors, where they are not all true.
 
     Raises:
@@ -89,7 +92,7 @@ def trace_rounds(trace: Trace, decisions: tuple[bool, ...] = ()) -> tuple[Captur
 
 
 def _undisturbed(trace: Trace) -> Trace:
-    """Of a step that draws each time alone it is said that it draws."""
+    """Repeat a trace that draws random numbers, and let the error through only if it does so each time."""
 
     def again(readings: Readings, changed: Sequence[Seen]) -> Captured:
         for _ in range(DRAWS - 1):
@@ -103,7 +106,7 @@ def _undisturbed(trace: Trace) -> Trace:
 
 
 def _first(trace: Trace, readings: Readings) -> tuple[Captured, Readings]:
-    """A trace in which no check of the user's code (`if not torch.isfinite(x).all(): raise`) fails."""
+    """Return a trace in which no check of the user's code (`if not torch.isfinite(x).all(): raise`) fails."""
     original: TraceError | None = None
     for _ in range(MOST_CHECKS):
         try:
@@ -118,7 +121,7 @@ def _first(trace: Trace, readings: Readings) -> tuple[Captured, Readings]:
 
 
 def _raised(error: TraceError) -> str:
-    """What the user's code raised, and where; nothing where it cannot be traced for another reason."""
+    """Return what the user's code raised and where; "" where the step cannot be traced for another reason."""
     place, _, raised = str(error).partition(" cannot be traced: ")
     return f"{raised.partition(':')[0]} in {place[:1].lower()}{place[1:]}" if raised else ""
 
@@ -126,7 +129,10 @@ def _raised(error: TraceError) -> str:
 def _allowed(
     trace: Trace, readings: Readings, seen: Sequence[Seen], insists: dict[int, str]
 ) -> tuple[Captured, Readings]:
-    """A trace with other answers. Truths without which the code raises are as before, and noted in `insists`."""
+    """Return a trace with other answers.
+
+    If the code raises because of the last truth value, that one gets its first answer again, and `insists` notes it.
+    """
     while True:
         try:
             return trace(readings, seen), readings
@@ -155,7 +161,7 @@ def _lowered(lowering: Lowering, returns: int, left: int) -> Lowered:
 
 
 def _content(lowered: Lowered) -> tuple[Any, ...]:
-    """Without names, which tell how many calls there were that nothing needs."""
+    """Return the tables without names, which depend on calls that nothing needs."""
     return (
         [(s.nbytes, s.role) for s in lowered.storages],
         [replace(v, name="") for v in lowered.values],
@@ -167,7 +173,7 @@ def _content(lowered: Lowered) -> tuple[Any, ...]:
 
 
 def _needed(lowering: Lowering, captured: Captured, left: Left) -> tuple[Lowered, Left]:
-    """Only what effects take is an output."""
+    """Return the tables with only those left values as outputs that effects take."""
     if not left.effects and not left.checks:
         return _lowered(lowering, captured.returns, 0), Left()
     used = sorted(
@@ -184,7 +190,7 @@ def _needed(lowering: Lowering, captured: Captured, left: Left) -> tuple[Lowered
 
 
 def _moved(change: Seen, before: Sequence[Seen], round_: int) -> Seen:
-    """With the number that was there when the code ran."""
+    """Return the change with the number that was there when the code ran."""
     for earlier in before:
         same = earlier.place.holder is change.place.holder and earlier.place.key == change.place.key
         if same and earlier.before is not None and change.before is not None:

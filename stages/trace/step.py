@@ -1,4 +1,4 @@
-"""Record the whole training step, forward + loss + backward + updates, or a forward alone, as tables of ATen calls."""
+"""Records the whole training step (forward, loss, backward and updates) as tables of ATen calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stowage.stages.workload.calls import Loss, Objective, call_model, loss_of
 
 @dataclass(frozen=True)
 class Recorded:
-    """Forward and backward of one batch, traced; what happens to the gradients is added by `with_updates`."""
+    """The traced forward and backward of one batch; `with_updates` adds what happens to the gradients."""
 
     storages: list[Storage]
     values: list[Value]
@@ -37,24 +37,24 @@ class Recorded:
     """Tensors that belong neither to the model nor to the batch, by the name that `storages` has for them."""
     left_values: tuple[int, ...] = ()
     left: Left = field(default_factory=Left)
-    """What the step leaves in the user's objects, with the values that it takes."""
+    """The effects of the step on the user's objects; they take the values in `left_values`."""
     counted: frozenset[int] = frozenset()
-    """Positions in `left_values` of what takes the place of something that is a source of the trace itself."""
+    """Positions in `left_values` of values that replace a source of the trace."""
 
     def stands(self) -> bool:
-        """Whether what is outside of model and batch is as it was traced, in kind."""
+        """Say whether everything outside of model and batch still is of the kind that was traced."""
         return self.outside.differs() is None and self.left.stands()
 
 
 def parameters_of(model: nn.Module, outside: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model's parameters, and those outside of it that a step reads."""
+    """Return the model's parameters, and those outside of it that a step reads."""
     return with_outside(dict(model.named_parameters()), outside)
 
 
 def with_outside(
     parameters: Mapping[str, torch.Tensor], outside: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Those of a model, and those outside of it that a step reads."""
+    """Return a model's parameters, and those outside of it that a step reads."""
     return {**parameters, **{name: t for name, t in outside.items() if t.requires_grad and t.is_leaf}}
 
 
@@ -71,9 +71,13 @@ def record_step(
     """Trace forward, loss and backward.
 
     Args:
-        model, batch, loss, objective, layouts: see `trace_step`.
+        model: see `trace_step`.
+        batch: see `trace_step`.
+        loss: see `trace_step`.
+        objective: see `trace_step`.
+        layouts: see `trace_step`.
         decisions: see `trace_rounds`.
-        touches: objects that the step may change besides those that hang on the others.
+        touches: objects that the step may change besides those that can be reached from the others.
     """
 
     def compute(model: nn.Module, batch: Any) -> list[torch.Tensor]:
@@ -122,11 +126,11 @@ def trace_step(
         batch: a mapping (keywords), a tuple or list (positions) or one argument; every tensor in it is an input.
         loss: `loss(outputs, batch)`; by default `outputs.loss`.
         objective: `objective(model, batch)`, instead of `loss`, for those who call the model themselves.
-        optimizer: holds the model's parameters; None leaves gradients in `.grad`.
+        optimizer: the optimizer of the model's parameters; None leaves gradients in `.grad`.
         micro_batch: what happens to the gradients; by default they go into updates at once.
         label: the model's name, for people.
-        notices: receives sentences that the user should know.
-        layouts: of parameters that are not in memory: name -> a tensor on the meta device.
+        notices: a list to which sentences that the user should know are added.
+        layouts: name of a parameter that is not in memory -> a tensor of its layout on the meta device.
 
     Raises:
         TraceError: the step cannot be traced; the text names the module and the line.
@@ -146,14 +150,16 @@ def with_updates(
     micro_batch: MicroBatch | None = None,
     label: str = "",
 ) -> TraceTables:
-    """The whole iteration: what was recorded, and what happens to its gradients. One record serves every micro-batch.
+    """Return the whole iteration: what was recorded, and what happens to its gradients.
+
+    One record serves every micro-batch.
 
     Raises:
         TraceError: the optimizer cannot be stepped by a plan.
     """
     storages, values, calls = list(recorded.storages), list(recorded.values), list(recorded.calls)
     uncounted = [value for i, value in enumerate(recorded.left_values) if i not in recorded.counted]
-    for value in uncounted:  # what the step before has left is still there
+    for value in uncounted:  # what the previous step has left is still in memory
         storage_of_value = values[value].storage
         storages.append(
             Storage(

@@ -1,5 +1,8 @@
-"""What happens to gradients as calls: additions to those that wait, clipping, and one `stowage.update` for each
-parameter that has a gradient, or one `stowage.update_all`; optimizer states as storages."""
+"""Appends what happens to gradients as calls, and optimizer states as storages.
+
+The calls are additions to waiting gradients, clipping, and one `stowage.update` for each parameter that has a gradient,
+or one `stowage.update_all`.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ from stowage.stages.trace.lower import call_signature
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one iteration does with gradients, besides making them.
+    """Says what one iteration does with gradients, besides computing them.
 
     Attributes:
         waiting: names of parameters whose `.grad` holds the sum over earlier micro-batches. Their gradients are added
             to it, as `loss.backward()` does.
-        update: the last micro-batch: gradients go into updates. Otherwise they stay in `.grad`.
+        update: this is the last micro-batch: gradients go into updates. Otherwise they stay in `.grad`.
         max_grad_norm: before updates, clip by this global norm as `torch.nn.utils.clip_grad_norm_` does: no update then
             starts before the last gradient is complete. `inf` only computes the norm, and updates do not wait for it:
             gradients that are not finite then spoil their own parameters alone. None does neither.
@@ -104,20 +107,20 @@ class _Ending:
         )
 
     def waiting(self, parameter: str, like: Value) -> int:
-        """A gradient that is in memory from the start."""
+        """Add a gradient that is in memory from the start."""
         storage = self.storage(_nbytes(like), "gradient", parameter)
         identifier = "grad_" + "".join(c if c.isalnum() else "_" for c in parameter)
         return self.value(like, storage, identifier, source=f"gradient:{parameter}")
 
     def add(self, parameter: str, waiting: int, gradient: int) -> None:
-        """Sum up in place. The sum over one parameter's uses is complete by now, as in eager's accumulation."""
+        """Add a gradient in place to the waiting one, once it is complete, as in eager's accumulation."""
         arguments = _arguments([waiting, gradient])
         storage_of_value = self.values[waiting].storage
         # What an in-place operator returns is its first argument under a new name, which nothing needs.
         self.call(ADD, arguments, (waiting, gradient), parameter, mutates=(storage_of_value,))
 
     def norm(self, parameter: str, gradient: int) -> int:
-        """The norm of one gradient, by the kernel that `clip_grad_norm_` uses."""
+        """Compute the norm of one gradient, by the kernel that `clip_grad_norm_` uses."""
         like = self.values[gradient]
         storage = self.storage(_itemsize(like), "temporary", f"norm {parameter}")
         value = self.value(like, storage, f"norm_{like.name}", shape=(), stride=(), call=len(self.calls))
@@ -126,7 +129,7 @@ class _Ending:
         return value
 
     def clip(self, norms: list[int], max_norm: float) -> int:
-        """The factor for all gradients."""
+        """Compute the factor for all gradients."""
         like = self.values[norms[0]]
         dtype = like.dtype if len({self.values[n].dtype for n in norms}) == 1 else "float32"
         storage = self.storage(_itemsize(like), "temporary", "clip scale")
@@ -138,7 +141,7 @@ class _Ending:
     def update_all(
         self, gradients: dict[str, int], parameters: list[Value], states: list[int], known: _Known, scale: int
     ) -> None:
-        """One update of all."""
+        """Update all parameters in one call."""
         rules = [known.rules[name] for name in gradients]
         forms = [f"{rule.settings}|{v.dtype}{list(v.shape)}{list(v.stride)}" for rule, v in zip(rules, parameters)]
         digest = hashlib.sha256("|".join(forms).encode()).hexdigest()[:16]
@@ -159,7 +162,7 @@ class _Ending:
         self.call(SCALE, _arguments([waiting, scale]), (waiting, scale), parameter, mutates=(storage_of_value,))
 
     def update(self, name: str, gradient: int, parameter: Value, states: list[int], known: _Known, scale: int) -> None:
-        """One parameter's update."""
+        """Update one parameter."""
         shape = "x".join(map(str, parameter.shape))
         clipped, rule = scale >= 0, known.rules[name]
         self.call(
@@ -189,12 +192,12 @@ def _nbytes(value: Value) -> int:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the updates of an iteration need to know of the optimizer.
+    """Facts about the optimizer that the updates of an iteration depend on.
 
     Attributes:
-        rules: of the parameters that it holds.
-        states: storages of each, and under "" of none.
-        joint: all are updated in one step.
+        rules: name -> update rule of each parameter that it holds.
+        states: name -> storages of its states; under "" those that belong to no parameter.
+        joint: all parameters are updated in one step.
         code: see `KnownOptimizer.code`.
     """
 
@@ -204,7 +207,7 @@ class _Known:
     code: str
 
     def label(self) -> str:
-        """For people."""
+        """Return the optimizer's classes and settings, for people."""
         kinds = sorted({f"{rule.optimizer.rpartition(':')[2]} {rule.settings}" for rule in self.rules.values()})
         return "; ".join(kinds) + " in one step for all parameters" * self.joint
 

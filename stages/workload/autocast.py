@@ -1,4 +1,4 @@
-"""Autocast around a training step."""
+"""Switches autocast off around parts of a training step."""
 
 from __future__ import annotations
 

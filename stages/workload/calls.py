@@ -1,4 +1,4 @@
-"""Calling a model on a batch and finding its loss: one way, for tracing and for plain training."""
+"""Calls a model on a batch and finds its loss, in the same way for tracing and for plain training."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import nn
 from stowage.stages.ir.errors import ParameterError, TraceError
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""From the model's outputs and the batch to the scalar to differentiate."""
+"""Maps the model's outputs and the batch to the scalar to differentiate."""
 
 Objective = Callable[[nn.Module, Any], torch.Tensor]
-"""From the model and the batch to the scalar to differentiate, for those who call the model themselves."""
+"""Maps the model and the batch to the scalar to differentiate, for users who call the model themselves."""
 
 
 WAY_IN = "forward=lambda model, batch: criterion(model(batch[0]), batch[1])"
-"""What to pass for the most common loop."""
+"""The argument that suits the most common training loop, for error messages."""
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call as users do: a mapping gives keywords, a tuple or list positions, anything else one argument.
+    """Call the model as users do: a mapping gives keywords, a tuple or list positions, anything else one argument.
 
     Raises:
         ParameterError: the model does not take these arguments.
@@ -34,7 +34,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
         return model(*positions, **keywords)
     except TypeError:
         if _takes(model, positions, keywords):
-            raise  # it comes from within
+            raise  # the error was raised inside the model
     given = f"keywords {', '.join(map(repr, keywords))}" if keywords else f"{len(positions)} positions"
     raise ParameterError(
         f"{type(model).__name__}.forward{_parameters(model)} does not take this batch, which is passed as {given}: "
@@ -66,8 +66,9 @@ def _parameters(model: nn.Module) -> str:
 
 
 def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
-    """The scalar to differentiate: `loss(outputs, batch)`, else `outputs.loss` or `outputs["loss"]`, else the output
-    itself if it is one.
+    """Return the scalar to differentiate.
+
+    It is `loss(outputs, batch)`, else `outputs.loss` or `outputs["loss"]`, else the output itself if it is a scalar.
 
     Raises:
         TraceError: there is no such scalar, or it depends on no trainable parameter.
@@ -96,7 +97,10 @@ def loss_of(outputs: Any, batch: Any, loss: Loss | None) -> torch.Tensor:
 
 
 def compute_loss(model: nn.Module, batch: Any, *, loss: Loss | None, objective: Objective | None) -> torch.Tensor:
-    """What one step differentiates: `objective(model, batch)` if there is one, else see `call_model` and `loss_of`.
+    """Return what one step differentiates.
+
+    It is `objective(model, batch)` if there is an objective, else the loss that `loss_of` finds in what `call_model`
+    returns.
 
     Raises:
         TraceError: see `loss_of`.

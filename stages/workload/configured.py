@@ -1,4 +1,4 @@
-"""The workload that params.yaml describes."""
+"""Builds the workload that params.yaml describes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stowage.stages.workload.optimizers import MakeOptimizer, optimizer_factory
 
 
 def configured_workload(trace: TraceSettings, *, fake: bool = False) -> Workload:
-    """Model and sample batch of the trace section; see `build_workload`."""
+    """Build model and sample batch of the trace section; see `build_workload`."""
     source = trace.model
     return build_workload(
         source.architecture,
@@ -23,7 +23,7 @@ def configured_workload(trace: TraceSettings, *, fake: bool = False) -> Workload
 
 
 def configured_optimizer(trace: TraceSettings) -> MakeOptimizer | None:
-    """Parameters -> optimizer, or None where gradients are left in `.grad`."""
+    """Return a function from parameters to an optimizer, or None where gradients are left in `.grad`."""
     if trace.optimizer is None:
         return None
     return optimizer_factory(trace.optimizer.name, trace.optimizer.arguments)

@@ -1,4 +1,4 @@
-"""Real tokens: one long stream, and batches that are a pure function of the seed and the iteration's number.
+"""Reads real tokens as one long stream, and cuts batches that depend on the seed and the iteration's number alone.
 
 An epoch is the stream cut into windows of `sequence_length` tokens, in an order drawn for that epoch; iteration `i`
 takes windows `i·B … i·B + B − 1`, running on into the next epoch. So training resumes at any iteration without a
@@ -22,7 +22,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.workload.randomness import generator
 
 PYDOC_TOPICS = "pydoc_topics"
-"""Text that every Python has: about 700 kB of its language reference, in `pydoc_data.topics`."""
+"""The name of a text that every Python has: about 700 kB of its language reference, in `pydoc_data.topics`."""
 
 BYTE_VOCABULARY = 256
 
@@ -34,7 +34,7 @@ def token_stream(
     *,
     vocabulary: int | None = None,
 ) -> torch.Tensor:
-    """All tokens, one after the other.
+    """Return all tokens, one after the other.
 
     Args:
         source: `pydoc_topics`, a text file, or a `.parquet` file.
@@ -79,7 +79,7 @@ def check_vocabulary(stream: torch.Tensor, vocabulary: int | None, source: str) 
 def batches(
     stream: torch.Tensor, batch_size: int, sequence_length: int, seed: int, start_iteration: int = 0
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches without end, from iteration `start_iteration` on; see `batch_at`."""
+    """Yield batches without end, from iteration `start_iteration` on; see `batch_at`."""
     _window_count(stream, batch_size, sequence_length)
     iteration = start_iteration
     while True:
@@ -90,7 +90,7 @@ def batches(
 def batch_at(
     stream: torch.Tensor, batch_size: int, sequence_length: int, seed: int, iteration: int
 ) -> dict[str, torch.Tensor]:
-    """The batch of one iteration: `input_ids` and `labels`, int64 `(batch_size, sequence_length)`, separate tensors.
+    """Return one iteration's batch: `input_ids` and `labels`, separate int64 tensors `(batch_size, sequence_length)`.
 
     Labels equal the ids: models shift them themselves.
 
@@ -184,7 +184,7 @@ def _parquet_stream(path: Path, column: str | None, tokenizer: str | Path | None
 
 
 def _encode(texts: list[str], directory: str | Path) -> torch.Tensor:
-    """Token ids of the texts, each followed by the tokenizer's end-of-text token where it has one."""
+    """Return token ids of the texts, each followed by the tokenizer's end-of-text token where it has one."""
     from transformers import AutoTokenizer
 
     if not Path(directory).is_dir():

@@ -1,4 +1,4 @@
-"""Which Python code ran: by the names in it, what a traced step can have read."""
+"""Records which Python code ran: the names in it limit what a traced step can have read."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ _STANDARD = tuple(
     }
 )
 _LONGEST = 100
-"""Characters of a string that may be a key."""
+"""The most characters of a string that may be a key."""
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def is_installed(file: str) -> bool:
-    """A file of the standard library or of an installed package: what people do not change while they train."""
+    """Say whether a file is part of Python or an installed package, which people do not edit while they train."""
     return file.startswith("<frozen") or any(part in file for part in _INSTALLED) or file.startswith(_STANDARD)
 
 
 def _reads_nothing_of_users(file: str) -> bool:
-    """PyTorch reads of a user's object what its own modules hold, which is part of the signature; we read nothing."""
+    """Say whether code in a file reads nothing of the user's objects that the signatures do not contain already.
+
+    PyTorch reads of them what its own modules keep, which is part of the signature; this project reads nothing.
+    """
     if any(part in file for part in _INSTALLED):
         return file.startswith(_TORCH)
     ours = (_OURS + "stages" + os.sep, _OURS + "flows" + os.sep)
@@ -43,11 +46,11 @@ def _reads_nothing_of_users(file: str) -> bool:
 
 @dataclass
 class Executed:
-    """Code that ran.
+    """The code that ran.
 
     Attributes:
-        names: of attributes, arguments and variables, and strings that may be keys or names of attributes.
-        globals: of user code, by module name: the dictionary, and the names of it that the code has.
+        names: names of attributes, arguments and variables, and strings that may be keys or names of attributes.
+        globals: module name of user code -> its dictionary of globals, and the names in it that the code mentions.
     """
 
     names: set[str] = field(default_factory=set)
@@ -56,7 +59,7 @@ class Executed:
     _modules: dict[str, ModuleType] = field(default_factory=dict)
 
     def add(self, code: CodeType) -> None:
-        """Code that ran."""
+        """Add code that ran."""
         if id(code) in self._codes:
             return
         self._codes[id(code)] = code  # kept, so that no other gets its identity
@@ -69,16 +72,16 @@ class Executed:
             names.update(name for name in code.co_names if name in scope)
 
     def _module_of(self, file: str) -> ModuleType:
-        """The module of a file; of code that was typed or generated, the one that runs."""
+        """Return the module of a file, or `__main__` for code that was typed or generated."""
         if not self._modules:
             for module in tuple(sys.modules.values()):
-                name = getattr(module, "__dict__", {}).get("__file__")  # some make attributes that are asked for
+                name = getattr(module, "__dict__", {}).get("__file__")  # some modules invent missing attributes
                 if isinstance(name, str):
                     self._modules[name] = module
         return self._modules.get(file, sys.modules["__main__"])
 
     def ran(self, code: CodeType) -> bool:
-        """Whether this very code ran."""
+        """Say whether this very code object ran."""
         return id(code) in self._codes
 
 
@@ -93,26 +96,28 @@ def _strings(constants: tuple[Any, ...]) -> Iterator[str]:
 
 @contextmanager
 def executed(into: Executed | None = None) -> Iterator[Executed]:
-    """Notes the code that runs inside, of this thread; a profiler that is at work goes on afterwards."""
+    """Record the code that this thread runs inside the block; a profiler that was active continues afterwards."""
     found = Executed() if into is None else into
     with _monitored(found) if sys.version_info >= (3, 12) else _profiled(found):
         yield found
 
 
 class _Noting(cProfile.Profile):
-    """Told apart from profilers of others."""
+    """A profiler of our own class, to tell it apart from other profilers."""
 
 
 def noting() -> cProfile.Profile | None:
-    """What notes code in this thread, if it is paid for at every call: then it may rest (`disable`, `enable`) where no
-    code of users runs."""
+    """Return the profiler that records this thread's code, if it slows down every call; else None.
+
+    It may be paused (`disable`, `enable`) where no code of users runs.
+    """
     found: Any = sys.getprofile()
     return found if type(found) is _Noting else None
 
 
 @contextmanager
 def _profiled(found: Executed) -> Iterator[None]:
-    """By the profiler that is written in C."""
+    """Record code with the profiler that is written in C."""
     before: Any = sys.getprofile()
     profiler = _Noting(subcalls=False, builtins=False)
     sys.setprofile(None)

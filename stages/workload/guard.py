@@ -1,4 +1,4 @@
-"""Code of the user's that is imported or called while something is set up: however it fails, in one sentence."""
+"""Reports errors of the user's code, which is imported or called during set-up, in one sentence."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from stowage.stages.ir.errors import ParameterError, StowageError
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Run code of the user's inside; `what` begins the sentence.
+    """Run the user's code inside the block; `what` begins the sentence of an error.
 
     Raises:
-        ParameterError: it raised something, has a mistake of syntax, or called `sys.exit`, whatever with: what is to be
-            made is not there.
+        ParameterError: the code raised anything, has a syntax error, or called `sys.exit` with any argument.
     """
     try:
         yield
@@ -33,7 +32,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line outside of Python's import system and this project."""
+    """Return the innermost line outside of Python's import system and this project."""
     own = __file__.rpartition("workload")[0]
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f for f in frames if not f.filename.startswith(("<frozen", own)) and "importlib" not in f.filename]

@@ -1,5 +1,4 @@
-"""The signature of a model, taken anew only where something that it tells has changed: most steps find that nothing
-has."""
+"""Keeps the signature of a model and takes it anew only when something in it has changed, which is rare."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from stowage.stages.workload.signature import (
 )
 
 _OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes that every module has: its tables, which are looked at otherwise."""
+"""Attributes that every module has: its tables, which are checked elsewhere."""
 
 
 class ModelWatch:
-    """Of one model.
+    """Watches one model for changes.
 
     Attributes:
-        tree: its parameters and buffers, as they were when `signature` was asked for last.
+        tree: its parameters and buffers, as they were when `signature` was last asked for.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +37,7 @@ class ModelWatch:
         self._tensors: list[tuple[torch.Tensor, torch.Size, torch.dtype, bool, int]] = []
 
     def signature(self) -> ModelSignature:
-        """As `model_signature` gives it; the same object as before where nothing was touched."""
+        """Return what `model_signature` gives; the same object as before where nothing has changed."""
         version = self.tree.look()
         if version != self._version or self._signature is None or not self._same():
             self._signature = model_signature(self._model)
@@ -51,7 +50,7 @@ class ModelWatch:
         for module in self.tree.modules:
             state = vars(module)
             names = [name for name, _ in plain_attributes(state)] + ["forward"] * ("forward" in state)
-            # Two at least, so that these give tuples.
+            # At least two names, so that `itemgetter` returns tuples.
             look = itemgetter("training", "_modules", *names)
             own = itemgetter("training", "_modules", *(name for name in state if name not in _OF_MODULES))
             types = [*map(type, own(state))]

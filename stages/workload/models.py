@@ -1,7 +1,7 @@
-"""A model in training mode, with random weights under a seed or weights from a local directory.
+"""Builds a model in training mode, with random weights under a seed or weights from a local directory.
 
-Three sources, one at a time: an architecture of `transformers` by name, a directory in its format, or the user's
-`module:function` that returns `(model, sample_batch)`. Nothing is fetched from anywhere.
+It has one of three sources: an architecture of `transformers` by name, a directory in its format, or the user's
+`module:function` that returns `(model, sample_batch)`. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def build_workload(
     seed: int,
     fake: bool = False,
 ) -> Workload:
-    """The model and a batch for it; the user's function brings its own batch. See `build_model` and `sample_batch`."""
+    """Build the model and a batch for it; the user's function brings its own batch.
+
+    See `build_model` and `sample_batch`.
+    """
     model, batch = _build(architecture, overrides, directory, callable, seed, fake)
     return Workload(model, sample_batch(model, batch_size, sequence_length, seed) if batch is None else batch)
 
@@ -74,7 +77,7 @@ def build_model(
     seed: int,
     fake: bool = False,
 ) -> nn.Module:
-    """A model in training mode.
+    """Build a model in training mode.
 
     Args:
         architecture: a model type of `transformers` (`gpt2`, `llama`, …); weights are random.
@@ -126,7 +129,7 @@ def _fake_mode(fake: bool) -> Iterator[None]:
     if not fake and active_fake_mode() is None:
         yield
         return
-    # Truncated normals are drawn until all fit, which needs numbers; fake weights have none.
+    # Truncated normals are redrawn until all values fit; fake weights have no values.
     original = getattr(nn.init, _TRUNCATED, None)
     if original is not None:
         setattr(nn.init, _TRUNCATED, lambda tensor, *_, **__: tensor)
@@ -162,7 +165,7 @@ def _config_of(architecture: str, overrides: Mapping[str, Any]) -> Any:
 
 
 def _special_tokens(default: Any, overrides: Mapping[str, Any]) -> dict[str, None]:
-    """Special tokens of the default vocabulary that a smaller one does not have: none."""
+    """Switch off special tokens of the default vocabulary that a smaller vocabulary does not have."""
     size = overrides.get("vocab_size")
     if not isinstance(size, int):
         return {}
@@ -171,7 +174,7 @@ def _special_tokens(default: Any, overrides: Mapping[str, Any]) -> dict[str, Non
 
 
 def _for_training(config: Any, chosen: set[str]) -> Any:
-    """Settings that only generation wants, or that the model would otherwise fill in during its first forward."""
+    """Set what only generation needs, and what the model would otherwise set during its first forward."""
     if hasattr(config, "use_cache") and "use_cache" not in chosen:
         config.use_cache = False
     if _head(config) == "AutoModelForImageClassification" and getattr(config, "problem_type", None) is None:
@@ -182,7 +185,7 @@ def _for_training(config: Any, chosen: set[str]) -> Any:
 
 
 def _head(config: Any) -> str | None:
-    """The Auto class for `config`: that of the class its `architectures` names, else the first that supports it."""
+    """Return the Auto class for the class in the config's `architectures`, else the first that supports it."""
     supported = [
         (auto, getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING")[type(config)])
         for mapping, auto in _HEADS
@@ -263,7 +266,7 @@ def _brings_code(path: Path) -> bool:
 
 
 def _require_weights(directory: Path) -> None:
-    """Every safetensors file that the directory should have is there."""
+    """Refuse a directory in which a safetensors file is missing."""
     index = directory / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.is_file():
@@ -297,7 +300,7 @@ def _from_callable(path: str) -> tuple[nn.Module, Batch]:
 
 
 def resolve(path: str, key: str) -> Any:
-    """The function that `module:function` names; `key` is the parameter, for the message.
+    """Return the function that `module:function` names; `key` is the parameter, for the message.
 
     Raises:
         ParameterError: the path has no colon, the module cannot be imported or ends the process, or it has no such
@@ -318,13 +321,13 @@ def resolve(path: str, key: str) -> Any:
 
 
 def vocabulary_size(model: nn.Module) -> int | None:
-    """Number of token ids that the model accepts, None when its configuration does not say."""
+    """Return the number of token ids that the model accepts, None when its configuration does not say."""
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     return size if isinstance(size, int) else None
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of all distinct parameters."""
+    """Return the bytes of all distinct parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
@@ -347,7 +350,7 @@ def move(model: nn.Module, device: torch.device | str) -> None:
 
 
 def is_fake(model: nn.Module) -> bool:
-    """Whether the model has shapes but no memory."""
+    """Say whether the model has shapes but no memory."""
     return any(isinstance(t, torch._subclasses.FakeTensor) for t in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by name, with their arguments checked before anything is built on them."""
+"""Builds optimizers and learning-rate schedules by name, and checks their arguments before anything depends on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]
 
 _REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
-"""What classes say to arguments that they do not take."""
+"""Errors that classes raise for arguments that they do not accept."""
 _NOT_PER_TENSOR = {"LBFGS": "it updates all parameters together through a closure"}
 _NEED_MORE = {
     "ReduceLROnPlateau": "it needs a validation metric",
@@ -52,7 +52,7 @@ def _schedulers() -> dict[str, type[lr_scheduler.LRScheduler]]:
 
 
 def optimizer_factory(name: str, arguments: Mapping[str, Any] | None = None) -> MakeOptimizer:
-    """A function from parameters (or parameter groups) to an optimizer of `torch.optim`.
+    """Return a function from parameters (or parameter groups) to an optimizer of `torch.optim`.
 
     Args:
         name: class name, in any case (`AdamW`, `sgd`).
@@ -75,7 +75,7 @@ def optimizer_factory(name: str, arguments: Mapping[str, Any] | None = None) -> 
 
 
 def _try_optimizer(make: MakeOptimizer, label: str) -> None:
-    """Two steps on a weight; the numbers do not matter."""
+    """Take two steps on one weight to see whether the optimizer raises; the numbers do not matter."""
     parameters = [nn.Parameter(torch.zeros(2, 2, device="cpu"))]
     optimizer = make(parameters)
     try:
@@ -87,7 +87,7 @@ def _try_optimizer(make: MakeOptimizer, label: str) -> None:
                 optimizer.step()
     except Exception as error:
         if type(error) is RuntimeError and "sparse" in str(error).lower():
-            return  # what the model's gradients are like is seen when it is traced
+            return  # tracing sees whether the model's gradients are sparse
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ParameterError(
             f"trace.optimizer {label} cannot step with these arguments ({reason}): correct them."
@@ -100,14 +100,14 @@ def scheduler_factory(
     like: torch.optim.Optimizer | None = None,
     steps: int = 0,
 ) -> MakeScheduler:
-    """A function from an optimizer to a schedule that is stepped once an iteration.
+    """Return a function from an optimizer to a schedule that is stepped once an iteration.
 
     Args:
         name: a class of `torch.optim.lr_scheduler`, in any case (`CosineAnnealingLR`), or a schedule of
             `transformers.get_scheduler` (`linear`, `cosine`, `constant_with_warmup`).
         arguments: its keyword arguments (for the latter `num_warmup_steps`, `num_training_steps` and its own).
-        like: the optimizer that it is for, which is left as it is.
-        steps: of training.
+        like: the optimizer that it is for, which is not changed.
+        steps: the number of training steps.
 
     Raises:
         ParameterError: unknown name, an argument it does not take, a value it refuses, or it ends before training does.
@@ -125,7 +125,7 @@ def scheduler_factory(
 
 
 def _try(make: MakeScheduler, label: str, like: torch.optim.Optimizer | None, steps: int) -> None:
-    """All steps of a schedule, on the settings of an optimizer alone."""
+    """Take all steps of a schedule on an optimizer with the same settings and made-up parameters."""
     if like is None:
         hollow: torch.optim.Optimizer = torch.optim.SGD(
             [nn.Parameter(torch.zeros(1, device="cpu"))], lr=0.1, momentum=0.9
@@ -138,7 +138,7 @@ def _try(make: MakeScheduler, label: str, like: torch.optim.Optimizer | None, st
         hollow = cast(Any, type(like))(groups)
     schedule = make(hollow)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of steps of the optimizer, which there are none
+        warnings.simplefilter("ignore")  # it warns that the optimizer has not stepped
         for step in range(steps):
             try:
                 schedule.step()

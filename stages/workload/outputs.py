@@ -1,4 +1,4 @@
-"""What a model returns, taken apart: its tensors, and everything around them."""
+"""Takes a model's outputs apart into tensors and everything around them, and puts them together again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from torch import nn
 from stowage.stages.ir.errors import TraceError
 
 _AS_THEY_ARE = (type, nn.Module, types.FunctionType, types.MethodType, types.ModuleType)
-"""Not made again, but handed on."""
+"""Classes whose objects are not copied but handed on."""
 
 
 @dataclass(frozen=True)
 class OutputForm:
-    """Containers and numbers of an output, of any class (a `ModelOutput`, a cache of keys and values), with holes where
-    its tensors were. It never leaves the process.
+    """An output of any class (a `ModelOutput`, a cache of keys and values) with placeholders for its tensors.
+
+    It never leaves the process.
 
     Attributes:
-        content: pickled; a hole is the position of its tensor.
-        kept: what is not made again but handed on, by position.
+        content: the pickled output; a placeholder in it is the position of its tensor.
+        kept: objects that are not copied but handed on, by position.
     """
 
     content: bytes
@@ -33,7 +34,7 @@ class OutputForm:
 
     @staticmethod
     def of(outputs: Any) -> tuple[OutputForm, list[torch.Tensor]]:
-        """The form of an output, and its distinct tensors.
+        """Return the form of an output, and its distinct tensors.
 
         Raises:
             TraceError: there is no tensor in it, or something that cannot be made again.
@@ -55,7 +56,7 @@ class OutputForm:
 
     @staticmethod
     def with_numbers(item: Any) -> tuple[OutputForm, list[torch.Tensor], list[int | float]]:
-        """The form of any object, its tensors, and its numbers (truth values apart), which leave holes too.
+        """Return the form of any object, its tensors, and its numbers except booleans; they leave placeholders too.
 
         Raises:
             pickle.PicklingError, TypeError, AttributeError: it cannot be made again.
@@ -67,14 +68,14 @@ class OutputForm:
 
     @staticmethod
     def kept_whole(item: Any) -> OutputForm:
-        """Of something that is handed on as it is."""
+        """Return a form that hands an object on as it is."""
         sink = io.BytesIO()
         apart = _Whole(sink)
         apart.dump(item)
         return OutputForm(sink.getvalue(), (item,))
 
     def fill(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int | float] = ()) -> Any:
-        """A new output around these tensors and numbers, in the order in which they were found."""
+        """Build a new output around these tensors and numbers, in the order in which they were found."""
         return _Together(self.content, tensors, self.kept, numbers).load()
 
 
@@ -87,7 +88,7 @@ class _Apart(pickle.Pickler):
         self._with_numbers = numbers
         self._seen: dict[int, int] = {}
 
-    def persistent_id(self, item: Any) -> str | None:  # of one word: the parts of a tuple would be looked at again
+    def persistent_id(self, item: Any) -> str | None:  # a string: pickle would call this on the parts of a tuple
         if self._with_numbers and type(item) in (int, float):
             self.numbers.append(item)
             return f"number {len(self.numbers) - 1}"

@@ -1,4 +1,4 @@
-"""Draws under a seed that leave every global generator as it was."""
+"""Draws under a seed and leaves every global generator as it was."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """A generator of its own for a tuple of integers; neighbouring tuples give unrelated draws."""
+    """Return a new generator for a tuple of integers; neighbouring tuples give unrelated draws."""
     digest = hashlib.sha256(repr(numbers).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,4 +1,4 @@
-"""The walk from what runs to everything that it can have read. Nothing of the user's is run on the way."""
+"""Walks from what runs to everything that it can have read, without running any code of the user's."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from stowage.stages.workload.signature import module_rows, tensor_form
 from stowage.stages.workload.surroundings import MISSING, Look, Place, Read, Surroundings
 
 LIMIT = 20_000
-"""Objects that are looked at; what lies further away is not."""
+"""The most objects that are visited; objects further from the roots are ignored."""
 ITEMS = 256
-"""Items of a container that are followed without being named."""
+"""The most items of a container that are all followed.
+
+Of a longer dictionary only the keys that the code mentions are followed, of a longer sequence only the first items.
+"""
 SEPARATE = 32
-"""Plain values in a row that are places of their own."""
+"""The most plain values of a sequence that are places of their own; a longer one is one place."""
 ELEMENTS = 4096
-"""Of an array whose content is compared."""
+"""The most elements of an array whose content is compared."""
 DEPTH = 24
 
 _PARTS_OF_MODULES = frozenset(
@@ -42,13 +45,13 @@ _PARTS_OF_MODULES = frozenset(
 def watch(
     roots: Mapping[str, Any], ran: Executed, *, model: nn.Module | None = None, own: Sequence[Any] = ()
 ) -> Surroundings:
-    """Everything that the code that ran can have read, reachable from `roots` and from the globals of user code.
+    """Find everything that the code that ran can have read, reachable from `roots` and from the globals of user code.
 
     Args:
-        roots: what runs, by the name that it has for people: the model, the loss.
-        ran: what ran.
-        model: whose parameters, buffers and plain attributes are known otherwise.
-        own: tensors and other objects that are known otherwise.
+        roots: name for people -> what runs: the model, the loss.
+        ran: the code that ran.
+        model: its parameters, buffers and plain attributes are skipped, since its signature has them.
+        own: tensors and other objects to skip, since they are checked elsewhere.
     """
     reach = Reach(ran, model, own)
     for name, root in roots.items():
@@ -61,7 +64,7 @@ def watch(
 
 
 class _Way(NamedTuple):
-    """How something is reached from its owner."""
+    """Says how something is reached from its owner."""
 
     item: Any
     path: str
@@ -69,11 +72,11 @@ class _Way(NamedTuple):
 
 
 class Reach:
-    """A walk, nearest first.
+    """A breadth-first walk.
 
     Attributes:
-        roots: where it began.
-        places: what it found; their owners are roots, counted first, or places before them.
+        roots: the objects where it began.
+        places: the places that it found; their owners are roots, counted first, or earlier places.
         tensors: path -> position and tensor.
     """
 
@@ -91,12 +94,12 @@ class Reach:
         self._begin: list[tuple[int, _Way, bool]] = []
 
     def root(self, name: str, item: Any) -> None:
-        """Begin here."""
+        """Begin at this object."""
         self.roots.append(item)
         self._begin.append((len(self.roots) - 1, _Way(item, name, _itself), True))
 
     def scope(self, module: str, scope: dict[str, Any], names: set[str]) -> None:
-        """Begin at the globals of user code that it names."""
+        """Begin at the globals of user code that the code mentions."""
         self.roots.append(scope)
         position = len(self.roots) - 1
         for name in sorted(names):
@@ -104,14 +107,14 @@ class Reach:
                 self._begin.append((position, _Way(scope[name], f"{module}.{name}", _item(name)), False))
 
     def run(self) -> None:
-        """Walk."""
+        """Walk until nothing is left or the limit is reached."""
         self._queue.extend((owner, 0, way, root) for owner, way, root in self._begin)
         while self._queue and len(self._seen) < LIMIT:
             owner, depth, way, root = self._queue.popleft()
             self._visit(owner, depth, way, root)
 
     def leading_somewhere(self) -> tuple[list[Place], dict[str, tuple[int, torch.Tensor]]]:
-        """Places of which something is compared, or that lead to one; and tensors."""
+        """Return the places that are compared or lead to one that is, and the tensors."""
         first = len(self.roots)
         needed = [place.look is not None for place in self.places]
         for number in reversed(range(len(self.places))):
@@ -131,7 +134,7 @@ class Reach:
         return len(self.roots) + len(self.places) - 1
 
     def _follow(self, owner: int, way: _Way, depth: int, look: Look | None, ways: Iterator[_Way]) -> None:
-        """A place, and what is behind it."""
+        """Add a place and queue the parts behind it."""
         position = self._add(owner, way, look)
         if depth < DEPTH:
             self._queue.extend((position, depth + 1, further, False) for further in ways)
@@ -203,7 +206,7 @@ class Reach:
             self._follow(owner, way, depth, None, self._behind_object(way))
 
     def _module(self, owner: int, way: _Way, depth: int) -> None:
-        """Of the model what is no plain attribute; of any other module everything."""
+        """Visit a module: inside the model only what is no plain attribute, elsewhere everything."""
         module: nn.Module = way.item
         if id(module) in self._inside:
             self._follow(owner, way, depth, None, self._behind_module(way, inside=True))
@@ -233,11 +236,11 @@ class Reach:
         if type(way.item).__dictoffset__:
             own = object.__getattribute__(way.item, "__dict__")
             for name in sorted({n for cls in type(way.item).__mro__ if _of_user(cls) for n in cls.__dict__}):
-                if name in self._ran.names and name not in own:  # set on the object, it hides that of its class
+                if name in self._ran.names and name not in own:  # if it is set later, it hides the class's
                     yield _Way(MISSING, f"{way.path}.{name}", _attribute_or_none(name))
 
     def _behind_classes(self, way: _Way) -> Iterator[_Way]:
-        """Attributes of an object's classes, which are found where it has none of that name."""
+        """Yield an object's classes: their attributes are read where the object has none of that name."""
         for cls in type(way.item).__mro__:
             if _of_user(cls) and id(cls) not in self._seen:
                 yield _Way(cls, _path_of(cls), functools.partial(_base, cls))
@@ -284,7 +287,7 @@ class Reach:
 def _of_user(cls: type) -> bool:
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
-    if file is None:  # of an interactive session, or of no module
+    if file is None:  # from an interactive session, or without a module
         return cls.__module__ == "__main__"
     return not is_installed(file)
 

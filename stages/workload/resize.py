@@ -1,4 +1,4 @@
-"""The same kind of batch with another number of samples."""
+"""Changes the number of samples of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def samples_of(batch: Any) -> int:
-    """The number of samples: the leading size of the first tensor that has one.
+    """Return the number of samples: the leading size of the first tensor that has one.
 
     Raises:
         ParameterError: there is no such tensor, or the batch holds something that is neither a tensor nor a number.
@@ -34,7 +34,7 @@ def samples_of(batch: Any) -> int:
 
 
 def resized(batch: Any, size: int) -> Any:
-    """A batch of `size` samples, the first ones of `batch`, over and over where it has fewer.
+    """Return a batch of `size` samples: the first ones of `batch`, repeated where it has fewer.
 
     Tensors with as many rows as `batch` has samples are resized; others, such as positions of one row, stay as they
     are.
@@ -50,8 +50,8 @@ def resized(batch: Any, size: int) -> Any:
     def rows(leaf: torch.Tensor) -> torch.Tensor:
         if not leaf.ndim or leaf.shape[0] != given:
             return leaf
-        if id(leaf) not in made:  # labels that are the inputs stay one tensor
-            # A copy: a view would still hold the memory of all rows.
+        if id(leaf) not in made:  # if labels and inputs are one tensor, they stay one
+            # A copy: a view would keep the memory of all rows alive.
             made[id(leaf)] = torch.cat([leaf] * -(-size // given))[:size].clone()
         return made[id(leaf)]
 

@@ -1,4 +1,4 @@
-"""A synthetic batch for a model: the keyword arguments of its forward, loss included."""
+"""Makes a synthetic batch for a model: the keyword arguments of its forward, loss included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = dict[str, Any]
 
 
 def sample_batch(model: nn.Module, batch_size: int, sequence_length: int, seed: int) -> Batch:
-    """A random batch; the same seed gives the same batch, and no global generator is touched.
+    """Return a random batch; the same seed gives the same batch, and no global generator is touched.
 
     Token models get `input_ids` and `labels`, int64 `(batch_size, sequence_length)`; image models `pixel_values`
     `(batch_size, channels, side, side)` in the weights' dtype and `labels` `(batch_size,)`; speech models

@@ -1,8 +1,8 @@
-"""What a traced step depends on besides the numbers in its tensors, for a batch and for a model.
+"""Takes what a traced step depends on besides the numbers in its tensors, for a batch and for a model.
 
 A traced step replays the calls of one forward. If something that steered those calls differs later (a Python number in
-the batch, dropout switched off, a weight frozen) it would go on without a word and give wrong gradients. So both
-signatures are taken when tracing, stored with the plan as JSON, and compared on every training step.
+the batch, dropout switched off, a weight frozen), the step would silently give wrong gradients. So both signatures are
+taken when tracing, stored with the plan as JSON, and compared on every training step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stowage.stages.structure.values import value_text
 from stowage.stages.workload.values_looked_at import looked_at
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Tables of a module's hooks."""
+"""The attributes of a module that contain its hooks."""
 
 _PLAIN = frozenset((bool, int, float, str))
 # Attributes that steer nothing in forward; `training` is a column of its own.
@@ -33,9 +33,9 @@ class Leaf(NamedTuple):
     """One leaf of a batch, or an empty container.
 
     Attributes:
-        path: how Python reaches it: `batch['labels']`.
+        path: the Python expression that reaches it: `batch['labels']`.
         kind: `tensor`, or the type's name.
-        value: a tensor's dtype, shape, strides, device and requires_grad in words; else the value's `repr`.
+        value: a tensor's dtype, shape, strides, device and requires_grad as text; else the value's `repr`.
         same_as: path of an earlier leaf that is the same tensor object, "" for none.
     """
 
@@ -58,12 +58,12 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSignature:
-    """Structure of a batch: every tensor's form, every other leaf's value."""
+    """The structure of a batch: every tensor's form, every other leaf's value."""
 
     leaves: tuple[Leaf, ...]
 
     def differences(self, other: BatchSignature) -> list[str]:
-        """How `other` (the batch at hand) departs from this one (the batch that was traced); empty when equal."""
+        """List how `other` (the batch at hand) departs from this one (the batch that was traced); empty when equal."""
         if self.leaves == other.leaves:
             return []
         mine, theirs = {leaf.path: leaf for leaf in self.leaves}, {leaf.path: leaf for leaf in other.leaves}
@@ -74,24 +74,24 @@ class BatchSignature:
         return _shorten(found or ["the batch has the same parts in another order."])
 
     def to_json(self) -> str:
-        """Canonical text; equal signatures have equal text."""
+        """Return canonical text: equal signatures have equal text."""
         return json.dumps([list(leaf) for leaf in self.leaves], separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> BatchSignature:
-        """Inverse of `to_json`."""
+        """Read what `to_json` wrote."""
         return BatchSignature(tuple(Leaf(*row) for row in json.loads(text)))
 
 
 @dataclass(frozen=True)
 class ModelSignature:
-    """Modes, hooks, plain attributes, and the form of parameters and buffers; and the global switches around them."""
+    """Modes, hooks, plain attributes, the form of parameters and buffers, and the global switches around them."""
 
     modules: tuple[Module, ...]
     context: tuple[tuple[str, str], ...]
 
     def differences(self, other: ModelSignature) -> list[str]:
-        """How `other` (the model now) departs from this one (the model that was traced); empty when equal."""
+        """List how `other` (the model now) departs from this one (the model that was traced); empty when equal."""
         if self == other:
             return []
         now = dict(other.context)
@@ -104,13 +104,13 @@ class ModelSignature:
         return _shorten(found or ["the model has the same modules in another order."])
 
     def to_json(self) -> str:
-        """Canonical text; equal signatures have equal text."""
+        """Return canonical text: equal signatures have equal text."""
         content = {"modules": [list(m) for m in self.modules], "context": list(self.context)}
         return json.dumps(content, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> ModelSignature:
-        """Inverse of `to_json`."""
+        """Read what `to_json` wrote."""
         raw = json.loads(text)
         modules = tuple(
             Module(
@@ -124,10 +124,10 @@ class ModelSignature:
 
 
 def batch_signature(batch: Any) -> BatchSignature:
-    """The signature of a batch: of every tensor its form, of everything else its value as far as it has one.
+    """Return the signature of a batch: the form of every tensor, and the value of everything else that has one.
 
     Raises:
-        ParameterError: it reaches more than a batch would.
+        ParameterError: the batch reaches more objects than a batch may.
     """
     leaves: list[Leaf] = []
     for part in parts(batch):
@@ -140,12 +140,12 @@ def batch_signature(batch: Any) -> BatchSignature:
 
 
 def model_signature(model: nn.Module) -> ModelSignature:
-    """The signature of a model and of the switches that steer its forward. Microseconds per module."""
+    """Return the signature of a model and of the switches that steer its forward, in microseconds per module."""
     return ModelSignature(module_rows(model), context())
 
 
 def module_rows(model: nn.Module) -> tuple[Module, ...]:
-    """Every module of a model, each once."""
+    """List every module of a model, each once."""
     rows: list[Module] = []
     _walk_modules(model, "", rows, {}, set())
     return tuple(rows)
@@ -163,7 +163,7 @@ def _leaf(part: Part) -> Leaf:
 
 
 def tensor_form(tensor: torch.Tensor) -> str:
-    """What a traced step depends on of a tensor in a batch."""
+    """Return the properties of a batch's tensor that a traced step depends on, as text."""
     layout = f"strides {tensor.stride()}" if tensor.layout is torch.strided else str(tensor.layout)
     form = f"{_dtype(tensor.dtype)} {tuple(tensor.shape)} {layout} on {tensor.device}"
     return f"{form} requires_grad" if tensor.requires_grad else form
@@ -194,7 +194,7 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
             if tensor._post_accumulate_grad_hooks:
                 hooks += len(tensor._post_accumulate_grad_hooks)
     attributes = plain_attributes(state)
-    if "forward" in state:  # one that hides that of its class
+    if "forward" in state:  # it hides the class's own
         attributes += (("forward", getattr(state["forward"], "__qualname__", type(state["forward"]).__qualname__)),)
     rows.append(Module(path, type(module).__qualname__, module.training, hooks, attributes, tuple(tensors)))
     for name, child in state["_modules"].items():
@@ -203,12 +203,12 @@ def _walk_modules(module: nn.Module, path: str, rows: list[Module], names: dict[
 
 
 def plain_attributes(state: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """What steers a forward of a module's attributes and is plain."""
+    """Return the plain attributes of a module that may steer its forward."""
     return tuple([(k, v) for k, v in state.items() if type(v) in _PLAIN and k not in _IGNORED])
 
 
 def context() -> tuple[tuple[str, str], ...]:
-    """Global switches that change which operators a forward calls."""
+    """Return global switches that change which operators a forward calls."""
     state = []
     for device in ("cpu", "cuda"):
         enabled = torch.is_autocast_enabled(device)
@@ -228,7 +228,7 @@ def context() -> tuple[tuple[str, str], ...]:
 
 
 def _attention() -> str:
-    """Switches for which of its kernels `scaled_dot_product_attention` asks, in the order in which they are tried."""
+    """Return the switches for the kernels of `scaled_dot_product_attention`, with the order in which they are tried."""
     ask = torch._C
     order = getattr(ask, "_get_sdp_priority_order", None)
     on = (ask._get_flash_sdp_enabled(), ask._get_mem_efficient_sdp_enabled(), ask._get_math_sdp_enabled())

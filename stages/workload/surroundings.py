@@ -1,8 +1,8 @@
-"""Plain data and tensors that a traced step can have read outside of its batch: where they are, and what they are now.
+"""Remembers plain data and tensors outside of the batch that a traced step can have read, and reads them again.
 
-From the model, the loss and whatever else runs, everything is looked at that the code that ran can have read: variables
+From the model, the loss and whatever else runs, everything is followed that the code that ran can have read: variables
 of closures, defaults, globals and attributes of the user's modules and classes, attributes and items of the user's
-objects. It is found once, after tracing; from then on only what was found is read again, which takes microseconds.
+objects. This is done once, after tracing; from then on only what was found is read again, which takes microseconds.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
-"""What is no longer there."""
+"""Stands for something that is no longer there."""
 
 
 class Place(NamedTuple):
     """Something that was reached.
 
     Attributes:
-        path: for people: `loss.weights[2]`.
-        owner: position of what it was reached from.
-        read: from the owner to it.
-        look: what is compared of it; None where it only leads further.
+        path: its name for people: `loss.weights[2]`.
+        owner: position of the root or place from which it was reached.
+        read: gets it from its owner.
+        look: gets what is compared from it; None where it only leads further.
     """
 
     path: str
@@ -46,10 +46,10 @@ class Place(NamedTuple):
 
 
 class Surroundings:
-    """What was found.
+    """The roots, places and tensors that were found.
 
     Attributes:
-        paths: of what is compared.
+        paths: the paths of places that are compared.
         tensors: path -> a tensor that is neither the model's nor the batch's, as it was found.
     """
 
@@ -64,7 +64,7 @@ class Surroundings:
         self.tensors = {path: tensor for path, (_, tensor) in tensors.items()}
 
     def values(self) -> tuple[Any, ...]:
-        """What is compared, as it is now, in the order of `paths`."""
+        """Return the values that are compared, as they are now, in the order of `paths`."""
         items = list(self._roots)
         found: list[Any] = []
         for _, owner, read, look in self._places:
@@ -81,11 +81,11 @@ class Surroundings:
         return tuple(found)
 
     def path_of(self, tensor: torch.Tensor) -> str | None:
-        """Where a tensor was found; None where it was not."""
+        """Return the path where a tensor was found; None if it was not."""
         return self._path_of.get(id(tensor))
 
     def read(self, path: str) -> Any:
-        """What is now at the place where a tensor was found; `MISSING` where there is nothing."""
+        """Return what is now at the place where a tensor was found; `MISSING` if nothing is."""
         position = self._positions[path]
         steps = []
         while position >= len(self._roots):
@@ -99,7 +99,7 @@ class Surroundings:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Equal down to the type, the sign of zero, and what is not a number."""
+    """Say whether two values are equal, including their types and the sign of zero; a NaN equals itself."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -112,12 +112,12 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def same_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether all values are the same."""
+    """Say whether all values are the same."""
     return len(one) == len(other) and all(map(same_value, one, other))
 
 
 def differences(paths: Sequence[str], traced: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
-    """A sentence for each value that is not what it was when the step was traced."""
+    """Write a sentence for each value that is not what it was when the step was traced."""
     return [
         f"{path} is {_text(value)}; the step was traced with {_text(before)}."
         for path, before, value in zip(paths, traced, now, strict=True)

@@ -1,4 +1,4 @@
-"""Batches that a function of the user's makes (`train.data.callable`), for any model and any data.
+"""Gets batches from a function of the user's (`train.data.callable`), for any model and any data.
 
 The function is of one of two kinds, told apart by its parameters:
 
@@ -7,7 +7,7 @@ The function is of one of two kinds, told apart by its parameters:
 - `function(seed)` or `function()` returns an iterable of batches, such as a `DataLoader`. It is iterated again when it
   ends. Training that resumes draws again, and drops, the batches of the iterations that are done.
 
-Either draws from generators that are seeded for it, and leaves those of the training loop alone.
+Both draw from generators that are seeded for them, and leave those of the training loop alone.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _KEY = "train.data.callable"
 
 
 class UserBatches:
-    """Iteration -> batch, checked against the batch that the step was traced with.
+    """Maps an iteration to its batch, checked against the batch that the step was traced with.
 
     Args:
         path: `package.module:function`.
-        seed: handed to the function, and of the generators that it draws from.
+        seed: the seed for the function and for the generators that it draws from.
         sample: the batch of the trace.
-        device: where batches go.
+        device: the device for the batches.
 
     Raises:
         ParameterError: there is no such function, it takes other parameters, or it gives two different batches for the
@@ -62,7 +62,7 @@ class UserBatches:
             )
 
     def __call__(self, iteration: int) -> Batch:
-        """The batch of an iteration, on the device.
+        """Return the batch of an iteration, on the device.
 
         Raises:
             ParameterError: it has another form than the one that the step was traced with.
@@ -73,7 +73,7 @@ class UserBatches:
 
 
 class _Function:
-    """A function of seed and iteration."""
+    """Gets batches from a function of seed and iteration."""
 
     def __init__(self, function: Any, parameters: set[str], seed: int, what: str) -> None:
         self._function, self._seed, self._what = function, seed, what
@@ -85,7 +85,7 @@ class _Function:
 
 
 class _Stream:
-    """An iterable, from its beginning; asked for an iteration that has gone by, it begins again."""
+    """Gets batches from an iterable; when asked for an earlier iteration than the next one, it begins again."""
 
     def __init__(self, function: Any, parameters: set[str], seed: int, what: str) -> None:
         self._function, self._seed, self._what = function, seed, what
@@ -132,7 +132,7 @@ class _Stream:
 
 
 class _Generators:
-    """States of torch's, NumPy's and Python's generators that belong to one stream of batches."""
+    """The states of torch's, NumPy's and Python's generators that belong to one stream of batches."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -141,7 +141,7 @@ class _Generators:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Draw on from these states inside; the global ones are as before afterwards."""
+        """Draw on from these states inside the block; restore the global ones afterwards."""
         with seeded(_number(self._seed)):
             torch.set_rng_state(self._states[0])
             np.random.set_state(self._states[1])
@@ -159,7 +159,7 @@ def _number(*numbers: int) -> int:
 
 
 def _parameters_of(function: Any, what: str) -> set[str]:
-    """Which of `seed` and `iteration` a function takes.
+    """Return which of `seed` and `iteration` a function takes.
 
     Raises:
         ParameterError: it needs something else.
@@ -186,7 +186,7 @@ def _parameters_of(function: Any, what: str) -> set[str]:
 
 
 def _checked(made: Any, sample: Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    """The batch, if it has the form of the sample."""
+    """Return the batch if it has the form of the sample; else raise."""
     if not isinstance(made, Mapping):
         raise ParameterError(
             f"{what} a batch must be a dictionary of keyword arguments of the model, and is {type(made).__name__}."

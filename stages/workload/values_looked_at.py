@@ -1,7 +1,7 @@
-"""Properties of a batch's values that libraries look at to choose what they run: no padding, one sequence a row.
+"""Finds properties of a batch's values by which libraries choose kernels: no padding, one sequence a row.
 
-In plain PyTorch attention of `transformers` is called without a mask where a mask masks nothing, and where positions
-count up. So that a step is traced and run in the same way, the answers belong to the batch's signature.
+In plain PyTorch `transformers` calls attention without a mask if the mask masks nothing and positions count up. The
+batch's signature contains these properties, so that a step runs the same kernels as were traced.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int3
 
 
 def looked_at(path: str, tensor: torch.Tensor) -> str:
-    """The property of a tensor at `path` in a batch; nothing where it is no mask and no positions.
+    """Return the property of a tensor at `path` in a batch; "" if it is neither a mask nor positions.
 
-    A few reductions over whole numbers of at most two dimensions; a library that looks does the same.
+    It takes a few reductions over integer tensors of two dimensions, as the libraries themselves do.
     """
     if tensor.dtype not in _WHOLE or tensor.dim() != 2 or not tensor.numel():
         return ""

@@ -1,1 +1,7 @@
-"""Facts about calls and their arguments."""
+"""States facts about calls and their arguments.
+
+- `operators.py`: facts about ATen operators that their schemas do not tell.
+- `encoding.py`: arguments as JSON.
+- `scalars.py`: numbers among the arguments that do not change how long a call takes.
+- `numbers.py`: the numbers in which two records of one step differ.
+"""

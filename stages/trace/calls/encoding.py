@@ -1,4 +1,4 @@
-"""Arguments of a call as JSON; see `ir.arguments`."""
+"""Writes the arguments of a call as JSON; `ir.arguments` reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stowage.stages.ir.errors import TraceError
 
 
 def encode(args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Callable[[Any], Any]) -> str:
-    """The arguments; `tensor` gives what stands for a tensor, None for what is none.
+    """Return the arguments as JSON; `tensor` returns what stands for a tensor, and None for anything else.
 
     Raises:
         TraceError: an argument cannot be stored.

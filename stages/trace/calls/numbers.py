@@ -1,7 +1,7 @@
-"""Two records of one step that differ in numbers alone: where, and what they are.
+"""Compares two records of one step that may differ in numbers alone, and finds these numbers.
 
-A number that the user changes (a weight of a loss, a rate of dropout, a temperature) stands among the arguments of some
-calls, or in a constant tensor made of it. Everything else of the step is as before, so its plan is too.
+A number that the user changes (a weight of a loss, a rate of dropout, a temperature) is among the arguments of some
+calls, or in a constant tensor made from it. If everything else of the step is as before, its plan is too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from stowage.stages.ir.trace import Call, Constant
 
 Record = TypeVar("Record", bound=Any)
-"""`Recorded` or `RecordedForward`."""
+"""Either `Recorded` or `RecordedForward`."""
 
 Number = bool | int | float | complex
 
@@ -24,11 +24,11 @@ _TEXTS = ("arguments", "replay_arguments")
 
 
 class Spot(NamedTuple):
-    """Where a number stands.
+    """The place of a number in a record.
 
     Attributes:
         call: position of the call.
-        text: which of its texts.
+        text: the field of the call that has the number in its JSON.
         path: keys and positions in the JSON.
     """
 
@@ -38,7 +38,7 @@ class Spot(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What two records of one step do not have in common.
+    """The numbers in which two records of one step differ.
 
     Attributes:
         numbers: spot -> the number in the first record and in the second.
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
 
 
 def compare(one: Record, other: Record) -> Difference | None:
-    """Where numbers differ; None where the steps are not the same otherwise."""
+    """Find where numbers differ; return None if the steps differ in anything else."""
     for field in fields(one):
         if field.name not in _COMPARED_APART and not _equal(getattr(one, field.name), getattr(other, field.name)):
             return None
@@ -76,7 +76,7 @@ def compare(one: Record, other: Record) -> Difference | None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Equal tables; of mappings to tensors the same tensors."""
+    """Say whether two fields are equal; mappings to tensors must have the same tensor objects."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(one[k] is other[k] for k in one)
     return bool(one == other)
@@ -102,7 +102,7 @@ def _walk(
 
 
 def number_of(item: Any) -> Number | None:
-    """A number as it stands in the JSON of arguments; None for anything else."""
+    """Return a number as it stands in the JSON of arguments; None for anything else."""
     if isinstance(item, (int, float)) and not isinstance(item, bool):
         return item
     if isinstance(item, dict) and item.keys() == {"float"}:
@@ -113,7 +113,7 @@ def number_of(item: Any) -> Number | None:
 
 
 def marked(record: Record, names: Mapping[Spot, str]) -> Record:
-    """The record with a name in the place of each of some numbers; generated code reads them by name."""
+    """Return the record with names in place of some numbers; generated code reads these numbers by name."""
     by_call: dict[int, list[Spot]] = {}
     for spot in names:
         by_call.setdefault(spot.call, []).append(spot)

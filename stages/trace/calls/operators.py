@@ -1,4 +1,4 @@
-"""Facts about ATen operators that their schemas do not tell."""
+"""States facts about ATen operators that their schemas do not tell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 aten = torch.ops.aten
 
 ALIASES = {aten.detach.default, aten.alias.default}
-"""Return their input under another name: the trace drops them."""
+"""Operators that return their input under another name; the trace drops them."""
 
 _BATCH_NORM_STATISTICS: dict[OpOverload, tuple[int, int, int]] = {
     aten.native_batch_norm.default: (3, 4, 5),
@@ -43,7 +43,7 @@ def true_outputs(target: OpOverload, arguments: list[Any], *, gradients: bool = 
 
 
 def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
-    """Positions of arguments that the operator writes in place.
+    """Return positions of arguments that the operator writes in place.
 
     Batch normalisation in training mode writes its running statistics although its schema does not say so.
     """
@@ -59,12 +59,12 @@ def mutated_arguments(target: OpOverload, arguments: list[Any]) -> list[int]:
 
 
 def writes(target: OpOverload) -> bool:
-    """Whether its schema says that it writes to any of its arguments."""
+    """Say whether an operator's schema says that it writes to any of its arguments."""
     return any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments)
 
 
 def replay_arguments(target: OpOverload, arguments: list[Any]) -> list[Any] | None:
-    """Arguments for a second execution where that must differ: batch statistics are updated once. None if equal."""
+    """Return arguments for a second execution, or None if they are the same: batch statistics are only updated once."""
     statistics = _BATCH_NORM_STATISTICS.get(target)
     if not statistics or not arguments[statistics[2]] or arguments[statistics[0]] is None:
         return None
@@ -72,29 +72,33 @@ def replay_arguments(target: OpOverload, arguments: list[Any]) -> list[Any] | No
 
 
 def is_random(target: OpOverload) -> bool:
-    """Whether the operator draws from the global generator."""
+    """Say whether the operator draws from the global generator."""
     return torch.Tag.nondeterministic_seeded in target.tags and target != aten._cudnn_rnn.default
 
 
 def draws_by_itself(target: OpOverload, arguments: Sequence[Any], generators: Sequence[torch.Generator]) -> bool:
-    """Whether it is a recurrent layer of cuDNN's with dropout, which draws from a state that is no generator's and that
-    nothing can set back; or what PyTorch seeds that state with, by a card's own generator among its arguments."""
+    """Say whether a call draws from a random state that nothing can restore.
+
+    Such a call is cuDNN's recurrent layer with dropout, whose state is no generator's, or PyTorch's seeding of that
+    state, which has a GPU's own generator among its arguments.
+    """
     if target == aten.random_.default:
         return not {*map(_CDATA, torch.cuda.default_generators)}.isdisjoint(map(_CDATA, generators))
     return target == aten._cudnn_rnn.default and bool(arguments[_TRAIN] and arguments[_DROPOUT] > 0)
 
 
 _CDATA = attrgetter("_cdata")
-"""Tells generators apart: PyTorch wraps the same one anew for each call."""
+"""The identity of a generator: PyTorch wraps the same one anew for each call."""
 
 _DROPOUT, _TRAIN = 11, 12
-"""Positions in `_cudnn_rnn`."""
+"""Positions of these arguments in `_cudnn_rnn`."""
 
 
 def fresh_factory(target: OpOverload, output: torch.Tensor) -> tuple[OpOverload, list[Any], dict[str, Any]] | None:
-    """A factory call in place of one that reads only its input's shape (`empty_like`), or None.
+    """Return a factory call to replace one that reads only its input's shape (`empty_like`), or None.
 
-    Without this a dropout mask would keep its input in memory. Only for results that are contiguous, or uninitialised.
+    Without this a dropout mask would keep its input in memory. It is done only for results that are contiguous, or
+    uninitialised.
     """
     kind = _LIKE.get(target)
     if kind is None:

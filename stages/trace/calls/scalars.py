@@ -1,4 +1,4 @@
-"""Numbers among a call's arguments that change its results and not how long it takes."""
+"""Finds numbers among a call's arguments that change its results but not how long it takes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from torch._ops import OpOverload
 
 ANY_FLOAT, ANY_INT = "#", "#i"
 _TIMED_BY_NUMBERS = ("pow", "norm", "dist", "range", "linspace", "logspace", "window")
-"""In names of operators that have kernels of their own for some numbers (squares, roots, norms), or whose result has as
-many elements as numbers say."""
+"""Parts of names of operators whose time depends on numbers.
+
+They have kernels of their own for some numbers (squares, roots, norms), or results whose size numbers say.
+"""
 _KEEPS_ITS_EPSILON = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm")
 
 
 def without_numbers(
     target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments, with a mark in the place of every number that is multiplied, added or compared. Sizes, dimensions
-    and positions stay."""
+    """Return the arguments with a mark in place of every number that is multiplied, added or compared.
+
+    Sizes, dimensions and positions stay.
+    """
     name = target._schema.name
     if any(part in name for part in _TIMED_BY_NUMBERS) and not any(part in name for part in _KEEPS_ITS_EPSILON):
         return list(args), kwargs

@@ -1,1 +1,6 @@
-"""The user's objects while a step is traced: kept as they were, and read."""
+"""Restores the user's objects after a trace, and reads what a step uses and leaves in them.
+
+- `preserve.py`: a snapshot of the objects: finds and undoes every change.
+- `left.py`: what forward and loss leave in them, as effects that a planned step repeats.
+- `outside.py`: tensors that belong neither to the model nor to the batch.
+"""

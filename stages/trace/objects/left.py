@@ -1,9 +1,9 @@
-"""What forward and loss leave behind in the user's objects (`self.logs = {"kl": kl.detach()}`, a list of metrics, a
-counter), so that a planned step leaves the same, with real values.
+"""Finds what forward and loss leave behind in the user's objects, so that a planned step leaves the same.
 
-While a step is traced its code runs once, and what it changes is undone. What changed is kept as effects: a place, and
-what to put there, with holes for the tensors and numbers of a step. What a number is (set, or added to what is there,
-read off a tensor, or always the same) is told by tracing again from other values.
+Examples are `self.logs = {"kl": kl.detach()}`, a list of metrics, or a counter. While a step is traced its code runs
+once, and what it changes is undone. What changed is kept as effects: a place, and the content to put there, with
+placeholders for the tensors and numbers of a step. Tracing again from other values tells what a number is: set, or
+added to what is there, read off a tensor, or always the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOOKS = frozenset(
      "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs"),
 )  # fmt: skip
 MOVED = 1009
-"""By so much a number is moved before the code runs again, to see what it does to it."""
+"""The amount by which a number is changed before the code runs again, to see what the code does to it."""
 
 Number = int | float
 _NUMBERS = (int, float)
@@ -37,10 +37,10 @@ _NUMBERS = (int, float)
 
 @dataclass(frozen=True)
 class Place:
-    """Where something was changed.
+    """The place of a change.
 
     Attributes:
-        way: to the holder, from what runs.
+        way: the way to the holder, from what runs.
         holder: a module, an object, a dictionary, a list, a cell.
         key: attribute or key; None for the members of a list or set, and for the content of a cell.
     """
@@ -56,7 +56,7 @@ class Place:
         return hash((id(self.holder), self.key))
 
     def name(self) -> str:
-        """For people."""
+        """Return the place as text, for people."""
         text = str(self.way)
         if self.key is None:
             return text
@@ -65,7 +65,7 @@ class Place:
         return f"{text}[{self.key!r}]" if isinstance(self.holder, dict) else f"{text}: {self.key}"
 
     def holder_now(self) -> Any:
-        """What is at the end of the way now."""
+        """Return the object that is at the end of the way now."""
         if isinstance(self.holder, types.CellType):
             return self.holder
         try:
@@ -77,15 +77,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Seen:
-    """One change of one trace, taken apart.
+    """One change by one trace, taken apart.
 
     Attributes:
-        place: where.
+        place: where the change is.
         kind: see `Effect`.
-        form, tensors, numbers: what is new; None, and nothing, where the place is gone.
+        form, tensors, numbers: the new content; None, and nothing, where the place was deleted.
         before: the number that was there, or None.
-        was: the kind of thing that was there.
-        replaced: what was there.
+        was: the kind of object that was there.
+        replaced: the object that was there.
     """
 
     place: Place
@@ -100,16 +100,17 @@ class Seen:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a step does to one place.
+    """The change that a step makes in one place.
 
     Attributes:
+        place: the place.
         kind: `set` puts content there, `append` appends its items, `members` replaces all items, `delete` removes the
             key, `add` adds a number.
         form: the content.
         tensors: positions of its tensors among what the program returns behind its loss.
-        numbers: of each of its numbers where it comes from: `always` the same, the value of a `tensor` (a position), or
-            what is then at another `place` (a position among the effects).
-        was: the kind of thing that is there before the step: of another one the code may do something else.
+        numbers: the source of each of its numbers: `always` the same, the value of a `tensor` (a position), or what is
+            then at another `place` (a position among the effects).
+        was: the kind of object that is there before the step: if it is of another kind, the code may do something else.
     """
 
     place: Place
@@ -125,9 +126,10 @@ class Left:
     """Everything that a step leaves behind, in the order in which it is put there.
 
     Attributes:
-        decisions: truth values that were read off tensors, by position among what the program returns behind its loss,
-            and how they were taken to be: what is left may be another thing where they are not so.
-        checks: those of them that the user's code insists on, with what it says where they are not so.
+        effects: what the step does to each place.
+        decisions: truth values that were read off tensors, as positions among what the program returns behind its loss,
+            and the value each was assumed to have: with other values the step may leave something else.
+        checks: those of them that the user's code insists on, with what it raises otherwise.
     """
 
     effects: tuple[Effect, ...] = ()
@@ -135,11 +137,11 @@ class Left:
     checks: tuple[tuple[int, bool, str], ...] = ()
 
     def stands(self) -> bool:
-        """Whether before this step the same kinds of things are in all places as when it was traced."""
+        """Say whether all places have the same kinds of objects before this step as when it was traced."""
         return all(_kind(_look(e.place.holder_now(), e.place.key)) == e.was for e in self.effects if e.was)
 
     def renumbered(self, new: Mapping[int, int]) -> Left:
-        """With tensors at other positions."""
+        """Return the same with tensors at other positions."""
         effects = tuple(
             replace(
                 effect,
@@ -152,7 +154,7 @@ class Left:
         return Left(effects, decisions, tuple((new[i], truth, text) for i, truth, text in self.checks))
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise `StaleStep` where something is not so that the user's code insists on."""
+        """Raise `StaleStep` where a truth value is not what the user's code insists on."""
         for i, truth, text in self.checks:
             if bool(tensors[i].item()) != truth:
                 raise StaleStep(
@@ -162,12 +164,12 @@ class Left:
                 )
 
     def decided(self, tensors: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
-        """How the truth values are, where not as they were taken to be."""
+        """Return the truth values if any is not as assumed; else None."""
         now = tuple(bool(tensors[i].item()) for i, _ in self.decisions)
         return None if now == tuple(truth for _, truth in self.decisions) else now
 
     def apply(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Do to the user's objects what plain PyTorch's step would have done; `tensors` are behind the loss."""
+        """Do to the user's objects what plain PyTorch's step would have done; `tensors` follow the loss."""
         for effect in self.effects:
             holder, key = effect.place.holder_now(), effect.place.key
             numbers = [self._number(source, tensors) for source in effect.numbers]
@@ -194,7 +196,7 @@ class Left:
 
 
 def see(snapshot: Snapshot, model: nn.Module) -> list[Seen]:
-    """What a trace has changed, taken apart.
+    """List what a trace has changed, taken apart.
 
     Raises:
         TraceError: a change that a planned step cannot repeat.
@@ -202,7 +204,7 @@ def see(snapshot: Snapshot, model: nn.Module) -> list[Seen]:
     changes = snapshot.changes()
     hooks = {
         id(module.__dict__[name]) for module in model.modules() for name in HOOKS if name in module.__dict__
-    }  # of hooks that a library installs when a module first runs nothing is left: the next trace installs them again
+    }  # a library's hooks from a module's first run are not kept: the next trace installs them again
     installs = any(id(change.holder) in hooks or change.key in HOOKS for change in changes)
     modules = {id(module) for module in model.modules()}
     found: list[Seen] = []
@@ -278,7 +280,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def move_numbers(seen: Sequence[Seen], round_: int) -> None:
-    """Before code runs again: other numbers in the places where it changed numbers."""
+    """Put other numbers in the places where the code changed numbers, before it runs again."""
     for change in seen:
         if change.before is not None:
             _put(change.place.holder, change.place.key, change.before + type(change.before)(MOVED * round_))
@@ -290,13 +292,13 @@ def effects_of(
     position: Callable[[torch.Tensor], int],
     reading: Callable[[int], int],
 ) -> Left:
-    """What several traces of one step have left, as effects.
+    """Return what several traces of one step have left, as effects.
 
     Args:
-        rounds: the changes of each, in one order.
-        answers: the numbers that stood for what was read off tensors.
-        position: of a tensor of the first trace among the program's outputs.
-        reading: of a number that was read, likewise.
+        rounds: the changes of each trace, in one order.
+        answers: for each trace the numbers that stood for those that were read off tensors.
+        position: returns the position of a tensor of the first trace among the program's outputs.
+        reading: returns the position of a number that was read among the program's outputs.
 
     Raises:
         TraceError: a number is made in a way that cannot be followed.
@@ -312,7 +314,7 @@ def effects_of(
             raise _unfollowed(first[0] if first else other[0])
     whole = [
         [seen.numbers[0] if _is_number(seen) else None for seen in trace] for trace in rounds
-    ]  # numbers that are at a place when the step has ended
+    ]  # numbers at each place at the end of the step
     effects: list[Effect] = []
     for at, seen in enumerate(first):
         column = [trace[at] for trace in rounds]
@@ -339,7 +341,7 @@ def _is_number(seen: Seen) -> bool:
 def _added(
     column: Sequence[Seen], answers: Sequence[Sequence[Number]], reading: Callable[[int], int]
 ) -> tuple[Literal["always", "tensor"], Any] | None:
-    """What is added to a number, if something is."""
+    """Return the source of the number that is added to what was there; None if nothing is added."""
     befores = [seen.before for seen in column]
     news = [seen.numbers[0] for seen in column]
     known = [b for b in befores if b is not None]
@@ -359,7 +361,7 @@ def _source(
     whole: Sequence[Sequence[Number | None]],
     own: int,
 ) -> tuple[Literal["always", "tensor", "place"], Any] | None:
-    """Where a number comes from that has these values in the traces."""
+    """Return the source of a number that has these values in the traces; None if it is unknown."""
     if all(_equal(value, values[0]) for value in values):
         return "always", values[0]
     for which in range(min(map(len, answers))):
@@ -373,7 +375,7 @@ def _source(
 
 
 def _in_order(effects: list[Effect]) -> tuple[Effect, ...]:
-    """Those that take what is at another place come after it."""
+    """Put effects that take a number from another place after the others."""
     refers = {i for i, e in enumerate(effects) if any(kind == "place" for kind, _ in e.numbers)}
     order = [i for i in range(len(effects)) if i not in refers] + sorted(refers)
     new = {old: i for i, old in enumerate(order)}
@@ -397,7 +399,7 @@ def _equal(one: Number, other: Number) -> bool:
 
 
 def _kind(item: Any) -> str:
-    """What of a thing code may look at before it puts another one there."""
+    """Describe the properties of an object that code may check before it replaces the object."""
     if item is Change.MISSING:
         return "nothing"
     if isinstance(item, torch.Tensor):

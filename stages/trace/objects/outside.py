@@ -1,4 +1,4 @@
-"""Tensors that belong neither to the model nor to the batch, read where they are at each step."""
+"""Looks up tensors that belong neither to the model nor to the batch, where they are at each step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from stowage.stages.trace.objects.preserve import Way
 
 
 class Outside(Mapping[str, torch.Tensor]):
-    """By name. What takes the place of a tensor in the user's objects (`self.bank = updated`) is found there; one that
-    no object holds is known by reference alone."""
+    """Maps names to tensors that belong neither to the model nor to the batch.
+
+    A tensor that replaces one in the user's objects (`self.bank = updated`) is found in its place; one that no object
+    refers to is known by reference alone.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], ways: Mapping[str, Way]) -> None:
         self._tensors = dict(tensors)
@@ -35,7 +38,7 @@ class Outside(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
     def differs(self) -> str | None:
-        """The name of one that is no longer as it was traced: of another form, or gone."""
+        """Return the place of a tensor that is missing or has another form than when it was traced; None for none."""
         for name, known in self._tensors.items():
             way = self._ways.get(name)
             if way is None:

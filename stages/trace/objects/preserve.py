@@ -1,4 +1,4 @@
-"""The user's objects as they were: whatever runs while a step is traced is undone, generators included."""
+"""Takes a snapshot of the user's objects and of generators, and undoes whatever a trace changes in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 MOST_OBJECTS = 50_000
-"""That are looked at; what lies further away is not."""
+"""The most objects that are visited; objects further from the roots are ignored."""
 
 _OPAQUE = (
     type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Tensor, np.ndarray, str, bytes, int, float,
@@ -35,14 +35,14 @@ _FOREIGN = (
     "tqdm",
     "stowage",
 )
-"""Packages whose objects, modules apart, hold nothing that a forward leaves behind."""
+"""Packages whose objects, except modules, keep nothing that a forward leaves behind."""
 _MISSING = object()
 
 
 _TABLES = re.compile(r"\._(?:modules|buffers|parameters)\['([^']+)'\]")
 
 Step = tuple[str, Any]
-"""`attribute`, `item`, `cell`, `default` or `global`, and which."""
+"""The kind of a step (`attribute`, `item`, `cell`, `default` or `global`), and its name or position."""
 _LONGEST = 64
 
 
@@ -50,18 +50,18 @@ class Way(NamedTuple):
     """A way through the user's objects.
 
     Attributes:
-        root: where it begins.
-        steps: from there.
+        root: the object where it begins.
+        steps: the steps from there.
     """
 
     root: Any
     steps: tuple[Step, ...]
 
     def end(self) -> Any:
-        """What is there now.
+        """Return the object that is at the end now.
 
         Raises:
-            LookupError, AttributeError, TypeError: the way is no longer there.
+            LookupError, AttributeError, TypeError: the way no longer exists.
         """
         item = self.root
         for kind, which in self.steps:
@@ -77,7 +77,7 @@ class Way(NamedTuple):
         return item
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the way as text, for people."""
         names = [f".{w}" if k == "attribute" else f"[{w!r}]" if k == "item" else f" {w}" for k, w in self.steps]
         text = type(self.root).__name__ + "".join(names)
         return _TABLES.sub(r".\1", text).removesuffix("._buffers")
@@ -85,7 +85,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What has become of one place.
+    """The change of one place.
 
     Attributes:
         holder: the module, object, dictionary, list or cell.
@@ -104,7 +104,7 @@ class Change:
 class Snapshot:
     """References to everything that can be reached from some objects and be replaced: attributes, items, members.
 
-    Contents of tensors are no part of it: nothing that is traced touches them.
+    Contents of tensors are not saved, since nothing that is traced changes them.
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ class Snapshot:
                 queue.append(part)
 
     def way_to(self, holder: Any) -> Way:
-        """How Python reaches a holder from one of the roots, so that what takes its place later is found."""
+        """Return the way from one of the roots to a holder, by which a later replacement of it can be found."""
         steps: list[Step] = []
         while id(holder) in self._via and len(steps) < _LONGEST:
             holder, step = self._via[id(holder)]
@@ -194,7 +194,7 @@ class Snapshot:
             yield ("global", name), function.__globals__[name]
 
     def changes(self) -> list[Change]:
-        """What is not as it was, in no order that matters."""
+        """List what is not as it was, in any order."""
         found: list[Change] = []
         for holder, now, before in self._mappings:
             for key in before.keys() | now.keys():
@@ -224,7 +224,7 @@ class Snapshot:
         return found
 
     def generators_moved(self) -> str:
-        """`Python's random` or `NumPy's random`, if it was drawn from; else nothing."""
+        """Return `Python's random` or `NumPy's random`, if it was drawn from; else ""."""
         if random.getstate() != self._python:
             return "Python's random"
         now, before = np.random.get_state(legacy=False), self._numpy
@@ -234,7 +234,7 @@ class Snapshot:
         return "" if same and now["has_gauss"] == before["has_gauss"] else "NumPy's random"
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Undo all changes, and restore the generators."""
         for _, now, before in self._mappings:
             if len(now) != len(before) or any(now.get(k, _MISSING) is not v for k, v in before.items()):
                 now.clear()
@@ -266,7 +266,7 @@ class Snapshot:
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code and that of the functions inside it."""
+    """Yield a function's code and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,1 +1,12 @@
-"""A program recorded on tensors without memory."""
+"""Records a program on tensors without memory.
+
+- `record.py`: every ATen call, as an `fx.Graph`.
+- `fake.py`: fake kernels that return what real ones do.
+- `smaller.py`: smaller tensors with the same pattern of strides, to try real kernels on.
+- `marking.py`: which module is running.
+- `readings.py`: numbers that the user's code reads off tensors.
+- `values.py`: functions that read a tensor's memory without a call that PyTorch dispatches.
+- `packing.py`: decisions of `transformers` on masks and positions.
+- `nested.py`: `nn.TransformerEncoder` on padded sequences.
+- `checkpointing.py`: the model's own gradient checkpointing, switched off.
+"""

@@ -1,4 +1,4 @@
-"""The user's own gradient checkpointing, while a step is traced: the plan replaces it."""
+"""Switches off the user's own gradient checkpointing while a step is traced, because the plan replaces it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
-"""What runs a function under the kind that is not reentrant; which one is called hangs on the release of torch."""
+"""The functions that run checkpointing that is not reentrant; which one is called depends on the release of torch."""
 
 
 @contextmanager
 def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iterator[None]:
     """Switch off the model's own gradient checkpointing and restore it afterwards.
 
-    Models of `transformers` have a flag. Whoever calls `torch.utils.checkpoint` finds plain calls in its place:
-    backward would record each recomputation otherwise, with random numbers of its own.
+    Models of `transformers` have a flag. Calls of `torch.utils.checkpoint` become plain calls; otherwise backward would
+    record each recomputation, with random numbers of its own.
     """
     switched = [m for m in model.modules() if m.__dict__.get("gradient_checkpointing") is True]
     called: list[Any] = []
@@ -29,12 +29,12 @@ def without_gradient_checkpointing(model: nn.Module, notices: list[str]) -> Iter
     before = {name: vars(patched)[name] for name in ("CheckpointFunction", *_GENERATORS) if name in vars(patched)}
 
     class Plain:
-        """In the place of the reentrant kind."""
+        """Replaces the reentrant kind."""
 
         @staticmethod
         def apply(function: Callable[..., Any], _preserve: bool, *arguments: Any) -> Any:
             called.append(function)
-            # As the reentrant kind: without an input that requires gradients there are none inside either.
+            # The reentrant kind also computes no gradients if no input requires them.
             with torch.set_grad_enabled(torch.is_grad_enabled() and any(map(_requires_grad, arguments))):
                 return function(*arguments)
 

@@ -1,9 +1,9 @@
-"""Fake kernels that return what real ones do: the same strides, storages of the same size, the same sharing of memory.
+"""Corrects fake kernels to return what real ones do: the same strides, sizes of storages and sharing of memory.
 
-PyTorch's fake kernels are written by hand for part of the operators, and a few differ: a channels_last `roll` comes out
+PyTorch's fake kernels are written by hand for some operators, and a few differ: a channels_last `roll` comes out
 contiguous in reality, the scalar of `mse_loss` keeps a storage as large as its input. So every distinct call of a trace
 is also run once, on made-up tensors: small ones as they are, large ones in a smaller form with the same pattern of
-strides, first to see whether fake and real agree there. What stays unseen is found when calls are profiled.
+strides, first to see whether fake and real agree there. Differences that this misses are found when calls are profiled.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from stowage.stages.workload.autocast import without_autocast
 aten: Any = torch.ops.aten
 
 SMALL_BYTES = 1 << 20
-"""A call that touches no more is run as it is."""
+"""The most bytes that a call may touch to be run in its own size at once."""
 
 MOST_BYTES = 64 << 20
-"""A call that touches more is never run as it is while tracing."""
+"""The most bytes that a call may touch to be run in its own size at all while tracing."""
 
 MOST_KINDS = 6
-"""Kinds of contents that are tried while tracing; profiling tries all."""
+"""The most kinds of contents that are tried while tracing; profiling tries all."""
 
 
 class TrueKernels:
-    """Calls operators on fake tensors, under an active fake mode, whoever made it."""
+    """Calls operators on fake tensors, under any active fake mode, and corrects the results."""
 
     def __init__(self) -> None:
         self._known = known_outputs()
 
     def __call__(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the real kernel returns, without contents."""
+        """Return what the real kernel returns, without contents."""
         return self._corrected(func, args, kwargs, SUBSTITUTES.get(func, func)(*args, **kwargs))
 
     def _corrected(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
@@ -88,7 +88,7 @@ class TrueKernels:
         tensors: Sequence[torch.Tensor],
         result: Any,
     ) -> Outputs | None:
-        """What the real kernel returns, where that is known and something else."""
+        """Return what the real kernel returns, if that is known and differs from the fake result; else None."""
         device = tensors[0].device
         if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
             return None
@@ -119,14 +119,14 @@ class TrueKernels:
         fake: Outputs,
         device: torch.device,
     ) -> tuple[bool, Outputs | None]:
-        """Whether a smaller call tells what the real one returns, and what, where that is something else."""
+        """Say whether a smaller call tells what the real one returns, and return that if the fake result differs."""
         small, number = smaller(forms)
         if small == list(forms):
             return False, None
         few_args, few_kwargs = _renumbered(func, args, kwargs, number)
         key = (func, _key(_without_tensors(few_args)), _key(_without_tensors(few_kwargs)), tuple(small), device.type)
         known = self._known.small
-        if key not in known:  # many sizes have the same smaller ones
+        if key not in known:  # many calls have the same smaller call
             known[key] = _both(func, few_args, few_kwargs, small, device)
         real, pretended = known[key] or (None, None)
         if real is None:
@@ -137,7 +137,7 @@ class TrueKernels:
         return whole is not None, whole
 
     def _remade(self, result: Any, true: Outputs, tensors: Sequence[torch.Tensor]) -> Any:
-        """The fake result with what is true of it."""
+        """Return the fake result, corrected to what the real kernel returns."""
         flat = flat_results(result)
         fake = outputs_of(result, tensors)
         if len(flat) != len(true) or len(fake) != len(true):
@@ -175,7 +175,7 @@ class TrueKernels:
 
 @functools.cache
 def _may_differ(func: OpOverload) -> bool:
-    """Whether the operator makes tensors out of tensors: no view, no factory."""
+    """Say whether the operator makes new tensors from tensors, so that it is no view and no factory."""
     schema = func._schema
     if func.namespace != "aten" or str(func) in OPAQUE or without_overload(str(func)) in SEALS.values():
         return False
@@ -187,7 +187,7 @@ def _may_differ(func: OpOverload) -> bool:
 
 @functools.cache
 def _is_view(func: OpOverload) -> bool:
-    """Whether it looks at its argument in another way. What strides dimensions of size 1 get is not always told."""
+    """Say whether the operator returns a view; fake kernels may give other strides to dimensions of size 1."""
     return bool(func.is_view) and func.namespace == "aten" and not func._schema.is_mutable
 
 
@@ -199,14 +199,14 @@ _AS_GIVEN = {
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Strided, of known numbers, and not conjugated or negated on the way."""
+    """Say whether a tensor is strided, of known shape, and neither conjugated, negated nor quantized."""
     if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return False
     return not (isinstance(tensor, FakeTensor) and (tensor._has_symbolic_sizes_strides or tensor.constant is not None))
 
 
 def _key(item: Any) -> Hashable:
-    """Equal for calls that return equal forms."""
+    """Return a key that is equal for calls that return equal forms."""
     if isinstance(item, torch.Tensor):
         return item.dtype, tuple(item.shape), tuple(item.stride()), item.storage_offset() % 64
     if isinstance(item, (list, tuple)):
@@ -215,13 +215,13 @@ def _key(item: Any) -> Hashable:
 
 
 def _without_tensors(arguments: Any) -> Any:
-    """Where tensors are, and where None is; dictionaries as lists of their items."""
+    """Return the arguments with a mark in place of each tensor; dictionaries become lists of their items."""
     items = list(arguments.items()) if isinstance(arguments, dict) else arguments
     return pytree.tree_map_only(torch.Tensor, lambda _: torch.Tensor, items)
 
 
 def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """As `Call.signature` of the call that is recorded for it."""
+    """Return the `Call.signature` of the call that is recorded for these arguments."""
 
     def form(item: Any) -> str | None:
         if not isinstance(item, torch.Tensor):
@@ -233,7 +233,7 @@ def signature_of(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _filled(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-    """The arguments with `tensors` in place of theirs, in order."""
+    """Return the arguments with `tensors` in place of theirs, in order."""
     rest = iter(tensors)
     filled: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, lambda _: next(rest), (tuple(args), dict(kwargs)))
     return filled
@@ -247,7 +247,7 @@ def _empty(form: Form, device: torch.device) -> torch.Tensor:
 def _renumbered(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], number: Mapping[int, int]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with sizes that became smaller in place of those that were."""
+    """Return the arguments with the smaller sizes in place of the original ones."""
 
     def renumber(argument: Any, value: Any) -> Any:
         if "SymInt" not in str(argument.real_type) or isinstance(value, bool):
@@ -268,7 +268,7 @@ def _renumbered(
 
 @contextmanager
 def _really() -> Iterator[None]:
-    """Operators run, on real tensors, and nothing else looks on."""
+    """Let operators run on real tensors inside the block, outside of all modes."""
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), without_autocast():
         yield
 
@@ -276,7 +276,7 @@ def _really() -> Iterator[None]:
 def _viewed(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Sequence[Form], device: torch.device
 ) -> Outputs | None:
-    """What a real view is; it touches no memory, so that any size will do."""
+    """Return the output of a real view; it touches no memory, so any size is possible."""
     with _really():
         try:
             tensors = [_empty(form, device) for form in forms]
@@ -289,7 +289,7 @@ def _viewed(
 def _run(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Sequence[Form], device: torch.device
 ) -> Outputs | None:
-    """What the real kernel returns on tensors of these forms; None where it takes none of the contents tried."""
+    """Return what the real kernel returns on tensors of these forms; None if it accepts none of the contents tried."""
     around = Around.of(forms, [*args, *kwargs.values()])
     devices = [device.index or 0] if device.type == "cuda" else []
     with _really(), torch.random.fork_rng(devices=devices):
@@ -306,7 +306,7 @@ def _run(
 def _both(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Sequence[Form], device: torch.device
 ) -> tuple[Outputs, Outputs] | None:
-    """What the real kernel returns, and what the fake one; None where one of them takes no such arguments."""
+    """Return what the real and the fake kernel return; None if one of them does not accept such arguments."""
     real = _run(func, args, kwargs, forms, device)
     if real is None:
         return None

@@ -1,4 +1,4 @@
-"""Which module is at work while a step is traced."""
+"""Knows which module runs while a step is traced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Marker:
         self._paths = {id(module): path for path, module in model.named_modules()}
 
     def where(self) -> tuple[str, str]:
-        """Phase and path."""
+        """Return phase and path."""
         return self.phase, self.stack[-1] if self.stack else ""
 
     def _enter(self, module: nn.Module, _arguments: Any) -> None:
@@ -36,7 +36,10 @@ class Marker:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While modules are called; by hooks on all modules: hooks of a model's own change the kernels it takes."""
+        """Follow which modules are called inside the block.
+
+        It uses global hooks, because hooks on the model's own modules change which kernels it uses.
+        """
         handles = [
             nn.modules.module.register_module_forward_pre_hook(self._enter),
             nn.modules.module.register_module_forward_hook(self._leave),

@@ -1,7 +1,7 @@
-"""`nn.TransformerEncoder` in evaluation, of padded sequences: it packs them into nested tensors, which no table holds.
+"""Traces `nn.TransformerEncoder` in evaluation on padded sequences, which packs them into nested tensors.
 
-While a forward is traced, the functions by which it does so are replaced: a packed tensor is the padded one, known by
-its mask, and a fused layer on it becomes the operator `stowage::encoder_layer`.
+No table can describe nested tensors. While a forward is traced, the functions that make them are replaced: a packed
+tensor is the padded one, known by its mask, and a fused layer on it becomes the operator `stowage::encoder_layer`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROJECTIONS, _WEIGHTS = 4, 8
 
 
 class _Packed:
-    """Stands for the functions of `torch` while it is traced."""
+    """Replaces functions of `torch` while a forward is traced."""
 
     def __init__(self) -> None:
         self._masks = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
@@ -29,20 +29,20 @@ class _Packed:
         self._pad: Any = torch.Tensor.to_padded_tensor
 
     def left_aligned(self, source: torch.Tensor, kept: torch.Tensor) -> bool:
-        """Whether padding is at the end: the operator looks, at each call."""
+        """Say that padding is at the end: the operator itself checks this at each call."""
         del source, kept
         self._checked = True
         return True
 
     def pack(self, source: torch.Tensor, kept: torch.Tensor, mask_check: bool = True) -> torch.Tensor:
-        """The padded tensor itself, under another name."""
+        """Return the padded tensor itself, as a view."""
         packed = source.view(source.shape)
         self._masks[packed] = kept, self._checked or mask_check
         self._checked = False
         return packed
 
     def layer(self, source: torch.Tensor, width: int, heads: int, *rest: Any) -> torch.Tensor:
-        """A fused layer."""
+        """Run a fused layer."""
         if source not in self._masks:
             result: torch.Tensor = self._layer(source, width, heads, *rest)
             return result
@@ -56,7 +56,7 @@ class _Packed:
         return padded
 
     def pad(self, tensor: torch.Tensor, padding: float, *size: Any) -> torch.Tensor:
-        """The result of the last layer."""
+        """Return the result of the last layer, which is padded already."""
         if tensor in self._masks and padding == 0.0:
             return tensor
         result: torch.Tensor = self._pad(tensor, padding, *size)
@@ -69,7 +69,7 @@ def _pad(tensor: torch.Tensor, packed: _Packed, padding: float, *size: Any) -> t
 
 @contextmanager
 def nested_as_padded() -> Iterator[None]:
-    """While a forward without gradients is traced."""
+    """Replace the functions inside the block, in which a forward without gradients is traced."""
     packed = _Packed()
     names: Any = torch
     before = (

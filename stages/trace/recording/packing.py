@@ -1,10 +1,10 @@
-"""Decisions on values that are the same in every step like this one, which eager takes and a trace must take alike.
+"""Takes decisions on values that are the same in every step like this one, as eager takes them.
 
 Models of `transformers` look at a mask to see whether it masks anything, and at positions to see whether several
-sequences are packed into one row. Where not, eager calls attention with `is_causal` and no mask. Tracers cannot read
-tensors: the library assumes padding and packing and builds a mask: another kernel, with other numbers, and the mask's
-memory. Positions that the model made itself do not depend on the batch, and what the batch's signature tells of masks
-and positions holds for every step of it: then the decision is eager's.
+sequences are packed into one row. If not, eager calls attention with `is_causal` and no mask. Tracers cannot read
+tensors, so the library assumes padding and packing and builds a mask; this is another kernel, with other numbers, and
+the mask needs memory. But positions that the model made itself do not depend on the batch, and the properties of masks
+and positions in the batch's signature are true of every step: in these cases the decision is eager's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stowage.stages.trace.recording.record import Recorder
 
 _MODULE = "transformers.masking_utils"
 _FUNCTIONS = ("find_packed_sequence_indices", "_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
-"""They look at their first argument."""
+"""Functions that look at the values of their first argument."""
 
 
 @contextmanager
 def packing_as_in_eager(recorder: Recorder) -> Iterator[None]:
-    """While a model is traced: masks and positions with known values are looked at, as eager does."""
+    """Let the library look at masks and positions with known values inside the block, as eager does."""
     module = sys.modules.get(_MODULE)
     before = {name: getattr(module, name) for name in _FUNCTIONS if hasattr(module, name)}
     for name, function in before.items():
@@ -48,7 +48,7 @@ def _looking(looks: Any, recorder: Recorder) -> Any:
                 answer = looks(known, *arguments, **more)
             if answer is None:  # nothing is packed
                 return None
-            if not isinstance(answer, torch.Tensor) or answer.dim() == 0:  # whether a mask can be left out
+            if not isinstance(answer, torch.Tensor) or answer.dim() == 0:  # whether the mask can be left out
                 return bool(answer)
         return looks(values, *arguments, **more)
 

@@ -1,7 +1,7 @@
-"""Numbers that the user's code reads off tensors while it is traced: `.item()`, `float()`, `if x > 0`.
+"""Answers when the user's code reads numbers off tensors while it is traced: `.item()`, `float()`, `if x > 0`.
 
-Their values are not known. Where nothing of the step depends on them (they end in a metric), any will do: the step is
-traced several times with values far apart, and is the same step each time. Else it cannot be planned.
+Their values are not known. If nothing of the step depends on them (they end in a metric), any value will do: the step
+is traced several times with very different values, and is the same step each time. Otherwise it cannot be planned.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from stowage.stages.trace.explain import reads_a_value
 from stowage.stages.trace.recording.marking import Marker
 
 MOST = 10_000
-"""Numbers that may be read: a loop that waits for one to change would not end."""
+"""The most numbers that may be read: a loop that waits for one to change would not end."""
 
 _FLOATS = (0.3712890625, 1e30, -1e30)
 _INTEGERS = (7, 1_000_003, -1_000_003)
 ROUNDS = len(_FLOATS)
-"""Traces of a step in which numbers are read; in the last one truth is the other way round, where nothing is raised."""
+"""The number of traces of a step in which numbers are read.
+
+In the last one truth values are inverted, unless the user's code raises then.
+"""
 
 
 @dataclass
 class Readings:
-    """Of one trace.
+    """The numbers and truth values that one trace reads.
 
     Attributes:
-        round: which of the values far apart stand for the numbers.
+        round: which of the very different values stand for the numbers.
         decisions: truth values that are read, in order, where they are not all true.
-        held: positions of those that are never the other way round: then the user's code raises.
-        numbers: tensors whose value was read, copied where that was done, with the answer that was given.
-        truths: likewise, of truth values.
-        refusal: what to say where the step depends on one of them; None while nothing was read.
+        held: positions of truth values that are never inverted, because the user's code raises then.
+        numbers: tensors whose value was read, copied at that moment, with the answer that was given.
+        truths: tensors whose truth value was read, copied at that moment, with the answer that was given.
+        refusal: the error to raise if the step depends on one of them; None while nothing was read.
     """
 
     round: int = 0
@@ -46,13 +49,13 @@ class Readings:
     refusal: TraceError | None = None
 
     def forget(self) -> None:
-        """What was read, before the step is traced once more."""
+        """Forget what was read, before the step is traced once more."""
         self.numbers.clear()
         self.truths.clear()
         self.refusal = None
 
     def answer(self, func: OpOverload, tensor: torch.Tensor, marker: Marker) -> Any:
-        """What stands for the value of a tensor."""
+        """Return what stands for the value of a tensor."""
         if self.refusal is None:
             self.refusal = reads_a_value(func, marker)
         count = len(self.numbers) + len(self.truths)
@@ -65,7 +68,7 @@ class Readings:
             truth = usual if self.round < ROUNDS - 1 or len(self.truths) in self.held else not usual
             self.truths.append((tensor, truth))
             return truth
-        # Told apart by a part that every float of this size keeps, so that a number is known again where it ends.
+        # Each number differs from the others by more than rounding, so that it is recognized where it ends up.
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             number: Any = _FLOATS[self.round] * (1 + count / 1024)
         else:

@@ -1,8 +1,8 @@
-"""Record every ATen call of a program into an `fx.Graph`, on tensors without memory.
+"""Records every ATen call of a program in an `fx.Graph`, on tensors without memory.
 
-The user's own objects run, as they are: whatever real tensor a call meets (a parameter, a buffer, a tensor of a loss,
-of a closure, of a list) is known by reference, and stands in the graph as a source of its own. Nothing is swapped, so
-backward functions, hooks and modules that are called twice find what they find in plain PyTorch.
+The user's own objects run as they are: every real tensor that a call meets (a parameter, a buffer, a tensor of a loss,
+of a closure, of a list) is known by reference, and becomes a source of the graph. No object is replaced, so backward
+functions, hooks and modules that are called twice work as in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -29,35 +29,38 @@ from stowage.stages.trace.recording.fake import TrueKernels
 from stowage.stages.workload.executed import noting
 
 PATH, PHASE, SOURCE, LOCATION = "stowage_path", "stowage_phase", "stowage_source", "stowage_location"
-"""Keys of `Node.meta`: the module that made a call, its phase, the line that made it; of a source its role and name."""
+"""Keys of `Node.meta`: a call's module, phase and source line; for a source its role and name."""
 
 LEFT = "left."
-"""Begins the names of memory for what a step leaves in the user's objects."""
+"""The prefix of names of memory for what a step leaves in the user's objects."""
 
 aten: Any = torch.ops.aten
 
 KNOWN_ELEMENTS = 1 << 16
-"""Values are looked at while tracing, where they depend on no input, up to so many elements."""
+"""The most elements of a tensor that is evaluated while tracing, if it depends on no input."""
 
 _ASKS_FORM = {aten.size.default, aten.stride.default, aten.storage_offset.default, torch.ops.prim.device.default}
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MACHINERY = (_HERE, _TORCH + "_", _TORCH + os.path.join("utils", ""))
 _RECURRENT = str(torch.nn.modules.rnn.__file__)
-"""Its layers let PyTorch look whether all weights lie in one buffer, with pointers that a fake tensor does not have. In
-a trace they do not: cuDNN's operator then puts them into one, which changes no number."""
+"""The file of the recurrent layers.
+
+They ask PyTorch whether all weights lie in one buffer, by pointers that a fake tensor does not have. In a trace they do
+not: cuDNN's operator then copies them into one, which changes no result.
+"""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records while it is entered, inside of a `FakeTensorMode`.
+    """Records calls while it is entered, inside of a `FakeTensorMode`.
 
     Attributes:
-        graph: what was recorded so far.
+        graph: the calls that were recorded so far.
         literals: tensors made from numbers in the user's code, by name.
-        outside: real tensors that calls met and `know` was not told of, by name.
-        where: tells phase and module path of the call that is recorded.
-        place: tells who is at work, for sentences.
-        answer: gives the number that stands for one read off a tensor (a copy of it) that is not known, or raises.
+        outside: real tensors that calls use and that `know` was not called with, by name.
+        where: returns phase and module path of the call that is recorded.
+        place: returns the module and line that run now, for error messages.
+        answer: returns the number to use for one that is read off a tensor (a copy of it) and not known, or raises.
     """
 
     def __init__(
@@ -84,10 +87,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written: set[int] = set()
         self._assumed: dict[fx.Node, torch.Tensor] = {}
         self._names: set[str] = set()
-        self._kept: list[torch.Tensor] = []  # storages are told apart by identity: none may go and come again
+        self._kept: list[torch.Tensor] = []  # so that no storage's identity is reused
 
     def know(self, tensor: torch.Tensor, role: str, name: str, layout: torch.Tensor | None = None) -> torch.Tensor:
-        """A source; returns the fake tensor that stands for it. With a `layout`, on the meta device, it lies so."""
+        """Add a source and return the fake tensor that stands for it.
+
+        Args:
+            tensor: the real or fake tensor.
+            role: `parameter`, `buffer` or `input`.
+            name: its name, unique among the sources.
+            layout: a tensor on the meta device whose layout is used instead of the tensor's own.
+        """
         fake = self._fake(tensor if layout is None else layout, tensor.device)
         node = self.graph.create_node("placeholder", f"{role}_{len(self._kept)}")
         node.meta.update({"val": snapshot_fake(fake), SOURCE: (role, name)})
@@ -98,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fake
 
     def room(self, like: torch.Tensor, name: str) -> torch.Tensor:
-        """Memory for a tensor like this one that is there before the program runs: a source of its own."""
+        """Add a source with memory for a tensor like this one, which exists before the program runs."""
         with _disable_current_modes(), self._fake_mode:
             fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
         node = self.graph.create_node("get_attr", f"room_{name}")
@@ -108,36 +118,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fake
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor."""
+        """Return the fake tensor that stands for a tensor."""
         found: torch.Tensor = self._fakes.get(tensor, tensor)  # type: ignore[no-untyped-call]
         return found
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a source."""
+        """Say whether a tensor is a source."""
         return tensor in self._fakes
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for any tensor; one that is met for the first time becomes a source."""
+        """Return what stands for any tensor; one that is seen for the first time becomes a source."""
         return self._given(tensor)
 
     def sources(self) -> list[torch.Tensor]:
-        """Of every source that was met so far, the tensor that shares its memory."""
+        """List a tensor for every source that was seen so far, which shares its memory."""
         return self._sources(lambda role: True)
 
     def lasting(self) -> list[torch.Tensor]:
-        """Likewise, of sources that are there after the call: those of the batch are the caller's."""
+        """List the tensors of `sources` for sources that outlive the call: all but the caller's batch."""
         return self._sources(lambda role: role != "input")
 
     def _sources(self, wanted: Callable[[str], bool]) -> list[torch.Tensor]:
         return [n.meta["val"] for n in self.graph.nodes if SOURCE in n.meta and wanted(n.meta[SOURCE][0])]
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """What made a tensor, or the source that it is."""
+        """Return the node that made a tensor, or the source that it is."""
         found: fx.Node = self._nodes[self._given(tensor)]
         return found
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The value, on the CPU, of a tensor that was made from numbers alone; None where it depends on an input."""
+        """Return the value, on the CPU, of a tensor that was made from numbers alone; else None."""
         node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
         if node is None or tensor.numel() > KNOWN_ELEMENTS:
             return None
@@ -146,11 +156,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def assume(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """The value that a source has in all steps that are like this one."""
+        """Note the value that a source has in all steps that are like this one."""
         self._assumed[self.node_of(tensor)] = value.detach().cpu()
 
     def assumed_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """As `known_value`, of what was made from assumed values too."""
+        """Return the value of a tensor that was made from numbers and assumed values alone; else None."""
         node = self._nodes.get(self.fake_of(tensor))  # type: ignore[no-untyped-call]
         if node is None:
             return None
@@ -201,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept.append(node.meta["val"] if isinstance(node.meta["val"], torch.Tensor) else fake)
 
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for an argument; a real tensor that is met for the first time becomes a source."""
+        """Return what stands for an argument; a real tensor that is seen for the first time becomes a source."""
         fake = self.fake_of(tensor)
         if fake not in self._nodes:
             name = f"outside.{self._name_of(tensor) or f'tensor_{len(self.outside)}'}"
@@ -306,7 +316,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that the user's code made from numbers."""
+        """Add a tensor that the user's code made from numbers as a source, and return a copy of it."""
         name = f"_tensor_constant{len(self.literals)}"
         with _disable_current_modes():
             self.literals[name] = tensor.detach().clone()
@@ -319,7 +329,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out  # type: ignore[no-any-return]
 
     def _compute(self, func: OpOverload, given: list[Any], structure: Any) -> Any:
-        """The call's true result, where none of its tensors depends on an input; else None."""
+        """Return the call's true result, if none of its tensors depends on an input; else None."""
         values = [self.known_value(item) if isinstance(item, torch.Tensor) else item for item in given]
         if any(v is None and isinstance(item, torch.Tensor) for v, item in zip(values, given, strict=True)):
             return None
@@ -332,13 +342,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value is not None:
             return value
         tensor = next(item for item in given if isinstance(item, torch.Tensor))
-        copy = aten.clone.default(tensor)  # what it is now, whatever is written into it later
+        copy = aten.clone.default(tensor)  # keeps the value, even if the tensor is overwritten
         self._record(aten.clone.default, ((self._nodes[tensor],), {}), copy)
         return self.answer(func, copy)
 
 
 def _asked_by(file: str) -> bool:
-    """Whether the innermost frame outside of tracing and of PyTorch's own machinery is of this file."""
+    """Say whether the innermost frame outside of tracing and of PyTorch's own machinery is in this file."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
         frame = frame.f_back  # type: ignore[assignment]
@@ -351,7 +361,7 @@ def _as_node(item: Any) -> fx.Node:
 
 
 def _mutated(func: OpOverload, node: fx.Node) -> list[torch.Tensor]:
-    """Tensors that a call writes, as they stand in its node."""
+    """List the tensors that a call writes, as they are in its node."""
     found: list[Any] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -362,7 +372,7 @@ def _mutated(func: OpOverload, node: fx.Node) -> list[torch.Tensor]:
 
 
 def _user_line(frame: Any) -> str:
-    """`file:line` of the innermost frame outside of PyTorch, up to where tracing begins; else nothing."""
+    """Return `file:line` of the innermost frame outside of PyTorch, up to where tracing begins; else ""."""
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_HERE):

@@ -1,4 +1,4 @@
-"""Smaller forms with the same pattern: equal sizes stay equal; the order of strides, gaps and broadcasts stay too."""
+"""Makes smaller forms with the same pattern of equal sizes, order of strides, gaps and broadcasts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from stowage.stages.kernels import Form, Output, Outputs
 
 KEPT = 8
-"""Sizes up to it stay."""
+"""The largest size that is not made smaller."""
 
 
 def smaller(forms: Sequence[Form]) -> tuple[list[Form], dict[int, int]]:
-    """The forms with smaller sizes, and which size became which.
+    """Return the forms with smaller sizes, and a map from each size to the smaller one.
 
-    Sizes keep what is left when they are divided by 8, and being two to four times another: many kernels take an even
-    number or a multiple of 4, halve a dimension, or make three of one.
+    Sizes keep their remainder modulo 8, and remain two to four times another: many kernels need an even number or a
+    multiple of 4, halve a dimension, or make three of one.
     """
     number: dict[int, int] = {}
     for n in sorted({n for form in forms for n in form.shape if n > 1}):
@@ -44,8 +44,14 @@ def _smaller(form: Form, number: Mapping[int, int]) -> Form:
 
 
 def larger(real: Outputs, fake: Outputs, small: Sequence[Form], whole: Sequence[Form]) -> Outputs | None:
-    """What a call on `whole` returns, from what the real kernel returned on the smaller forms of its arguments and what
-    the fake one says of `whole`; None where the pattern does not tell."""
+    """Return what a call on `whole` returns; None if the pattern does not tell.
+
+    Args:
+        real: what the real kernel returned on the smaller forms.
+        fake: what the fake kernel returns on `whole`.
+        small: the smaller forms of the arguments.
+        whole: the forms of the arguments.
+    """
     if len(real) != len(fake):
         return None
     found: list[Output | None] = []
@@ -82,7 +88,7 @@ def _larger(real: Output, fake: Output, small: Sequence[Form], whole: Sequence[F
 
 
 def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, those of the dimensions ascending in this order."""
+    """Return strides without gaps that ascend in this order of the dimensions."""
     stride = [0] * len(shape)
     reached = 1
     for d in order:
@@ -92,7 +98,7 @@ def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _together(forms: Sequence[Form]) -> int:
-    """Elements of what the forms are broadcast to, 0 if they are not."""
+    """Return the number of elements after broadcasting the forms, 0 if they cannot be broadcast."""
     shape: list[int] = []
     for form in forms:
         other = [1] * (len(shape) - len(form.shape)) + list(form.shape)

@@ -1,4 +1,4 @@
-"""Functions that look at a real tensor's memory themselves, beside what PyTorch dispatches."""
+"""Intercepts functions that read a real tensor's memory without a call that PyTorch dispatches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _LOOK: frozenset[Any] = frozenset(
 
 
 class WithoutValues(TorchFunctionMode):
-    """Gives them what stands for the tensors of the user's objects: then they find no values, which would be those of
-    the first step for ever."""
+    """Gives functions that read memory the fake tensors that stand for the user's real ones.
+
+    They find no values then; otherwise the values of the first step would stay in the plan for ever.
+    """
 
     def __init__(self, stands_for: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
