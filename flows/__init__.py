@@ -1,11 +1,18 @@
-"""What people run.
+"""Commands and functions that people use.
 
 In a script: `fit`, `best_batch`, `curve` and `TrainingStep`; `stow` for a Hugging Face Trainer. From a shell, as the
 command `stowage` or as `python -m stowage.flows.NAME`: `init`, `plan`, `train`, `show`, `report`, `compare`,
 `batch_size`, `step_curve`, `device`, `benchmark` and `gpu`; `plan` and `train` are Prefect deployments too.
 
-Folders: `api` (what is imported), `cli` (the command), `starter` (files of a new project), `pipeline` (DVC, Git and
-Prefect), `planning` (the stages in one process), `comparison` (two plans) and `benchmarks`.
+- `api/`: the functions that scripts import.
+- `cli/`: the console command `stowage`.
+- `starter/`: writes the files of a new project.
+- `pipeline/`: runs the stages with DVC, Git and Prefect.
+- `planning/`: runs the planning stages in one process.
+- `comparison/`: compares two plans of a project.
+- `benchmarks/`: measures what the documents claim.
+- `init.py`, `plan.py`, `train.py`, `show.py`, `report.py`, `compare.py`, `batch_size.py`, `step_curve.py`, `device.py`,
+  `benchmark.py`, `gpu.py`: one command each.
 """
 
 from typing import TYPE_CHECKING

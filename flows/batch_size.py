@@ -1,4 +1,4 @@
-"""Which batch size takes least time per sample within the budget of `params.yaml`.
+"""Finds which batch size takes least time per sample within the budget of `params.yaml`.
 
 python -m stowage.flows.batch_size
 python -m stowage.flows.batch_size --largest 256
@@ -44,7 +44,7 @@ def choose(root: Path, overrides: dict[str, Any], largest: int) -> str:
 
 
 def _planner(root: Path, settings: Settings) -> Any:
-    """Model, batch and limits as the stages have them."""
+    """Make the planner with model, batch and limits as the stages have them."""
     # Imports torch and transformers, which take seconds.
     from stowage.flows.planning.batch_sizes import BatchPlanner
     from stowage.flows.planning.step import Effort

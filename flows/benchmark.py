@@ -66,21 +66,22 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One contestant.
+    """One contestant's results.
 
     Attributes:
         contestant: its name.
-        budget_bytes: what it was given, -1 for none.
-        predicted_peak_bytes, predicted_time_s: of its plan, -1 and NaN without one.
-        peak_bytes: measured, from the allocator's events, parameters and optimizer states included.
-        peak_ratio: of plain PyTorch's.
+        budget_bytes: the device budget it was given, -1 for none.
+        predicted_peak_bytes: peak that its plan predicts, -1 without a plan.
+        predicted_time_s: step time that its plan predicts, NaN without a plan.
+        peak_bytes: measured peak, from the allocator's events, parameters and optimizer states included.
+        peak_ratio: ratio of the peak to plain PyTorch's.
         time_s: median over rounds.
         time_ratio: median over rounds of the ratio to plain PyTorch's step in the same round.
-        rounds: steps timed.
+        rounds: number of steps timed.
         plan_s: time to plan in this run.
-        recomputed_fraction: of the activation bytes.
+        recomputed_fraction: share of the activation bytes that is recomputed.
         variant: the rewrite of the trace that was planned.
-        losses_equal: to plain PyTorch's, bit for bit, over all steps.
+        losses_equal: all losses are plain PyTorch's, bit for bit.
     """
 
     contestant: str
@@ -109,20 +110,20 @@ class Contestant(Served):
         super().__init__(name, "stowage.flows.benchmarks.main_job.contestant", request, root)
 
     def measure(self) -> None:
-        """One step under the profiler."""
+        """Run one step under the profiler, and note its peak and loss."""
         answer = self.ask("measure")
         self.peak_bytes = max(self.peak_bytes, answer["peak_bytes"])
         self.losses.append(answer["loss"])
 
     def step(self, *, timed: bool) -> None:
-        """One step."""
+        """Run one step, and note its loss, and its time if `timed`."""
         answer = self.ask("step")
         self.losses.append(answer["loss"])
         if timed:
             self.times.append(answer["time_s"])
 
     def row(self, eager: Contestant) -> BenchmarkRow:
-        """What was found."""
+        """Return what was found, relative to plain PyTorch."""
         ratios = [mine / theirs for mine, theirs in zip(self.times, eager.times, strict=True)]
         return BenchmarkRow(
             contestant=self.name,
@@ -143,7 +144,9 @@ class Contestant(Served):
 
 @flow(name="benchmark")
 def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> list[BenchmarkRow]:
-    """The main job of `params.yaml` at 50% and 65% of plain PyTorch's peak and at the peak of gradient checkpointing.
+    """Measure the main job of `params.yaml` at several budgets.
+
+    The budgets are 50% and 65% of plain PyTorch's peak, and the peak of gradient checkpointing.
 
     Args:
         rounds: timed steps of each contestant.
@@ -188,7 +191,7 @@ def benchmark(rounds: int = 7, cold: bool = False, root: Path | None = None) -> 
 
 
 def markdown_of(rows: list[BenchmarkRow]) -> str:
-    """The rows as a Markdown table, as README shows it."""
+    """Return the rows as a Markdown table, as README shows it."""
     planned = pl.col("predicted_peak_bytes") >= 0
     of_plans = [pl.when(planned).then(c) for c in ("predicted_peak_bytes", "recomputed_fraction", "plan_s")]
     frame = frame_of(BenchmarkRow, rows).select(

@@ -26,9 +26,10 @@ NEEDS_DEVICE = 3
 
 
 def report(root: Path, before: str, after: Path) -> str:
-    """The comparison of two plans.
+    """Return the comparison of two plans as Markdown.
 
     Args:
+        root: folder of the project.
         before: a folder laid out as `artifacts/` is, or a Git revision.
         after: such a folder.
 

@@ -20,7 +20,7 @@ from stowage.stages.ir.errors import StowageError
 
 
 class Kind(StrEnum):
-    """Which of this machine's devices."""
+    """A kind of this machine's devices."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -58,19 +58,19 @@ from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
 
 HOST_SHARE = 0.85
-"""Of the free host memory, what a plan may take by default."""
+"""Share of the free host memory that a plan may take by default."""
 
 UNFINISHED_STATUS = 3
 """Exit status where the same call has to be given again, perhaps after something was carried."""
 
 
 def say(text: str) -> None:
-    """Tell at once."""
+    """Print a text at once."""
     print(text, flush=True)
 
 
 def arguments_of(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = Parser(__doc__)
     parser.add_argument("step", nargs="?", default="all", choices=("all", "first", "race", "measure", "plan", "train"))
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmark/gpu"), help="folder of all files")
@@ -112,7 +112,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
 
 
 def job_of(given: argparse.Namespace) -> Job:
-    """The configuration that the command line asks for.
+    """Return the configuration that the command line asks for.
 
     Raises:
         ParameterError: a setting is no `key=number`, or there is no GPU.
@@ -141,12 +141,12 @@ def job_of(given: argparse.Namespace) -> Job:
 
 
 def run_tests(out: Path) -> None:
-    """`tests/gpu`, with a log; failures are told, and measuring goes on."""
+    """Run `tests/gpu`, with a log; failures are told, and measuring goes on."""
     if not TESTS.is_dir():
         say("tests/gpu is not here: left out")
         return
     out.mkdir(parents=True, exist_ok=True)
-    words = ["-q", "-rs", "--tb=short", "--maxfail=50", f"--confcutdir={TESTS}"]  # what is above needs more
+    words = ["-q", "-rs", "--tb=short", "--maxfail=50", f"--confcutdir={TESTS}"]  # outer conftest.py need more
     command = [sys.executable, "-m", "pytest", str(TESTS), *words]
     done = subprocess.run(command, cwd=TESTS.parents[1], capture_output=True, text=True)
     (out / "tests.txt").write_text(done.stdout + done.stderr)
@@ -155,7 +155,7 @@ def run_tests(out: Path) -> None:
 
 
 def plan(given: argparse.Namespace) -> None:
-    """The step that needs solvers."""
+    """Run the step that needs solvers."""
     from stowage.flows.benchmarks.gpu.plan import plan_job
     from stowage.flows.planning.step import QUICK, Effort
 
@@ -170,7 +170,7 @@ def plan(given: argparse.Namespace) -> None:
 
 
 def run_first(given: argparse.Namespace) -> int:
-    """The first minutes; status 1 where something did not hold."""
+    """Run the first minutes; return status 1 where something did not hold."""
     check_device(given.device)
     found = first(
         given.out,
@@ -189,10 +189,10 @@ def run_first(given: argparse.Namespace) -> int:
 
 
 def run_whole_race(given: argparse.Namespace) -> int:
-    """The race; status 3 where something must be carried first, or the time was used up."""
+    """Run the race; return status 3 where something must be carried first, or the time was used up."""
     job = job_of(given)
     dtypes = [job.dtype]
-    if given.dtype == "auto":  # what was begun goes on, whatever is free now
+    if given.dtype == "auto":  # a race that was begun in float32 continues, whatever is free now
         begun = (given.out / "float32" / MEASURED).is_file()
         dtypes = ["bfloat16", "float32"] if begun or job.dtype == "float32" else ["bfloat16"]
     seconds, samples = (0.005, 2) if given.quick else (0.05, 5)

@@ -1,4 +1,4 @@
-"""The table of the last run in this project: `python -m stowage.flows.show`."""
+"""Prints the table of the last run in this project: `python -m stowage.flows.show`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 `fit`, `best_batch`, `curve` and `stow` are imported from here or from `stowage.flows`; torch is imported with the first
 of them.
+
+- `lookup.py`: finds the public names.
+- `version.py`: states the version.
+- `flows/`: commands and functions that people use.
+- `stages/`: the stages of the pipeline, and what they share.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`python -m stowage` does what the console command `stowage` does."""
+"""Runs the console command `stowage`: `python -m stowage`."""
 
 from stowage.flows.cli.main import run
 

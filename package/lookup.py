@@ -1,4 +1,4 @@
-"""Public names of the package, found when they are first asked for."""
+"""Finds public names of the package when they are first asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def find(name: str) -> Any:
-    """What `stowage.flows` has under this name; torch is imported only then.
+    """Return what `stowage.flows` has under this name; torch is imported only then.
 
     Raises:
         AttributeError: it has nothing.

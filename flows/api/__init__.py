@@ -1,1 +1,25 @@
-"""What people import: `fit`, `best_batch`, `stow`, and the training step that they return."""
+"""Functions and classes that scripts import: `fit`, `best_batch`, `curve`, `stow` and `TrainingStep`.
+
+- `public.py`: public names, and where each is defined.
+- `fit.py`: plans the training step of a model.
+- `best_batch.py`: finds the batch size with the least time per sample.
+- `curve.py`: plans one step within many budgets.
+- `training_step.py`: the training step that `fit` returns.
+- `arguments.py`, `choices.py`, `offload.py`: check and group the arguments of these functions.
+- `budget.py`: turns a budget as people write it into bytes.
+- `lower_tier.py`, `update_rate.py`: describe the lower tier, and how fast the CPU updates parameters in it.
+- `late_weights.py`: loads the weights of a model that was built on the meta device.
+- `planner.py`: plans training steps and evaluations of one model.
+- `programs.py`, `steps.py`, `recent.py`: find or make the program for a batch, and keep the latest ones.
+- `binding.py`: makes executable programs of plans.
+- `recording.py`: traces steps that are new or have changed.
+- `evaluation.py`: evaluates a model under forward-only plans.
+- `storing.py`, `saving.py`: save and load checkpoints, weights and optimizer states.
+- `history.py`, `step_report.py`: remember iterations, and report them as an HTML page.
+- `step_loss.py`: the loss that a training step returns.
+- `reasons.py`: says in words why a step is planned.
+- `interrupt.py`, `whole_steps.py`: handle Ctrl-C during planning and during a step.
+- `check/`: compares planned steps with plain PyTorch.
+- `live/`: follows numbers that a step reads and that change from call to call.
+- `trainer/`: runs a Hugging Face Trainer within a memory budget.
+"""

@@ -1,4 +1,4 @@
-"""What `fit` and its relatives are given, looked at before anything begins."""
+"""Checks the arguments of `fit` and its relatives before anything begins."""
 
 from __future__ import annotations
 
@@ -70,20 +70,20 @@ _RULES: dict[str, _Rule] = {
 
 
 def check_arguments(names: Mapping[str, str] | None = None, /, **given: Any) -> None:
-    """Look at arguments by their names.
+    """Check the kind of each argument, by its name.
 
     Args:
-        names: what some are called where they were given.
+        names: the names that errors use, for arguments that have another name where the user gave them.
         given: the arguments.
 
     Raises:
-        ParameterError: one is of another kind than it must be.
+        ParameterError: an argument is of another kind than it must be.
     """
     for name, value in given.items():
         is_right, what = _RULES[name]
         try:
             right = bool(is_right(value))
-        except Exception:  # of a comparison that the value does not know
+        except Exception:  # a value may refuse comparisons
             right = False
         if not right:
             raise ParameterError(f"{(names or {}).get(name, name)} is {_shown(value)}: give {what}.")

@@ -1,4 +1,4 @@
-"""`best_batch`: the number of samples for which a planned step takes least time per sample (thesis 4.5.3)."""
+"""Finds the number of samples for which a planned step takes least time per sample (thesis 4.5.3): `best_batch`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stowage.stages.workload.calls import Loss
 from stowage.stages.workload.resize import resized, samples_of
 
 SAMPLE = 4
-"""Samples of the batch that is looked at where `resize` makes it."""
+"""Number of samples in the first batch that is traced, where `resize` makes the batches."""
 
 
 def best_batch(
@@ -47,22 +47,33 @@ def best_batch(
     costs: str = "measured",
     say: Say = print_notice,
 ) -> BatchChoice:
-    """The batch size with the least predicted time per sample within the budget. Nothing is trained.
+    """Find the batch size with the least predicted time per sample within the budget, without training.
 
-    The fractional optimum is estimated from `batch`, of which times and activations are taken to be proportional to the
-    number of samples. Its two neighbours are then traced, profiled and planned like any batch, and beyond the better
-    of them up to two more, while they are better still. Where neither fits, smaller ones are searched.
-
-    The arguments that are not explained here are those of `fit`.
+    The fractional optimum is estimated from `batch`, assuming that times and activations are proportional to the number
+    of
+    samples. Its two neighbours are then traced, profiled and planned like any batch, and beyond the better of them up
+    to
+    two more, while they are better still. Where neither fits, smaller ones are searched.
 
     Args:
         model: as in `fit`; it may be on the meta device, for weights are not needed.
         batch: a sample, with samples along the first dimension: tensors as long as the first of its tensors are
             resized, by slicing and repeating rows.
-        device_budget: see `fit`; a percentage is of plain PyTorch's peak on `batch`.
+        optimizer: as in `fit`.
+        device_budget: as in `fit`; a percentage is of plain PyTorch's peak on `batch`.
         largest: the largest batch size worth having.
         resize: makes a batch of another size, `resize(batch, size)`, where repeating rows will not do.
+        loss: as in `fit`.
+        max_grad_norm: as in `fit`.
+        method: as in `fit`.
+        offload: as in `fit`.
+        host_budget: as in `fit`.
+        disk_budget: as in `fit`.
+        offload_dir: as in `fit`.
+        cache_dir: as in `fit`.
+        quick: as in `fit`.
         costs: `measured`, or `roofline` estimates from the device's rates.
+        say: as in `fit`.
 
     Raises:
         Infeasible: not even one sample fits.
@@ -102,7 +113,7 @@ def best_batch(
 def without_meta(
     model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer | MakeOptimizer | None
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The model, or a copy with stand-ins for what is on the meta device; how those parameters would lie."""
+    """Return a model without meta tensors, a copy with stand-ins if need be, and the layouts of its meta parameters."""
     if not any(p.is_meta for p in model.parameters()):
         return model, {}
     if isinstance(optimizer, torch.optim.Optimizer):

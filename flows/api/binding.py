@@ -1,4 +1,4 @@
-"""From a plan to a program that runs: weights find their first place, and the executor does the rest."""
+"""Makes a program that runs of a plan: loads weights that are still in files, then calls the executor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from stowage.stages.trace import Outside
 
 @dataclass(frozen=True)
 class Execution:
-    """What executes the plans of one model.
+    """Settings for executing the plans of one model.
 
     Attributes:
         executor: makes the executor.
-        open_tier: opens the tier below the device; None where plans may not use one.
+        open_tier: opens the lower tier; None where plans may not use one.
         late: weights that are still in files.
     """
 
@@ -45,13 +45,13 @@ class Binding:
         execution: Execution,
         tree: ModuleTree | None = None,
     ) -> None:
-        """`tree`: of the model, where others look at it too."""
+        """Make the executor; `tree` is the model's module tree, where other objects use it too."""
         self._late = execution.late
         self._executor = execution.executor(model, optimizer, execution.open_tier, tree)
 
     @property
     def offloading(self) -> Offloading | None:
-        """The tier below the device, once a plan has used it."""
+        """Return the offloading to the lower tier, or None while no plan has used it."""
         return self._executor.offloading
 
     def bind(self, planned: Planned, outside: Outside, *, trains: bool = True) -> Program:
@@ -59,8 +59,8 @@ class Binding:
 
         Args:
             planned: a training step, or a forward alone.
-            outside: tensors of neither model nor batch.
-            trains: it is a training step.
+            outside: tensors that belong to neither model nor batch.
+            trains: the plan is of a training step.
         """
         plan = planned.executable()
         if self._late is not None and trains:
@@ -68,14 +68,14 @@ class Binding:
         return self._executor.bind(plan, outside, trains=trains)
 
     def take_over(self, other: Binding) -> None:
-        """Go on with what another binding of the same model has below the device."""
+        """Take over what another binding of the same model has offloaded."""
         self._executor.take_over(other._executor)
 
     def tracing(self) -> AbstractContextManager[None]:
-        """Let modules be called whose weights may be below: a trace reads none."""
+        """Let modules be called whose weights may be offloaded: a trace reads no contents."""
         return self.offloading.lending() if self.offloading is not None else nullcontext()
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """How parameters lie that are not in memory."""
+        """Return the layouts of parameters that are not in memory."""
         late = self._late.layouts if self._late is not None else {}
         return late | (self.offloading.layouts() if self.offloading is not None else {})

@@ -1,4 +1,4 @@
-"""The device budget of a run: bytes, a share of the largest step, what is free, or what planning finds."""
+"""The device budget of a run: bytes, a share of the largest step, the free memory, or what planning finds."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from stowage.stages.solve import AutoBudget, Sought, auto_budget, free_ram
 from stowage.stages.solve.free import Free
 
 Search = Callable[[str], Sought]
-"""Finds the budget that `smallest` or `+5%` stands for, of the step at hand."""
+"""Finds the budget that `smallest` or `+5%` stands for, for the step at hand."""
 
 
 class RunBudget:
-    """A percentage is of the predicted peak of plain PyTorch on the largest batch so far; what is searched for is of
-    the step that takes most so far. Both may grow and never shrink.
+    """The device budget of a run, which may grow as steps appear and never shrinks.
+
+    A percentage is of the predicted peak of plain PyTorch on the largest batch so far; a budget that is searched for is
+    the one of the step that takes most so far.
 
     Attributes:
-        nbytes: of the budget so far; 0 before a step is known, where it depends on one.
-        grows: it is a percentage.
-        sought: planning finds it.
-        said: how it was found, for people, if it was not given in bytes.
+        nbytes: the budget so far; 0 before a step is known, where it depends on one.
+        grows: the budget is a percentage.
+        sought: planning finds the budget.
+        said: says for people how the budget was found, if it was not given in bytes.
     """
 
     def __init__(self, asked: str | int, auto: Callable[[], AutoBudget] | None = None) -> None:
         """Take a budget as people write it.
 
         Args:
-            asked: see `fit`.
-            auto: what `auto` stands for; without it there is no such budget here.
+            asked: the budget; see `fit`.
+            auto: finds what `auto` stands for; without it `auto` is refused.
 
         Raises:
             ParameterError: it is no budget, or nothing is free.
@@ -52,10 +54,10 @@ class RunBudget:
             self.nbytes, self.said = found.nbytes, found.said
 
     def see(self, eager_peak_bytes: int, search: Search | None = None) -> int:
-        """The budget, now that a step is known.
+        """Return the budget in bytes, now that a step is known.
 
         Args:
-            eager_peak_bytes: of the step in plain PyTorch.
+            eager_peak_bytes: peak of the step in plain PyTorch.
             search: plans the step within any budget, where it was measured in full.
         """
         if self.grows:
@@ -68,27 +70,27 @@ class RunBudget:
         return self.nbytes
 
     def must_search(self, eager_peak_bytes: int) -> bool:
-        """Whether a step of this peak in plain PyTorch may need more than was found so far."""
+        """Return whether a step with this peak in plain PyTorch may need a larger budget than was found so far."""
         return self.sought and eager_peak_bytes > self._largest_bytes
 
 
 def free_for(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> AutoBudget:
-    """What is free on a device for the training of a model, which may lie there already, less a reserve.
+    """Return what is free on a device for training a model, which may be there already, less a reserve.
 
     Raises:
-        ParameterError: nothing is free, or it cannot be told.
+        ParameterError: nothing is free, or the free memory is unknown.
     """
     held = _held_bytes(model, optimizer, device)
     if device.type != "cuda":
         return auto_budget(free_ram(), held)
     free, _ = torch.cuda.mem_get_info(device)
-    # PyTorch's allocator holds memory that it has not given to anybody.
+    # PyTorch's allocator caches memory that no tensor uses.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return auto_budget(Free(free + cached, torch.cuda.get_device_name(device)), held)
 
 
 def _held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """Bytes of the model, its gradients and the optimizer's states on a device, each storage once."""
+    """Return the bytes of the model, its gradients and the optimizer's states on a device, each storage once."""
     storages = {}
     for tensor in _tensors(model, optimizer):
         if tensor.device.type == device.type and not tensor.is_meta:

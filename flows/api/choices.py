@@ -1,4 +1,4 @@
-"""What a user chooses of planning and running, whatever trains: `fit` and `stow` take these as arguments."""
+"""Arguments that `fit` and `stow` share: how to plan, check and execute a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stowage.stages.runtime.executors.single import SingleDevice
 
 
 def print_notice(text: str) -> None:
-    """Where notices go by default."""
+    """Print a notice to the standard error, as is done by default."""
     print(text, file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The budgets of a run, and how it is planned, checked and executed; the attributes are arguments of `fit`."""
+    """The budgets of a run, and settings to plan, check and execute it; the attributes are arguments of `fit`."""
 
     device_budget: str | int
     method: str = "auto"
@@ -35,7 +35,7 @@ class Choices:
     say: Say = print_notice
 
     def __post_init__(self) -> None:
-        """Look at the attributes.
+        """Check the attributes.
 
         Raises:
             ParameterError: one is of another kind than it must be.

@@ -40,13 +40,13 @@ _AWAY = ("offloaded", "updating")
 
 @dataclass(frozen=True)
 class Resting:
-    """What of a model is where between training iterations.
+    """Placement of a model's tensors between training iterations.
 
     Attributes:
         budget_bytes: the device budget.
-        away: names of parameters and states (`parameter::state`) that are below the device.
+        offloaded_at_rest: names of parameters and states (`parameter::state`) that are offloaded.
         beside: storages that a forward does not use: optimizer states, and gradients that wait.
-        tier_in_use: the training plan uses a tier below.
+        tier_in_use: the training plan uses a lower tier.
     """
 
     budget_bytes: int
@@ -56,7 +56,7 @@ class Resting:
 
     @staticmethod
     def of(planned: Planned, model: nn.Module, budget_bytes: int) -> Resting:
-        """As the latest training plan has it, and the budget of the run."""
+        """Return the placement under the latest training plan, with the budget of the run."""
         waiting = [
             Storage(0, p.grad.untyped_storage().nbytes(), "gradient", name)
             for name, p in model.named_parameters()
@@ -81,13 +81,18 @@ def plan_forward(
     similar: Similar | None = None,
     profiled: Callable[[int, int], None] = lambda done, total: None,
 ) -> Planned:
-    """Profile → partition → solve → codegen of a forward alone.
+    """Plan a forward alone: profile, partition, solve, codegen.
 
     Args:
-        model, recorded, resting: what runs, and what is in memory besides.
-        home, effort, below: see `plan_step`.
-        similar: knows calls in other sizes. Where nothing may be below, times matter to no decision: those of calls
-            that were never measured are then estimated too.
+        model: the model that runs.
+        recorded: its forward, traced.
+        resting: what is in memory besides.
+        stores: folder of measured costs, options and plans.
+        effort: limits on measuring and searching.
+        lower_tier: the lower tier that the plan may use, or None.
+        similar: knows the costs of calls in other sizes. Without a lower tier no decision depends on times: the times
+            of
+            calls that were never measured are then estimated too.
         profiled: see `profile_trace`.
 
     Raises:
@@ -140,23 +145,23 @@ class _Known:
     recorded: RecordedForward
 
     def serves(self, key: tuple[Any, ...], resting: Resting) -> bool:
-        """A plan within less serves too."""
+        """Return whether this plan is valid now; one for a smaller budget is valid too."""
         now = replace(resting, budget_bytes=self.resting.budget_bytes)
         stands = self.recorded.outside.differs() is None and self.recorded.left.stands()
         return stands and self.key == key and self.resting == now and self.resting.budget_bytes <= resting.budget_bytes
 
 
 class Planning(Protocol):
-    """What plans forwards.
+    """Plans forwards.
 
     Attributes:
-        watch: told what is going on.
+        watch: is told the progress.
     """
 
     watch: Watch
 
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
-        """See `plan_forward`."""
+        """Plan a forward alone; see `plan_forward`."""
 
 
 class Evaluations:
@@ -177,7 +182,7 @@ class Evaluations:
         say: Callable[[str], None],
         touches: tuple[Any, ...] = (),
     ) -> None:
-        """`binding` makes the programs, of which `most` are kept; `touches`: see `record_forward`."""
+        """Take what evaluation needs: `binding` makes programs, `most` are kept; `touches`: see `record_forward`."""
         self._model = model
         self._planner = planner
         self._binding = binding
@@ -189,7 +194,7 @@ class Evaluations:
 
     @property
     def planned(self) -> Planned | None:
-        """See above."""
+        """Return the plan of the latest call; None before the first."""
         return self._known.latest.planned if self._known.latest is not None else None
 
     def forget(self) -> None:
@@ -197,7 +202,7 @@ class Evaluations:
         self._known.forget(lambda known: True)
 
     def __call__(self, batch: Any, forward: Forward, resting: Resting) -> Any:
-        """`forward(model, batch)` in evaluation mode and without gradients, with `resting` before and after."""
+        """Run `forward(model, batch)` in evaluation mode without gradients, with `resting` before and after."""
         with evaluation_mode(self._model):
             known = self._find(batch, forward, resting)
             outputs: list[torch.Tensor] = []
@@ -216,7 +221,7 @@ class Evaluations:
             return known.recorded.form.fill(tensors)
 
     def prepare(self, batch: Any, forward: Forward, resting: Resting) -> None:
-        """Plan what `__call__` would run."""
+        """Plan the forward that `__call__` would run."""
         with evaluation_mode(self._model):
             self._find(batch, forward, resting)
 
@@ -258,7 +263,7 @@ class Evaluations:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """As `model.eval()`; afterwards every module is in the mode in which it was."""
+    """Set the model to evaluation mode; afterwards every module is in its former mode."""
     modes = {module: module.training for module in model.modules()}
     if not any(modes.values()):
         yield

@@ -1,4 +1,4 @@
-"""`fit`: a training step within a memory budget, for a model object in anyone's script."""
+"""Plans a training step within a memory budget, for a model object in any script: `fit`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ def make_step(
     choices: Choices,
     late: LateWeights | None = None,
 ) -> TrainingStep:
-    """A training step that has not planned anything yet.
+    """Make a training step that has planned nothing yet.
 
     Args:
-        model, optimizer: see `fit`.
+        model: see `fit`.
+        optimizer: see `fit`.
         steps: what every program of the model shares.
-        choices: budgets, and how it is planned, checked and executed.
+        choices: budgets, and settings to plan, check and execute.
         late: weights that are still in files.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the iterations of a training step took and gave, for its report."""
+"""Remembers losses, times and memory of a training step's iterations, for its report."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from stowage.stages.runtime.observe.measure import Measurement
 from stowage.stages.train.loop import memory_samples
 
 MOST = 10_000
-"""Iterations that are remembered, the latest."""
+"""Number of iterations that are remembered, the latest."""
 
 PENDING = 64
-"""On a GPU, iterations whose numbers may still be on their way: to ask sooner would wait for them."""
+"""Number of iterations on a GPU whose loss and time may still be unread: to read them sooner would wait for the GPU."""
 
 
 @dataclass
 class _Pending:
-    """An iteration whose loss and time are not numbers yet; `clock` is what times it."""
+    """An iteration whose loss and time are not numbers yet; `clock` times it."""
 
     iteration: int
     loss: Any
@@ -33,11 +33,11 @@ class _Pending:
 
 
 class History:
-    """The latest iterations, and one whose memory or time was looked at more closely.
+    """The latest iterations, with the memory or time of one that was measured.
 
     Attributes:
-        memory: of the latest iteration that was measured.
-        spans: of the latest that was traced, beside the prediction.
+        memory: memory of the latest iteration that was measured.
+        spans: time spans of the latest iteration that was traced, and the predicted ones.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class History:
 
     @contextmanager
     def timed(self, device: torch.device | None, optimizer: torch.optim.Optimizer | None) -> Iterator[list[Any]]:
-        """An iteration, which puts its loss into the list; one that fails is not remembered."""
+        """Time an iteration, whose loss the caller puts into the list; one that fails is not remembered."""
         found: list[Any] = []
         clock = _CudaClock() if device is not None and device.type == "cuda" else _Clock()
         rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None and _has_rate(optimizer) else 0.0
@@ -71,7 +71,7 @@ class History:
         self._known.append(StepRecord(p.iteration, float(p.loss), nan, p.learning_rate, p.clock.seconds(), nan, -1))
 
     def records(self) -> list[StepRecord]:
-        """The iterations in order; on a GPU this waits for the latest."""
+        """Return the iterations in order; on a GPU this waits for the latest."""
         while self._pending:
             self._resolve()
         return list(self._known)
@@ -89,7 +89,7 @@ class _Clock:
 
 
 class _CudaClock:
-    """By events on the current stream."""
+    """Times by events on the current CUDA stream."""
 
     def __init__(self) -> None:
         event: Any = torch.cuda.Event

@@ -1,4 +1,4 @@
-"""Ctrl-C while something is planned: one line, no traceback, nothing lost."""
+"""Ends planning on Ctrl-C with one line: no traceback, nothing lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from stowage.flows.planning.progress import Watch
 
 STATUS = 130
-"""What a shell expects of a process that Ctrl-C ended."""
+"""Exit status that a shell expects of a process that Ctrl-C ended."""
 
 
 class Interrupted(KeyboardInterrupt, SystemExit):
@@ -21,7 +21,7 @@ class Interrupted(KeyboardInterrupt, SystemExit):
 
 @contextmanager
 def ends_in_one_line(watch: Watch, say: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C inside is said in one line."""
+    """End with one line, said by `say`, where Ctrl-C interrupts the block."""
     try:
         yield
     except Interrupted:

@@ -1,4 +1,4 @@
-"""Weights of a model that was built on the meta device: known by name, read when a plan says where each belongs."""
+"""Loads weights of a model built on the meta device, once a plan says where each belongs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class LateWeights:
     """Parameters that are still in files.
 
     Attributes:
-        layouts: name -> how the parameter will lie in memory, on the meta device; empty once they are loaded.
+        layouts: name -> a tensor on the meta device with the layout the parameter will have; empty once they are
+            loaded.
     """
 
     def __init__(self, model: nn.Module, batch: Any, weights: str | Path | None) -> None:
-        """Replace what is on the meta device by stand-ins where the batch is.
+        """Replace tensors on the meta device by stand-ins on the batch's device.
 
         Raises:
             ParameterError: there are parameters on the meta device and no `weights`, or a tensor is missing there.
@@ -51,7 +52,7 @@ class LateWeights:
         self.layouts = stand_ins(model, self._device)
 
     def load(self, offloading: Offloading | None, slots: list[Slot]) -> None:
-        """Read every tensor, one at a time, into the place that the first plan gives it."""
+        """Read every tensor, one at a time, into the tier where the first plan keeps it."""
         if not self.layouts:
             return
         if offloading is not None:

@@ -1,4 +1,4 @@
-"""The tier below the device that `fit` may use: disk on a machine without a GPU, pinned host memory on one with."""
+"""The lower tier that `fit` may use: disk on a machine without a GPU, pinned host memory on one with a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stowage.stages.solve import LowerTier, lower_tier_of
 
 @dataclass(frozen=True)
 class OpenableTier:
-    """What the planner needs to know of the tier, and how to open it once a plan uses it."""
+    """The lower tier as the planner needs to know it, and the function that opens it once a plan uses it."""
 
     lower_tier: LowerTier
     open: Callable[[], Tier]
@@ -29,7 +29,7 @@ def lower_tier_for(
     device: torch.device | None = None,
     method: str = "auto",
 ) -> OpenableTier | None:
-    """The tier that `offload` allows below `device`, by default the current one of its type, or None.
+    """Return the lower tier that `offload` allows for `device` (by default the current one of its type), or None.
 
     Raises:
         ParameterError: a budget does not fit the device, or is wrong.

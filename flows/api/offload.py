@@ -1,4 +1,4 @@
-"""Where tensors may live that do not fit the device: one value instead of three arguments."""
+"""Defines `Offload`: one value for where tensors may be offloaded to, instead of three arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ SHOWN = {"offload_dir": "offload.dir", "host_budget": "offload.host", "disk_budg
 
 @dataclass(frozen=True)
 class Offload:
-    """The places below the device that a plan may use.
+    """The places that a plan may offload tensors to.
 
     Attributes:
         dir: a folder on a fast disk. On a machine without a GPU what does not fit the device budget lives there; on one
             with a GPU what does not fit `host` either.
         host: pinned host memory that a model on a GPU may use, such as `8GiB`.
         disk: bytes that may be taken in `dir`; by default what is free there.
+        names: name in `params.yaml` -> name of the attribute that errors use.
     """
 
     dir: str | Path | None = None
@@ -29,10 +30,10 @@ class Offload:
     disk: str | int | None = None
 
     names: ClassVar[Mapping[str, str]] = SHOWN
-    """What errors call the attributes, by the names that `params.yaml` has for them."""
+    """Maps the names in `params.yaml` to the names of attributes that errors use."""
 
     def __post_init__(self) -> None:
-        """Look at the attributes.
+        """Check the attributes.
 
         Raises:
             ParameterError: one is of another kind than it must be.
@@ -42,12 +43,12 @@ class Offload:
 
     @property
     def anywhere(self) -> bool:
-        """Whether there is any such place."""
+        """Return whether tensors may be offloaded anywhere."""
         return self.dir is not None or self.host is not None
 
 
 class LooseOffload(Offload):
-    """The same of the three arguments `offload_dir`, `host_budget` and `disk_budget`, which errors name."""
+    """An `Offload` made of the arguments `offload_dir`, `host_budget` and `disk_budget`, which its errors name."""
 
     names: ClassVar[Mapping[str, str]] = {}
 

@@ -29,14 +29,14 @@ from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, paramete
 
 @dataclass
 class Planner:
-    """Plans the first step of each kind in full; others in other sizes from what is known of it, where that does.
+    """Plans steps of one model: the first of each kind in full, others from what is known of other sizes if possible.
+
+    The attributes that are not explained here are arguments of `plan_step`.
 
     Attributes:
-        budget: of the device.
-        structures: steps that are remembered, at most.
-        watch: told what is going on.
-
-    The other attributes are arguments of `plan_step`.
+        budget: the device budget.
+        structures: number of steps that are remembered at most.
+        watch: is told the progress.
     """
 
     model: nn.Module
@@ -67,11 +67,14 @@ class Planner:
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
     ) -> Planned:
-        """The plan of a training step; see `plan_step`.
+        """Plan a training step; see `plan_step`.
 
         Args:
-            recorded, micro_batch, largest, away: see `plan_step`.
-            effort: instead of the planner's.
+            recorded: see `plan_step`.
+            micro_batch: see `plan_step`.
+            largest: see `plan_step`.
+            offloaded_at_rest: see `plan_step`.
+            effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
 
@@ -88,7 +91,7 @@ class Planner:
         return planned
 
     def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
-        """Let a budget in percent count a training step.
+        """Let a training step raise a budget that is a percentage.
 
         Raises:
             TableError: an operator does not run on this device.
@@ -161,7 +164,7 @@ class Planner:
         return planned
 
     def _kept(self, costed: Costed, reserve: Reserve, offloaded_at_rest: frozenset[str]) -> Planned | None:
-        """The plan that keeps everything, where that fits: then there is nothing to search."""
+        """Return the plan that keeps everything, where it fits, so that nothing has to be searched; else None."""
         found = everything_kept(
             costed.variants[0], self._request(reserve.usable_bytes, costed.target, offloaded_at_rest)
         )
@@ -203,7 +206,7 @@ class Planner:
         *,
         in_full: bool,
     ) -> Planned | None:
-        """A plan without measuring times, if there is one."""
+        """Return a plan made without measuring times, if there is one."""
         trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
         whole = trace
         if largest is not None:
@@ -213,7 +216,7 @@ class Planner:
         traces = {**variants_of(trace), "whole": whole}
         try:
             costs = self._estimated(traces.values(), recorded, target)
-        except TableError:  # whoever measures in full has other ways, and says what is wrong
+        except TableError:  # measuring in full may succeed, or says what is wrong
             return None
         self.watch("partition")
         nodes, blocks = self._sizes.nodes(trace, costs)
@@ -232,7 +235,7 @@ class Planner:
         return planned
 
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
-        """The plan of a forward alone; see `plan_forward`."""
+        """Plan a forward alone; see `plan_forward`."""
         self.watch("profile")
         return plan_forward(
             self.model,

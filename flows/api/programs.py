@@ -1,4 +1,4 @@
-"""Programs of one model: the one for a batch and for the gradients that wait, planned when it first appears."""
+"""Finds the program for a batch and for the gradients that wait; it is planned when it first appears."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from stowage.stages.workload.autocast import without_autocast
 
 
 class Programs:
-    """Finds programs, and makes what it does not find.
+    """Programs of one model: finds the one that is needed, or makes it.
 
     Attributes:
         known: programs, the one found last first.
-        binding: makes programs of plans, and has the tier below the device.
-        live: the recorded steps that they are of.
+        binding: makes programs of plans, and has the lower tier.
+        live: the recorded steps of these programs.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class Programs:
 
     @property
     def offloading(self) -> Offloading | None:
-        """The tier below the device, once a plan has used it."""
+        """Return the offloading to the lower tier, or None while no plan has used it."""
         return self.binding.offloading
 
     @property
     def latest(self) -> Known | None:
-        """What was found last."""
+        """Return the program that was found last."""
         return self.known.latest
 
     def key(self, batch: Any) -> Key:
-        """What a program is valid for: the form of a batch, and everything else that the step reads."""
+        """Return what a program is valid for: the form of a batch, and everything else that the step reads."""
         return self.live.find(batch).key
 
     def find(self, batch: Any, *, update: bool = True) -> Program:
-        """The program for this batch and for the gradients that wait.
+        """Return the program for this batch and for the gradients that wait.
 
         Raises:
             StowageError: the step cannot be traced or planned.
@@ -94,7 +94,11 @@ class Programs:
             return self._find(key, batch, self._micro_batch(waiting, update))
 
     def _admit(self, key: Key) -> None:
-        """Raise `ParameterError` where a form was not planned ahead and none may be planned now."""
+        """Refuse a form that was not planned ahead, where none may be planned now.
+
+        Raises:
+            ParameterError: the form is new, and `new_shapes` is `error`.
+        """
         if self._steps.new_shapes == "error" and self._seen and key[0] not in self._seen:
             forms = "; ".join(dict.fromkeys(map(form_of, self._seen)))
             raise ParameterError(
@@ -103,15 +107,15 @@ class Programs:
             )
 
     def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
-        """The model's, and those outside of it that a step of this signature reads."""
+        """Return the model's parameters, and those outside of it that a step of this signature reads."""
         return with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
 
     def find_cycle(self, batch: Any, *, ahead: bool = False) -> None:
-        """Programs of the first, a middle and the last micro-batch of an update.
+        """Find the programs of the first, a middle and the last micro-batch of an update.
 
         Args:
-            batch: of the form wanted.
-            ahead: training waits for nothing yet: what does not fit as it is may be measured and searched in full.
+            batch: a batch of the form wanted.
+            ahead: training does not wait yet: what does not fit as it is may be measured and searched in full.
 
         Raises:
             StowageError: the step cannot be traced or planned.
@@ -131,8 +135,9 @@ class Programs:
         self._find(key, batch, self._micro_batch(frozenset(), False), ahead=ahead)
 
     def find_ahead(self, batches: Iterable[Any]) -> None:
-        """Programs for batches of several forms, each once, the largest first: a percentage is of that one, and it
-        bounds the others.
+        """Find programs for batches of several forms, each once and the largest first.
+
+        A budget in percent is of the largest one, and bounds the others.
 
         Raises:
             StowageError: a step cannot be traced or planned.
@@ -142,7 +147,7 @@ class Programs:
             self.find_cycle(batch, ahead=True)
 
     def count(self, batch: Any) -> bool:
-        """Let a budget in percent count a training step on this batch; true if it has grown."""
+        """Let a training step on this batch raise a budget in percent; return whether it has grown."""
         before = self._planner.budget.nbytes
         if not self._planner.budget.grows:
             return False
@@ -151,7 +156,7 @@ class Programs:
                 key = self.key(batch)
                 with_true_kernels(lambda: self._count(key, batch), lambda: self.live.again(key))
         except (StowageError, TypeError, ValueError, KeyError, AttributeError, RuntimeError):
-            return False  # it is no batch to train on
+            return False  # not every batch of an evaluation can be trained on
         return self._planner.budget.nbytes > before
 
     def _count(self, key: Key, batch: Any) -> None:
@@ -161,14 +166,14 @@ class Programs:
             self._planner.count(recorded, self._micro_batch(waiting, True))
 
     def forget(self, program: Program | None = None) -> None:
-        """Forget a program, by default all: its signature is traced anew."""
+        """Forget a program, by default all, so that its signature is traced anew."""
         for known in self.known:
             if program is None or known.program is program:
                 self.live.forget(known.key)
         self.known.forget(lambda known: program is None or known.program is program)
 
     def leave(self, program: Program) -> None:
-        """Put what the program's latest iteration leaves where the user's forward and loss leave it."""
+        """Store what the program's latest iteration left where the user's forward and loss store it."""
         known = next((k for k in self.known if k.program is program), None)
         tensors = program.take_left()
         recorded = self.live.of(known.key).recorded if known is not None else None
@@ -192,7 +197,7 @@ class Programs:
 
     @staticmethod
     def _everything(recorded: Recorded) -> frozenset[str]:
-        """Parameters that get a gradient."""
+        """Return the names of the parameters that get a gradient."""
         return frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool = False) -> Program:
@@ -209,7 +214,7 @@ class Programs:
         return self._with_numbers(known).program
 
     def _with_numbers(self, known: Known) -> Known:
-        """The program as its step is now: another where it reads other numbers at each call than before."""
+        """Return a program whose code reads the numbers that its step reads at each call now, made anew if need be."""
         traced = self.live.of(known.key)
         if known.version != traced.version:
             planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
@@ -221,7 +226,7 @@ class Programs:
         return known
 
     def _drop(self, known: Sequence[Known]) -> None:
-        """Give back what Python keeps of their source."""
+        """Forget the source code that Python keeps of these programs."""
         kept = {k.planned.folder for k in self.known}
         for folder in {k.planned.folder for k in known} - kept:
             forget_source(str(folder / "step.py"))
@@ -241,16 +246,16 @@ class Programs:
         took_s = time.perf_counter() - began + self._recording.untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
         self._recording.untold_s = 0.0
-        # Planning has learnt which entries of its groups the optimizer changes itself.
+        # The groups are read now: planning has learnt which of their entries the optimizer changes itself.
         return Known(self._groups(), key, micro_batch, planned, program)
 
     def _groups(self) -> OptimizerSignature | None:
-        """What plans depend on of the optimizer."""
+        """Return what plans depend on of the optimizer."""
         return self._known_optimizer.signature() if self._known_optimizer is not None else None
 
     @property
     def updates_jointly(self) -> bool:
-        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        """Return whether the optimizer updates all parameters in one `step()`, after the last gradient."""
         return self._known_optimizer is not None and bool(self._known_optimizer.habits.joint)
 
     def _plan(self, recorded: Recorded, key: Key, micro_batch: MicroBatch, reason: str, *, ahead: bool) -> Planned:
@@ -274,14 +279,14 @@ class Programs:
         return recorded.outside
 
     def _record(self, key: Key, batch: Any) -> Recorded:
-        """Forward and backward, which the micro-batches of a signature share."""
+        """Return the recorded forward and backward, which the micro-batches of a signature share."""
         return self.live.recorded(key, batch)
 
     def _record_anew(self, batch: Any) -> Recorded:
         return self._recording.record(batch, self.binding)
 
     def _offloaded(self, key: Key, micro_batch: MicroBatch) -> frozenset[str]:
-        """What rests below between iterations under the plan of the update that this micro-batch leads to."""
+        """Return what is offloaded between iterations under the plan of the update that follows this micro-batch."""
         for known in self.known if not micro_batch.update else ():
             if known.micro_batch.update and known.key is key and known.optimizer == self._groups():
                 slots = known.planned.slots

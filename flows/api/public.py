@@ -1,4 +1,4 @@
-"""Names that people import from `stowage` and `stowage.flows`, and where each is defined."""
+"""Maps the names that people import from `stowage` and `stowage.flows` to the modules that define them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOME = {
 
 
 def find(name: str) -> Any:
-    """Import what a public name stands for; torch is imported only then, so that commands start fast.
+    """Import a public name; torch is imported only then, so that commands start fast.
 
     Raises:
         AttributeError: there is no such name.

@@ -1,4 +1,4 @@
-"""Why a step is planned while training, and forms of batches, in words."""
+"""Says in words why a step is planned while training, and what form a batch has."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MOST = 4
 
 
 def shapes_of(batch: BatchSignature) -> tuple[str, ...]:
-    """Of its tensors, in order."""
+    """Return the shapes of a batch's tensors, in order."""
     found = (_SHAPE.match(leaf.value) for leaf in batch.leaves if leaf.kind == "tensor")
     return tuple(match.group(1) for match in found if match)
 
 
 def form_of(batch: BatchSignature) -> str:
-    """The shapes of a batch, each distinct one once, but for single numbers beside others: `(8, 96)`."""
+    """Return the distinct shapes of a batch as text, without single numbers if there are others: `(8, 96)`."""
     shapes = list(dict.fromkeys(shapes_of(batch)))
     distinct = [s for s in shapes if s != "()"] or shapes
     if not distinct:
@@ -32,7 +32,7 @@ def form_of(batch: BatchSignature) -> str:
 
 
 def ordinal(number: int) -> str:
-    """`third`, `11th`."""
+    """Return a number as an ordinal: `third`, `11th`."""
     if number <= len(_ORDINALS):
         return _ORDINALS[number - 1]
     suffix = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
@@ -46,10 +46,12 @@ def why(
     known: Sequence[tuple[BatchSignature, ModelSignature]],
     seen: Collection[BatchSignature],
 ) -> str:
-    """One phrase.
+    """Say in one phrase why a step is planned.
 
     Args:
-        batch, model, micro_batch: what is planned; None for a forward alone.
+        batch: the form of the batch that is planned.
+        model: the signature of the model.
+        micro_batch: the micro-batch that is planned; None for a forward alone.
         known: what was planned before, the latest first.
         seen: forms of batches of this run, this one not among them unless it was there before.
     """
@@ -69,13 +71,13 @@ def why(
 
 
 def planned_text(plan: PlanSummary, took_s: float, reason: str, traced_s: float = 0.0) -> str:
-    """What was planned, in one line.
+    """Say in one line what was planned.
 
     Args:
-        plan: of the step.
-        took_s: from the trace on.
+        plan: the summary of the step's plan.
+        took_s: seconds from the trace on.
         reason: see `why`; "" for the first plan of a run.
-        traced_s: of tracing alone: what a new shape costs at least; 0 if that is not to be said.
+        traced_s: seconds of tracing alone, the least that a new shape takes; 0 to leave it out.
     """
     next_one = f"; a new shape that fits will take about {max(traced_s, 0.1):.1f} s" if traced_s else ""
     because = f", {reason}" if reason else ""
@@ -87,7 +89,7 @@ def planned_text(plan: PlanSummary, took_s: float, reason: str, traced_s: float 
 
 
 def _new(batch: BatchSignature, seen: Collection[BatchSignature]) -> str:
-    """A new shape, or what else is new."""
+    """Say which shape is new, or what else is."""
     shapes = shapes_of(batch)
     for other in seen:
         if shapes_of(other) == shapes and len(other.leaves) == len(batch.leaves):
@@ -98,10 +100,11 @@ def _new(batch: BatchSignature, seen: Collection[BatchSignature]) -> str:
 
 
 def step_text(model: str, optimizer: str, known: Sequence[Known]) -> str:
-    """A training step in a few lines.
+    """Describe a training step in a few lines.
 
     Args:
-        model, optimizer: names of their classes.
+        model: name of the model's class.
+        optimizer: name of the optimizer's class.
         known: its programs, the latest first.
     """
     if not known:

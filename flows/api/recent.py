@@ -1,4 +1,4 @@
-"""What was used lately, and no more than so much of it."""
+"""A bounded list that keeps what was used last."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Item = TypeVar("Item")
 
 
 class Recent(Sequence[Item]):
-    """A bounded list, the item used last first. Each program holds a whole plan, so who keeps programs bounds them."""
+    """A bounded list, the item used last first; it bounds how many programs, each with a whole plan, stay in memory."""
 
     def __init__(self, most: int) -> None:
-        """`most` items are kept."""
+        """Keep at most `most` items."""
         self._most = most
         self._items: list[Item] = []
 
@@ -23,20 +23,20 @@ class Recent(Sequence[Item]):
     def __getitem__(self, index: slice) -> list[Item]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """The item that so many others have been used after."""
+        """Return the item after which `index` others have been used."""
         return self._items[index]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of items."""
         return len(self._items)
 
     @property
     def latest(self) -> Item | None:
-        """The item used last."""
+        """Return the item used last, or None."""
         return self._items[0] if self._items else None
 
     def find(self, suits: Callable[[Item], bool]) -> Item | None:
-        """The first item that suits, which is then the latest; None where there is none."""
+        """Return the first item that suits, which then is the latest; None where there is none."""
         for position, item in enumerate(self._items):
             if suits(item):
                 self._items.insert(0, self._items.pop(position))
@@ -44,16 +44,16 @@ class Recent(Sequence[Item]):
         return None
 
     def add(self, item: Item) -> list[Item]:
-        """Put an item in front; return what there is no room for any more."""
+        """Put an item in front; return the items for which there is no room any more."""
         self._items = [item, *(known for known in self._items if known is not item)]
         dropped = self._items[self._most :]
         del self._items[self._most :]
         return dropped
 
     def replace(self, old: Item, new: Item) -> None:
-        """Put another item in the place of one."""
+        """Replace an item by another, at the same position."""
         self._items = [new if item is old else item for item in self._items]
 
     def forget(self, these: Callable[[Item], bool]) -> None:
-        """Drop the items of which it is true."""
+        """Drop the items for which `these` is true."""
         self._items = [item for item in self._items if not these(item)]

@@ -1,4 +1,4 @@
-"""Traces a training step whose form is new, or that has changed."""
+"""Traces training steps that are new or have changed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Recording:
     """Records forward and backward of one model.
 
     Attributes:
-        decisions: what was decided by tensors' values in the latest step that left something in the user's objects.
-        traced_s: how long the latest trace took.
-        untold_s: the same, until the user is told.
+        decisions: what tensors' values decided in the latest step that left something in the user's objects.
+        traced_s: seconds that the latest trace took.
+        untold_s: seconds of tracing that the user has not been told of yet.
     """
 
     def __init__(self, model: nn.Module, steps: Steps, watch: Watch, say: Say) -> None:
@@ -36,8 +36,8 @@ class Recording:
         """Trace forward and backward on a batch.
 
         Args:
-            batch: of the form wanted.
-            binding: has what is below the device meanwhile.
+            batch: a batch of the form wanted.
+            binding: knows the offloaded parameters and their layouts.
 
         Raises:
             TraceError: the step cannot be traced.

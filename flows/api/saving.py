@@ -1,4 +1,4 @@
-"""Saving and loading what a `TrainingStep` trains, tensor by tensor: it may be larger than memory."""
+"""Saves and loads what a `TrainingStep` trains, tensor by tensor, since it may be larger than memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stowage.stages.train.restore import open_file
 
 
 def _distinct(model: nn.Module) -> dict[str, tuple[torch.Tensor, list[str]]]:
-    """Persistent tensors by their first name in the model's `state_dict`, with all their names; nothing is copied."""
+    """Map the first name of each persistent tensor in `state_dict` to the tensor and all its names; copy nothing."""
     found: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor):
@@ -27,7 +27,7 @@ def _distinct(model: nn.Module) -> dict[str, tuple[torch.Tensor, list[str]]]:
 
 
 def save_model(path: Path, contents: Contents) -> None:
-    """Weights and persistent buffers as safetensors, under the names of `state_dict`; of shared ones the first name.
+    """Write weights and persistent buffers as safetensors, under the names of `state_dict`; shared ones once.
 
     `safetensors.torch.load_model` reads it, and so does `load_state_dict(load_file(path), strict=False)`.
     """
@@ -62,8 +62,9 @@ def load_model(path: Path, contents: Contents) -> None:
 
 
 def save_pretrained(folder: Path, contents: Contents) -> None:
-    """What `save_pretrained` of a `transformers` model writes: configuration and `model.safetensors`; of a `peft` model
-    its adapters.
+    """Write what `save_pretrained` of a `transformers` or `peft` model writes.
+
+    That is the configuration and `model.safetensors`; of a `peft` model its adapters.
 
     Raises:
         ParameterError: the model is of neither kind.
@@ -91,6 +92,6 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
 
 
 def save_optimizer_for_torch(path: Path, contents: Contents) -> None:
-    """The optimizer's `state_dict` as `torch.save` writes it."""
+    """Write the optimizer's `state_dict` as `torch.save` does."""
     contents.settle()
     write_torch(path, contents.optimizer_state(), contents.like, contents.lend)

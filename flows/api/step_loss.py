@@ -1,4 +1,4 @@
-"""The loss that a training step returns: a tensor that says, asked for `backward`, that the step has done it."""
+"""The loss that a training step returns: calling its `backward` says that the step has run it already."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class StepLoss(torch.Tensor):
 
     @staticmethod
     def of(loss: torch.Tensor) -> torch.Tensor:
-        """The same memory."""
+        """Return the loss as a `StepLoss` in the same memory, without a graph."""
         return loss.detach().as_subclass(StepLoss)
 
     def backward(self, *arguments: Any, **keywords: Any) -> None:
-        """
+        """Run backward of what was computed from this loss; refuse where the planned step has done it already.
+
         Raises:
             ParameterError: nothing that requires gradients has been added to it since.
         """
@@ -38,7 +39,7 @@ class StepLoss(torch.Tensor):
         return self.as_subclass(torch.Tensor).__format__(specification)  # type: ignore[no-any-return,no-untyped-call]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as a plain tensor."""
+        """Save as a plain tensor."""
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The report of a training step in a script: one HTML page."""
+"""Writes the report of a training step in a script: one HTML page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def write_step_report(path: Path, title: str, planned: Planned, history: History
     """Write the page.
 
     Args:
-        path: of the page.
+        path: path of the page.
         title: what is trained.
         planned: the plan of the latest call, with its tables.
         history: what the iterations took and gave.
-        curve: of the same step, if it is known.
+        curve: memory against time of the same step, if it is known.
     """
     from stowage.stages.report import write_page  # matplotlib takes a second to import
 

@@ -1,4 +1,4 @@
-"""What all programs of a model share, and a program with what it is for."""
+"""Settings that all programs of a model share, and the record of one program."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from stowage.stages.workload.calls import Loss, Objective
 Say = Callable[[str], None]
 NewShapes = Literal["plan", "quick", "error"]
 MOST = 16
-"""Programs that are kept in memory."""
+"""Default number of programs that are kept in memory."""
 SPARE = 2
-"""Recorded steps that are kept besides those of the programs in memory."""
+"""Number of recorded steps that are kept besides those of the programs in memory."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What every program of a model shares.
+    """Settings that all programs of a model share.
 
     Attributes:
-        loss, objective: see `record_step`.
-        accumulate: micro-batches of an update.
-        max_grad_norm: of clipping, or None.
-        roots: what else the step may read, by name.
+        loss: see `record_step`.
+        objective: see `record_step`.
+        accumulate: number of micro-batches of an update.
+        max_grad_norm: the norm to clip gradients to, or None.
+        roots: other objects that the step may read, by name.
         touches: objects that the step may change besides those that hang on the model and on what computes the loss.
         known_optimizer: what has been learnt of the optimizer.
-        most: programs that are kept in memory.
+        most: number of programs that are kept in memory.
         new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
     """
 
@@ -48,14 +49,15 @@ class Steps:
 
 
 class Known(NamedTuple):
-    """A program and what it is for.
+    """A program and what it is valid for.
 
     Attributes:
-        optimizer: its groups, when it was planned.
-        key, micro_batch: what it is for.
+        optimizer: signature of the optimizer's groups when it was planned.
+        key: the batch form and model signature it is valid for.
+        micro_batch: the micro-batch it is valid for.
         planned: its plan.
-        program: it.
-        version: of the numbers that its code reads at each call; see `Traced`.
+        program: the program.
+        version: version of the numbers that its code reads at each call; see `Traced`.
     """
 
     optimizer: OptimizerSignature | None

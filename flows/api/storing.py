@@ -1,4 +1,4 @@
-"""What a training step writes to files and reads from them: checkpoints, weights, states of the optimizer."""
+"""Writes and reads files of a training step: checkpoints, weights, states of the optimizer."""
 
 from __future__ import annotations
 
@@ -20,28 +20,25 @@ class Storing(ABC):
     """Saves and loads tensor by tensor, within the budget; files are safetensors, complete or absent.
 
     Attributes:
-        model: whose weights they are.
+        model: the model whose weights are saved.
     """
 
     model: nn.Module
 
     @abstractmethod
     def contents(self) -> Contents:
-        """Tensors wherever they are, one at a time."""
+        """Return access to the tensors wherever they are, one at a time."""
 
     def _device(self) -> torch.device | None:
         return next((p.device for p in self.model.parameters()), None)
 
     def save(self, path: str | Path, scheduler: Any = None) -> None:
-        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
-
-        This and the functions below go tensor by tensor, within the budget; files are safetensors, complete or absent.
-        """
+        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state."""
         with current(self._device()):
             checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
 
     def load(self, path: str | Path, scheduler: Any = None) -> None:
-        """Go on from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
+        """Continue from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
 
         Gradients that wait are dropped. Where the file cannot be used nothing is changed.
 
@@ -54,7 +51,7 @@ class Storing(ABC):
             raise ParameterError(f"There is no checkpoint at {path}.")
 
     def save_model(self, path: str | Path) -> None:
-        """Weights and persistent buffers under the names of `state_dict`; `safetensors.torch.load_model` reads it."""
+        """Write weights and persistent buffers as `state_dict` names them; `safetensors.torch.load_model` reads it."""
         saving.save_model(Path(path), self.contents())
 
     def load_model(self, path: str | Path) -> None:
@@ -62,7 +59,7 @@ class Storing(ABC):
         saving.load_model(Path(path), self.contents())
 
     def save_optimizer(self, path: str | Path) -> None:
-        """The optimizer's `state_dict`, as safetensors; `load_optimizer` reads it."""
+        """Write the optimizer's `state_dict` as safetensors; `load_optimizer` reads it."""
         checkpoint.save_optimizer(Path(path), self.contents())
 
     def load_optimizer(self, path: str | Path) -> None:
@@ -70,5 +67,5 @@ class Storing(ABC):
         restore.load_optimizer(Path(path), self.contents())
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """As `model.save_pretrained(folder)` of a `transformers` or `peft` model."""
+        """Write what `model.save_pretrained(folder)` of a `transformers` or `peft` model writes."""
         saving.save_pretrained(Path(folder), self.contents())

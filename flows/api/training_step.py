@@ -50,7 +50,7 @@ class TrainingStep(Storing):
     micro-batch updates.
 
     Attributes:
-        model: the module, with current weights; called while weights are below the device it refuses.
+        model: the module, with current weights; while weights are offloaded it refuses to be called.
         optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
         planned: the plan of the latest call with its tables; `plan` is its summary.
         programs: what is planned so far.
@@ -90,29 +90,29 @@ class TrainingStep(Storing):
 
     @property
     def planned(self) -> Planned:
-        """The plan of the latest call, with its tables."""
+        """Return the plan of the latest call, with its tables."""
         if self.programs.latest is None:
             raise ParameterError("Nothing is planned yet: call the step, or `prepare`, first.")
         return self.programs.latest.planned
 
     @property
     def plan(self) -> PlanSummary:
-        """What the plan of the latest call states about itself."""
+        """Return the summary of the latest call's plan."""
         return self.planned.summary
 
     @property
     def updates_jointly(self) -> bool:
-        """The optimizer updates all parameters in one `step()`, after the last gradient."""
+        """Return whether the optimizer updates all parameters in one `step()`, after the last gradient."""
         return self.programs.updates_jointly
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """The global norm of the gradients of the latest update, before clipping; None without `max_grad_norm`."""
+        """Return the global norm of the latest update's gradients before clipping; None without `max_grad_norm`."""
         latest = self.programs.latest
         return latest.program.grad_norm if latest else None
 
     def prepare(self, batch: Any, *, update: bool = True) -> Program:
-        """The program for this batch's signature and for the gradients that wait, planned now if it is new.
+        """Return the program for this batch's signature and for the gradients that wait, planned now if it is new.
 
         Args:
             batch: what the step is called with.
@@ -133,15 +133,18 @@ class TrainingStep(Storing):
 
     @property
     def evaluation(self) -> Planned | None:
-        """The plan of the latest call of `evaluate`, with its tables; None before the first."""
+        """Return the plan of the latest call of `evaluate`, with its tables; None before the first."""
         return self._evaluations.planned
 
     def evaluate(self, batch: Any, forward: Forward = call_model) -> Any:
-        """What the model returns for a batch in evaluation mode, without gradients, within the device budget.
+        """Return what the model returns for a batch in evaluation mode, without gradients, within the device budget.
 
-        The same object, bit for bit, as `model.eval()` and `model(**batch)` under `torch.no_grad()` give. It is planned
-        when a batch of this form first appears: weights that live below come as they are read and go. What is returned
-        counts in the budget while it is made; parameters and constants are returned as copies. Afterwards weights,
+        The result equals, bit for bit, what `model.eval()` and `model(**batch)` under `torch.no_grad()` give. It is
+        planned
+        when a batch of this form first appears: offloaded weights are reloaded as they are read and released again.
+        What is
+        returned counts in the budget while it is made; parameters and constants are returned as copies. Afterwards
+        weights,
         states and modes are where and what they were.
 
         Args:
@@ -179,17 +182,17 @@ class TrainingStep(Storing):
 
     @property
     def offloads(self) -> bool:
-        """Parameters or states may be below the device."""
+        """Return whether parameters or states may be offloaded."""
         return self.programs.offloading is not None
 
     @contextlib.contextmanager
     def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
-        """The model with all parameters and optimizer states in device memory, whatever the budget: to look into it.
+        """Lend the model with all parameters and optimizer states in device memory, whatever the budget.
 
         The next step puts them back where its plan wants them. `evaluate` and the functions that save do without.
 
         Args:
-            names: of parameters and states (`parameter::state`); by default all.
+            names: names of parameters and states (`parameter::state`); by default all.
         """
         if self.programs.offloading is None:
             yield self.model
@@ -201,17 +204,17 @@ class TrainingStep(Storing):
             self.programs.offloading.forget_copies(here)
 
     def take_over(self, other: TrainingStep) -> None:
-        """Go on with what another step of the same model has below the device, before anything is planned."""
+        """Take over what another step of the same model has offloaded, before anything is planned."""
         self.programs.binding.take_over(other.programs.binding)
 
     def contents(self) -> Contents:
-        """Tensors wherever they are, one at a time; what the plan has below is there."""
+        """Return access to the tensors wherever they are, one at a time, after placing them as the plan has them."""
         if self.programs.latest:
             self.programs.latest.program.enter()
         return Contents(self.model, self.optimizer, self.programs.offloading)
 
     def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
-        """One iteration: forward, backward, update. Returns the loss.
+        """Run one iteration: forward, backward, update; return the loss.
 
         Ctrl-C waits for its end; a second one breaks it off, and says what state the model is in.
 
@@ -232,7 +235,7 @@ class TrainingStep(Storing):
     def _checked(
         self, program: Program, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
-        """Run `work`, one iteration, under the net; a program that has become stale is forgotten."""
+        """Run `work`, one iteration, with the check beside it; a program that has become stale is forgotten."""
         assert self.programs.latest is not None
         with whole_step(program, self._say):
             try:
@@ -249,9 +252,9 @@ class TrainingStep(Storing):
         self._evaluations.forget()
 
     def trace(self, batch: Any, path: str | Path, *, update: bool = True) -> list[TraceSpan]:
-        """One iteration, a real one, which trains; where its time goes, as a Chrome trace beside the prediction.
+        """Run one iteration, a real one, which trains, and write where its time goes beside the prediction.
 
-        https://ui.perfetto.dev opens the file. The spans are returned too.
+        https://ui.perfetto.dev opens the file, a Chrome trace. The spans are returned too.
         """
         program = self.prepare(batch, update=update)
         _, measured = self._checked(
@@ -282,7 +285,7 @@ class TrainingStep(Storing):
         return write_step_report(Path(path), type(self.model).__name__, self.planned, self._history, curve)
 
     def measure(self, batch: Any, *, update: bool = True) -> Measurement:
-        """One iteration under the profiler: a real one, which trains, and slower. See `Measurement.peak_bytes`.
+        """Run one iteration under the profiler: a real one, which trains, and slower; see `Measurement.peak_bytes`.
 
         Where the call is compared with plain PyTorch, that is part of it.
         """

@@ -1,5 +1,7 @@
-"""How fast the CPU updates what lives below a GPU, with the optimizer that trains: the description of a device knows
-AdamW alone."""
+"""Measures how fast the CPU updates parameters in the lower tier of a GPU, with the optimizer that trains.
+
+The description of a device knows the rate of AdamW alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from stowage.stages.optimizers import twin_of
 
 @dataclass(frozen=True)
 class UpdateRate:
-    """`bytes_per_s` read and written; see `measure_update_rate`."""
+    """The rate of CPU updates.
+
+    Attributes:
+        bytes_per_s: bytes read and written per second; see `measure_update_rate`.
+    """
 
     bytes_per_s: float
 
@@ -29,8 +35,10 @@ class UpdateRate:
 def with_own_updates(
     target: DeviceDescription, optimizer: torch.optim.Optimizer | None, device: torch.device, stores: Path
 ) -> DeviceDescription:
-    """The description, with the rate of this optimizer's updates: measured once and remembered. An optimizer that does
-    not update one tensor of any shape leaves it as it is."""
+    """Return the description with the rate of this optimizer's updates, measured once and remembered.
+
+    An optimizer that does not update one tensor of any shape leaves the description as it is.
+    """
     if target.type != "cuda" or optimizer is None:
         return target
     parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
@@ -53,7 +61,7 @@ def _maker(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Any:
         (stand_in,) = parameters
         twin = twin_of(optimizer, {id(parameter): stand_in})
         for group in twin.param_groups:
-            if "capturable" in group:  # as where the CPU updates
+            if "capturable" in group:  # CPU updates run without it too
                 group["capturable"] = False
         return twin
 
@@ -61,7 +69,7 @@ def _maker(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Any:
 
 
 def _key(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    """Class, switches and type; numbers do not change what is read and written."""
+    """Return a digest of class, switches and dtype; numbers do not change what is read and written."""
     kind = type(optimizer)
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     switches = {k: v for k, v in group.items() if v is None or isinstance(v, (bool, str))}

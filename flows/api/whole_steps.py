@@ -1,4 +1,4 @@
-"""Ctrl-C inside a step waits until the step has ended: half of one would leave tensors of two iterations."""
+"""Delays Ctrl-C inside a step until the step has ended: half of one would leave tensors of two iterations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ WAITING = "Ctrl-C: the step under way is finished first; once more breaks it off
 
 @contextmanager
 def whole_step(program: Program, say: Callable[[str], None]) -> Iterator[None]:
-    """Whoever handles the signal hears of it at the end of the block. A second one breaks the block off.
+    """Delay Ctrl-C until the end of the block, and let a second one break the block off.
 
-    Python runs handlers in the main thread, so elsewhere there is nothing to wait for; nor where nobody handles it.
+    Python runs signal handlers in the main thread alone, so elsewhere, or where nobody handles Ctrl-C, nothing is
+    delayed.
 
     Raises:
-        Interrupted: at the second; its text says what state the model is in.
+        Interrupted: at the second Ctrl-C; its text says what state the model is in.
     """
     before: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -41,14 +42,14 @@ def whole_step(program: Program, say: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is hear:  # else somebody has taken the signal meanwhile
+        if signal.getsignal(signal.SIGINT) is hear:  # else the block has installed a handler of its own
             signal.signal(signal.SIGINT, before)
     if heard:
         before(signal.SIGINT, heard[0])
 
 
 def broken_text(program: Program) -> str:
-    """What state the model is in, in the middle of a step."""
+    """Say what state the model is in, in the middle of a step."""
     updated, every = len(program.updated), len(program.updates.names()) if program.updates is not None else 0
     if not updated:
         state = "no parameter has been updated yet, but buffers, generators and gradients may be of the broken step"

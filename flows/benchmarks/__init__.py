@@ -1,1 +1,12 @@
-"""What is claimed, measured."""
+"""Measures what the documents claim; `stowage.flows.benchmark` is the command.
+
+- `main_job/`: the job of `params.yaml` beside plain PyTorch.
+- `limits/`: training under a memory limit of the kernel.
+- `papers/`: the papers' tables, planned here.
+- `remat/`: rematerialization beside what others do.
+- `scaling/`: how planning time grows with the model.
+- `gpu/`: measures, plans and races on a machine with a GPU.
+- `pages/`: writes the pages in `docs/measured` from data.
+- `child_process.py`: a child process that answers JSON lines, in which contestants live.
+- `markdown.py`: writes tables as Markdown.
+"""

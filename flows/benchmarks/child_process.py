@@ -1,4 +1,4 @@
-"""A child process that answers each JSON line with one: contestants of a benchmark live in such."""
+"""A child process that answers each JSON line with one; the contestants of benchmarks live in such processes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stowage.stages.ir.errors import StowageError
 
 
 class Served:
-    """The asking side.
+    """Starts a child process, asks it and ends it.
 
     Args:
-        name: for messages.
-        module: what runs, as `python -m` does.
+        name: its name, for messages.
+        module: the module that it runs, as `python -m` does.
         request: its first line.
         root: a folder of the project, where it runs.
         limit_s: the process is ended when an answer takes longer.
@@ -51,7 +51,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # with its own workers, which end with it
+            start_new_session=True,  # so that its own workers can be ended with it
         )
         try:
             self.about = self.ask(request)
@@ -100,13 +100,13 @@ class Served:
 
 
 def serve(set_up: Callable[[Any], tuple[Callable[[Any], dict[str, Any]], dict[str, Any]]]) -> None:
-    """The answering side, until standard input is closed.
+    """Answer requests in the child process until standard input is closed.
 
     Args:
-        set_up: from the first line to what answers all others, and the first answer.
+        set_up: takes the first line, and returns a function that answers all others, and the first answer.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print does not mix with answers
+    os.dup2(2, 1)  # so that what libraries print does not mix with answers
 
     def answer(content: dict[str, Any]) -> None:
         print(json.dumps(content), file=answers, flush=True)
@@ -118,6 +118,6 @@ def serve(set_up: Callable[[Any], tuple[Callable[[Any], dict[str, Any]], dict[st
             answer(reply(json.loads(line)))
     except StowageError as error:
         answer({"error": str(error)})
-    except Exception as error:  # a peer that cannot run here is a line of the table
+    except Exception as error:  # a peer that cannot run here has a line in the table too
         lines = [text.strip() for text in str(error).splitlines() if text.strip()]
         answer({"error": f"{type(error).__name__}: {(lines or ['no message'])[0][:200]}"})

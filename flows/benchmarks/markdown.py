@@ -1,4 +1,4 @@
-"""Tables of results as Markdown: one helper for pages, terminals and summaries of CI."""
+"""Writes tables of results as Markdown, for pages, terminals and summaries of CI."""
 
 from __future__ import annotations
 

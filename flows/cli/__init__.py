@@ -1,1 +1,5 @@
-"""The console command `stowage`: `commands` (which there are) and `main` (the program)."""
+"""Runs the console command `stowage`.
+
+- `commands.py`: the table of commands.
+- `main.py`: the program.
+"""

@@ -1,4 +1,4 @@
-"""The commands of `stowage`: each is a module of `stowage.flows` that runs as `python -m` too.
+"""Lists the commands of `stowage`: each is a module of `stowage.flows` that runs as `python -m` too.
 
 To add one: a module with a function `main`, whose signature Typer reads, and a line here.
 """
@@ -13,7 +13,7 @@ class Command:
     """One command.
 
     Attributes:
-        module: what is imported when it runs, and not before.
+        module: the module that is imported when it runs, and not before.
         help: a sentence for `stowage --help`.
         words: `main` reads the words of the command line itself.
     """

@@ -1,4 +1,4 @@
-"""The program `stowage`. A command's module is imported when it runs: `--help` and completion take no torch."""
+"""Runs the program `stowage`. A command's module is imported when it runs: `--help` and completion take no torch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Commands(TyperGroup):
     """The commands of `COMMANDS`, by name and help until one of them is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names, in the order of the table."""
+        """Return the names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command for lists of commands."""
+        """Return a command with its help alone, for lists of commands."""
         found = COMMANDS.get(cmd_name)
         return TyperCommand(cmd_name, help=found.help, short_help=found.help) if found else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, imported."""
+        """Import the command that is called, and return it with its words."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, loaded(str(name)), rest
 
 
 def loaded(name: str) -> Any:
-    """The command with its own options; a package that it lacks ends the process with a sentence."""
+    """Return the command with its own options; a package that it lacks ends the process with a sentence."""
     with one_sentence():
         main = import_module(COMMANDS[name].module).main
     application = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""What became of a plan, as Markdown; pure."""
+"""Writes what changed between two plans as Markdown; it reads and writes no files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class BlockChange:
-    """How the treatment of one block changed. Operations are counted by name; numbers in names are `*`.
+    """The change of one block's treatment. Operations are counted by name; numbers in names are `*`.
 
     Attributes:
         fate: `same`, `changed`, `new` or `gone`.
         recomputed: operations that the plan before kept and the plan after makes again.
-        kept: the reverse.
-        recomputed_bytes, kept_bytes: of what these operations create.
+        kept: operations that the plan before made again and the plan after keeps.
+        recomputed_bytes: bytes that the recomputed operations create.
+        kept_bytes: bytes that the kept operations create.
     """
 
     fate: str
@@ -42,7 +43,7 @@ class _Treatment:
 
 
 def compare(before: Side, after: Side) -> list[tuple[BlockChange, list[str]]]:
-    """Changes of blocks, with the labels of the blocks that changed in that way, in the chain's order."""
+    """Return the changes of blocks, with the labels of the blocks that changed in that way, in the chain's order."""
     pairs = _pairs(before, after)
     groups: dict[BlockChange, list[str]] = defaultdict(list)
     old, new = _treatments(before), _treatments(after)
@@ -52,7 +53,7 @@ def compare(before: Side, after: Side) -> list[tuple[BlockChange, list[str]]]:
 
 
 def render(before: Side | None, after: Side, before_name: str) -> str:
-    """The report of a comparison; without a plan before, only the plan after."""
+    """Return the report of a comparison; without a plan before, only the plan after."""
     lines = ["## Plan", ""]
     if before is None:
         lines += [f"There is no plan at `{before_name}` to compare with.", ""]
@@ -92,7 +93,10 @@ def _totals(before: Side | None, after: Side) -> list[str]:
 
 
 def _pairs(before: Side, after: Side) -> list[tuple[str, int, int]]:
-    """(label, block before, block after), -1 where it is missing: by position in chains of one shape, else by label."""
+    """Return (label, block before, block after), -1 where it is missing.
+
+    Blocks are paired by position in chains of one length, else by label.
+    """
     if len(before.blocks) == len(after.blocks):
         return [(b.label, a.block, b.block) for a, b in zip(before.blocks, after.blocks)]
     old = {b.label: b.block for b in before.blocks}

@@ -1,4 +1,4 @@
-"""Plan again where that is honest: a plan for a device that is not here is made only from what was traced there."""
+"""Plans again where that is honest: for a device that is not here only from what was traced there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stowage.stages.ir.table import read_record, read_rows
 
 
 class NeedsDeviceError(StowageError):
-    """The plan needs a trace or costs that can be made only on a device that this machine is not."""
+    """Says that the plan needs a trace or costs that can be made only on a device that this machine is not."""
 
 
 def machine_kinds() -> set[str]:
-    """Types of devices that this machine has."""
+    """Return the types of devices that this machine has."""
     import torch
 
     return {"cpu", "cuda"} if torch.cuda.is_available() else {"cpu"}
@@ -32,7 +32,7 @@ def replan(root: Path, log: Callable[[str], None], here: set[str] | None = None)
     its stored trace and costs, and one that has is not planned at all.
 
     Raises:
-        NeedsDeviceError: see there.
+        NeedsDeviceError: the plan needs a trace or costs from a device that is not here.
         StowageError: a stage failed, or a stored trace cannot be had.
     """
     for sentence in renew_code(root):
@@ -84,5 +84,5 @@ def _require_stored_trace(root: Path, target: DeviceDescription) -> None:
 
 
 def _inputs_changed(reasons: list[Any]) -> bool:
-    """Whether DVC names a reason other than outputs that are merely absent."""
+    """Return whether DVC names a reason other than outputs that are merely absent."""
     return any(not isinstance(reason, dict) or "changed deps" in reason for reason in reasons)

@@ -1,4 +1,4 @@
-"""Finished plans, read back for a comparison: from a folder of artifacts, or as they were at a Git revision."""
+"""Reads finished plans for a comparison: from a folder of artifacts, or as they were at a Git revision."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def read_side(folder: Path) -> Side:
 
 @contextlib.contextmanager
 def folder_of(root: Path, name: str) -> Iterator[Path]:
-    """The artifacts that `name` stands for: a folder, or a Git revision whose plan DVC's cache or a remote still has.
+    """Yield the artifacts that `name` stands for: a folder, or a Git revision whose plan DVC still has.
+
+    DVC's cache or a remote must have them.
 
     Raises:
         StowageError: the revision's plan cannot be had.

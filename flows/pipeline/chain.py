@@ -1,4 +1,4 @@
-"""The chain of stages as Prefect tasks. Prefect orchestrates and caches nothing; DVC decides what is stale."""
+"""Runs the chain of stages as Prefect tasks. Prefect orchestrates and caches nothing; DVC decides what is stale."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from stowage.stages.settings import load_settings
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
 def run_stage(root: Path, stage: str) -> State[None]:
-    """One stage: `dvc repro --single-item`. An error that users can mend is a failed state, without a traceback."""
+    """Run one stage: `dvc repro --single-item`.
+
+    An error that users can mend is a failed state, without a traceback.
+    """
     try:
         reproduce(root, stage, _logger().info)
     except StowageError as error:
@@ -58,7 +61,7 @@ def _run_chain(stages: Sequence[str], overrides: Mapping[str, Any], root: Path |
         for sentence in (*renew_code(workspace.root), *refresh(workspace.root, settings)):
             logger.info(sentence)
         if "options" in stages:
-            # Said before the stages that come first.
+            # Refuse a wrong task runner before the earlier stages run.
             runner_of(settings.options, 1)
         for stage in stages:
             if stage == "options":

@@ -1,4 +1,4 @@
-"""What the commands of flows share: options, and mistakes as one sentence."""
+"""Options that the commands of flows share, and mistakes as one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Assignments = Annotated[
 
 
 def overrides_of(assignments: list[str] | None) -> dict[str, Any]:
-    """The overrides that `--set` options stand for, checked before anything is started.
+    """Return the overrides of `--set` options, checked before anything is started.
 
     Raises:
         StowageError: one of them or `params.yaml` is wrong, or there is no project here.
@@ -54,7 +54,7 @@ def run_command(main: Callable[..., None]) -> NoReturn:
 def run_typer(application: typer.Typer) -> NoReturn:
     """Run a program with the words of the command line; a mistake in them is one line and status 2."""
     command = typer.main.get_command(application)
-    usage_error: Any = typer.BadParameter.__bases__[0]  # click's UsageError, wherever typer has click from
+    usage_error: Any = typer.BadParameter.__bases__[0]  # click's UsageError; typer may bring a click of its own
     try:
         status = command.main(standalone_mode=False)
     except usage_error as error:

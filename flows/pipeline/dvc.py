@@ -1,5 +1,4 @@
-"""DVC from outside: always its command line in a process of its own. DVC decides what is stale and alone writes
-`dvc.lock`."""
+"""Calls DVC by its command line, in a process of its own; DVC decides what is stale and alone writes `dvc.lock`."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from stowage.stages.ir.errors import StowageError
 
 BUSY = re.compile(
     r"is busy, it is being blocked by|Unable to acquire lock|is busy and cannot be locked"
-    r"|No such file or directory: '.*[/\\]cache[/\\]runs[/\\].*\.tmp'"  # which another process was writing
+    r"|No such file or directory: '.*[/\\]cache[/\\]runs[/\\].*\.tmp'"  # another process was writing it
 )
 _ADVICE = re.compile(
     r"^To (track the changes|enable auto staging)|^\s*(git add|dvc config) |^Use `dvc push`|^WARNING: '.*' is empty\.$"
@@ -32,30 +31,30 @@ _NOT_THE_REASON = re.compile(r"^(ERROR: )?failed to reproduce '\S+'?(: failed to
 _PREFIX = re.compile(r"^error: (failed to reproduce '\S+': )?", re.IGNORECASE)
 
 _MENDED = 3
-"""How often a stage may find inputs that were not listed, one run after the other."""
+"""Number of times that a stage may find inputs that were not listed, one run after the other."""
 
 
 class StageFailedError(StowageError):
-    """A stage ended with an error; the text has the stage's own last words."""
+    """Says that a stage ended with an error; the text has the stage's own last words."""
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """A module run by this interpreter."""
+    """Return the command that runs a module by this interpreter."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def dvc_command(*arguments: str) -> list[str]:
-    """DVC run by this interpreter, so that no other installation of it is picked up.
+    """Return the command that runs DVC by this interpreter, so that no other installation of it is picked up.
 
     Raises:
-        MissingExtraError: it has none.
+        MissingExtraError: DVC is not installed for this interpreter.
     """
     require_extra("dvc", PIPELINE)
     return python_command("dvc", *arguments)
 
 
 def run_quietly(command: Sequence[str], root: Path) -> tuple[int, str]:
-    """Exit status of a short command, and what it printed; what it complained of if it failed."""
+    """Run a short command; return its exit status and what it printed, or its complaint if it failed."""
     done = subprocess.run(
         command, cwd=root, env=stage_environment(root), capture_output=True, text=True, errors="replace", check=False
     )
@@ -63,7 +62,7 @@ def run_quietly(command: Sequence[str], root: Path) -> tuple[int, str]:
 
 
 def dvc_output(root: Path, *arguments: str) -> str:
-    """What a short DVC command prints.
+    """Return what a short DVC command prints.
 
     Raises:
         StowageError: it failed.
@@ -76,7 +75,7 @@ def dvc_output(root: Path, *arguments: str) -> str:
 
 
 def changed_stages(root: Path, stages: Sequence[str]) -> dict[str, Any]:
-    """Stages that are not up to date, with DVC's reasons; stages fed by a stale stage count only once it has run."""
+    """Return stages that are not up to date, with DVC's reasons; one fed by a stale stage counts once that has run."""
     found: dict[str, Any] = json.loads(dvc_output(root, "status", "--json", *stages))
     return found
 
@@ -87,6 +86,9 @@ def reproduce(root: Path, stage: str, log: Callable[[str], None], busy_wait_s: f
     A stage that found that `dvc.yaml` did not name all its inputs, and has mended that, is run again.
 
     Args:
+        root: folder of the project.
+        stage: name of the stage.
+        log: receives its output, line by line.
         busy_wait_s: how long to retry while another DVC process is at work in this checkout.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Packages that only some commands need, which an installation for `fit` alone does not have."""
+"""Requires packages that only some commands need, and that an installation for `fit` alone does not have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from importlib.util import find_spec
 from stowage.stages.ir.errors import StowageError
 
 PIPELINE = "pipeline"
-"""The extra with Prefect and DVC."""
+"""Name of the extra with Prefect and DVC."""
 
 
 class MissingExtraError(StowageError, ImportError):
-    """A package that an extra of Stowage installs is not there."""
+    """Says that a package is missing which an extra of Stowage installs."""
 
 
 def require_extra(module: str, extra: str) -> None:
-    """Raise `MissingExtraError` unless `module` can be imported."""
+    """Refuse to go on unless `module` can be imported.
+
+    Raises:
+        MissingExtraError: it cannot.
+    """
     if find_spec(module) is None:
         raise MissingExtraError(f"This needs {module}, which is not installed: run `pip install 'stowage[{extra}]'`.")

@@ -1,4 +1,4 @@
-"""Distinct blocks that the option store lacks, solved as mapped tasks before the stage that then finds them all.
+"""Solves distinct blocks that the option store lacks as mapped tasks, before the stage that then finds them all.
 
 Plain `dvc repro` gives the same result by itself; tasks show progress, and several blocks are solved at a time, in
 threads or processes of this machine or on a Dask cluster. Tasks return options, and the flow alone writes to the store:
@@ -37,7 +37,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 def solve_missing_blocks(root: Path, log: Log) -> int:
-    """Solve what the store of `root` lacks; the number of blocks that were solved."""
+    """Solve blocks that the store of `root` lacks; return how many were solved."""
     settings = load_settings(root / "params.yaml").options
     size, limits = search_of(settings)
     store = OptionStore(root / ".stowage" / "options")
@@ -59,7 +59,7 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
                 "clusters": [clusters.get(block.block_hash, ()) for block in missing],
                 "size": unmapped(size),
                 "limits": unmapped(limits),
-                # Of a worker in a cluster nothing is known: one process a task, unless somebody says more.
+                # The cores of a cluster's worker are unknown: one process a task, unless `options.workers` says more.
                 "workers": unmapped((settings.workers or 1) if away else cores // at_once),
             },
         )
@@ -80,7 +80,7 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
 def missing_blocks(
     root: Path, store: OptionStore, clusters: Clusters, size: GridSize, limits: SolverSettings
 ) -> list[Block]:
-    """The first of each kind of identical blocks that the store has no options for, in the chain's order."""
+    """Return the first of each kind of identical blocks that the store has no options for, in the chain's order."""
     distinct: dict[str, Block] = {}
     for block in read_rows(root / "artifacts" / "partition" / "blocks.parquet", Block):
         distinct.setdefault(block.block_hash, block)
@@ -92,13 +92,13 @@ def missing_blocks(
 
 
 def key_of(block: Block, clusters: Clusters, size: GridSize, limits: SolverSettings) -> str:
-    """The key of a block's options in a store."""
+    """Return the key of a block's options in a store."""
     return block_key(BlockGraph.from_json(block.graph), size, limits, clusters.get(block.block_hash, ()))
 
 
 @dataclass(frozen=True)
 class SolvedBlock:
-    """Options of a block, and the key that the code which made them gives them in a store."""
+    """Options of a block, and their key in a store, as computed by the code that made them."""
 
     key: str
     options: tuple[Option, ...]

@@ -1,4 +1,4 @@
-"""Checkouts of the working tree as it is, beside the working tree."""
+"""Makes checkouts of the working tree as it is, beside the working tree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Snapshot:
 
 
 def git(root: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a Git command prints, stripped.
+    """Return what a Git command prints, stripped.
 
     Raises:
         StowageError: it failed.
@@ -62,7 +62,7 @@ def snapshot(root: Path) -> Snapshot:
 
 
 def add_worktree(root: Path, folder: Path, commit: str) -> None:
-    """Check `commit` out in `folder`; one that a killed run left is taken over, ignored files and all."""
+    """Check `commit` out in `folder`; a checkout that a killed run left is taken over, ignored files and all."""
     if (folder / ".git").exists():
         git(folder, "reset", "--hard", commit)
         return

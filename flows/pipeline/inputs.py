@@ -1,4 +1,4 @@
-"""Files of the user's in a run's checkout: those that Git does not bring there."""
+"""Finds the user's files that a run's checkout needs and Git does not bring there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stowage.stages.settings import Settings
 
 
 def input_paths(root: Path, settings: Settings) -> list[str]:
-    """Relative paths of the user's files that `settings` name or that the project lists, and that are below `root`."""
+    """Return relative paths of existing files of the user's that `settings` name or that the project lists."""
     groups = [*named_inputs(root, settings).values(), *listed_inputs(root).values()]
     paths = {path for group in groups for path in group if not Path(path).is_absolute()}
     return sorted(path for path in paths if (root / path).exists())

@@ -1,4 +1,4 @@
-"""Parameters given for one run, as dotted keys: `{"solve.device_budget": "900MiB"}`."""
+"""Sets parameters for one run, given as dotted keys: `{"solve.device_budget": "900MiB"}`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Overrides = Mapping[str, Any]
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """`["solve.device_budget=900MiB"]` as a dictionary; values are YAML.
+    """Parse `["solve.device_budget=900MiB"]` into a dictionary; values are YAML.
 
     Raises:
         ParameterError: an assignment is not `key=value`, or its value is not YAML.
@@ -34,7 +34,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def override(content: Mapping[str, Any], overrides: Overrides, source: str) -> dict[str, Any]:
-    """`content` of a parameter file with `overrides` set, checked.
+    """Return `content` of a parameter file with `overrides` set, checked.
 
     Raises:
         ParameterError: a key does not exist, or a value is wrong.
@@ -53,13 +53,17 @@ def override(content: Mapping[str, Any], overrides: Overrides, source: str) -> d
 
 
 def check(root: Path, overrides: Overrides) -> None:
-    """Raise `ParameterError` unless the project's parameters, with `overrides`, are right."""
+    """Check the project's parameters with `overrides`.
+
+    Raises:
+        ParameterError: one is wrong.
+    """
     path = root / "params.yaml"
     override(read_parameters(path), overrides, "params.yaml with overrides" if overrides else "params.yaml")
 
 
 def rewrite(root: Path, overrides: Overrides) -> None:
-    """Set `overrides` in the `params.yaml` of a checkout that is nobody's but ours."""
+    """Set `overrides` in the `params.yaml` of a checkout that belongs to this run alone."""
     path = root / "params.yaml"
     changed = override(read_parameters(path), overrides, "params.yaml with overrides")
     text = io.StringIO()

@@ -1,5 +1,7 @@
-"""Prefect, with defaults for closed networks and for a flow that starts a server of its own. Prefect reads its settings
-when it is imported, so flows import it from here."""
+"""Imports Prefect, with defaults for closed networks and for a flow that starts a server of its own.
+
+Prefect reads its settings when it is imported, so flows import it from here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the project is, and the environment that its stages run in."""
+"""Finds the project, and makes the environment of its stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAN_STAGES = STAGES[:-1]
 
 
 def find_root(start: Path | None = None) -> Path:
-    """The nearest folder at or above `start` (the current folder) that has both `dvc.yaml` and `params.yaml`.
+    """Return the nearest folder at or above `start` (the current folder) that has both `dvc.yaml` and `params.yaml`.
 
     Raises:
         StowageError: there is none, or its `dvc.yaml` was copied out of Stowage's own repository.
@@ -36,12 +36,12 @@ def find_root(start: Path | None = None) -> Path:
 
 
 def is_checkout(root: Path) -> bool:
-    """Whether `root` is a checkout of Stowage itself, whose stages run the code that is there."""
+    """Return whether `root` is a checkout of Stowage itself, whose stages run the code that is there."""
     return all((root / folder / "__init__.py").is_file() for folder in ("flows/pipeline", "stages/ir"))
 
 
 def is_misplaced(root: Path) -> bool:
-    """Whether `dvc.yaml` names the folders of a checkout of Stowage, and `root` is none."""
+    """Return whether `dvc.yaml` names the folders of a checkout of Stowage, and `root` is none."""
     if is_checkout(root):
         return False
     try:
@@ -52,7 +52,7 @@ def is_misplaced(root: Path) -> bool:
 
 
 def import_path(root: Path) -> Path:
-    """A folder from which Python imports `stowage` out of the checkout `root`, wherever the installed package is.
+    """Make a folder from which Python imports `stowage` out of the checkout `root`, even if another one is installed.
 
     What DVC hashes is `root/flows` and `root/stages`, so that is what stages must run.
     """
@@ -67,7 +67,7 @@ def import_path(root: Path) -> Path:
 
 
 def stage_environment(root: Path) -> dict[str, str]:
-    """Environment of a stage's process: this interpreter's `python` and `dvc` first, and the project's own code."""
+    """Return the environment of a stage's process: this interpreter's `python` and `dvc`, and the project's code."""
     environment = dict(os.environ)
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     if is_checkout(root):

@@ -1,4 +1,4 @@
-"""What a flow run hands back, and where it is kept."""
+"""Collects what a flow run returns, and keeps it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunResult:
     Attributes:
         folder: the artifacts: `solve/summary.json`, `codegen/step.py`, ... One that was made with overrides can be
             given to `stowage.flows.compare` as it is.
-        summary: what the plan states about itself.
+        summary: the plan's summary.
     """
 
     folder: Path
@@ -31,7 +31,7 @@ class RunResult:
 
 
 def collect(workspace: Workspace, stages: Sequence[str]) -> RunResult:
-    """Copy the artifacts of `stages` out of a workspace that goes away, and read the plan's summary."""
+    """Copy the artifacts of `stages` out of a workspace that is removed afterwards, and read the plan's summary."""
     if workspace.temporary:
         beside = workspace.results.with_suffix(".partial")
         shutil.rmtree(beside, ignore_errors=True)
@@ -46,7 +46,7 @@ def collect(workspace: Workspace, stages: Sequence[str]) -> RunResult:
 
 
 def markdown(result: RunResult) -> str:
-    """A plan's summary for people."""
+    """Return a plan's summary for people, as Markdown."""
     plan = result.summary
     slower = plan.step_time_s / plan.keep_all_time_s - 1 if plan.keep_all_time_s > 0 else 0.0
     smaller = 1 - plan.device_peak_bytes / plan.keep_all_peak_bytes if plan.keep_all_peak_bytes > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Where the tasks of a flow run: threads or processes of this machine, or a Dask cluster."""
+"""Chooses where the tasks of a flow run: threads or processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stowage.stages.settings import OptionsSettings
 
 @contextmanager
 def started_runner(settings: OptionsSettings, at_once: int) -> Iterator[TaskRunner[Any]]:
-    """The runner that `options.task_runner` names, started.
+    """Start the runner that `options.task_runner` names.
 
     Args:
         settings: section `options`.
@@ -41,7 +41,7 @@ def _connect(runner: Any, address: str | None) -> None:
 
 
 def runner_of(settings: OptionsSettings, at_once: int) -> TaskRunner[Any]:
-    """The runner that `options.task_runner` names; arguments and errors as those of `started_runner`."""
+    """Make the runner that `options.task_runner` names; arguments and errors are those of `started_runner`."""
     if settings.task_runner == "threads":
         return ThreadPoolTaskRunner(max_workers=at_once)
     if settings.task_runner == "processes":

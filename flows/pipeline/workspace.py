@@ -1,4 +1,4 @@
-"""The checkout that a flow run works in: the project itself under a lock, or, with overrides, a worktree of its own."""
+"""Opens the checkout that a flow run works in: the project under a lock, or, with overrides, a worktree of its own."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from stowage.stages.ir.files import locked, make_folder
 from stowage.stages.settings import load_settings
 
 SHARED_STORES = ("costs", "options")
-"""Folders of `.stowage` that are content-addressed and written atomically: safe to share between runs."""
+"""Folders of `.stowage` that runs may share: they are content-addressed and written atomically."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where stages run.
+    """A checkout in which stages run.
 
     Attributes:
         root: project root of the checkout.
-        results: where the run's artifacts are found once it has ended.
-        temporary: `root` goes away at the end, so artifacts must be copied to `results`.
+        results: folder of the run's artifacts once it has ended.
+        temporary: `root` is removed at the end, so artifacts must be copied to `results`.
     """
 
     root: Path
@@ -40,11 +40,11 @@ class Workspace:
 
 @contextlib.contextmanager
 def open_workspace(root: Path, overrides: Overrides, log: Callable[[str], None]) -> Iterator[Workspace]:
-    """Hold a workspace that no other flow run uses.
+    """Keep a workspace that no other flow run uses.
 
     Without overrides it is `root`. With overrides it is a Git worktree of the project as it is now (edited tracked
     files and new Python files included), named by content and overrides, which shares DVC's cache and the stores. It
-    is removed at the end; a run that was interrupted leaves it, and the same run, started again, goes on in it.
+    is removed at the end; a run that was interrupted leaves it, and the same run, started again, continues in it.
 
     Raises:
         ParameterError: an override is wrong.
@@ -98,7 +98,7 @@ def _connect(root: Path, inside: Path) -> None:
 
 
 def _dvc_folder(root: Path) -> Path:
-    """DVC's folder of a project, which may be that of a repository around it."""
+    """Return DVC's folder of a project, which may be that of a repository around it."""
     return next((f / ".dvc" for f in (root, *root.parents) if (f / ".dvc").is_dir()), root / ".dvc")
 
 

@@ -1,4 +1,4 @@
-"""Batch sizes planned one by one, around an estimate of the best."""
+"""Plans batch sizes one by one, around an estimate of the best."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from stowage.stages.workload.resize import resized
 
 Say = Callable[[str], None]
 Resize = Callable[[Any, int], Any]
-"""From a batch and a number of samples to a batch with that many."""
+"""Makes a batch with a number of samples from another batch."""
 
 MORE = 2
-"""Batches planned beyond the two neighbours of the estimate, while each is better than the last."""
+"""Number of batches planned beyond the two neighbours of the estimate, while each is better than the last."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class BatchPlan:
     """One batch size, planned from trace to `step.py`.
 
     Attributes:
-        batch_size: samples.
-        plan: what the plan says of itself; None where the budget is too small.
+        batch_size: number of samples.
+        plan: the plan's summary; None where the budget is too small.
         smallest_feasible_bytes: device bytes without which there is no plan for it.
     """
 
@@ -51,16 +51,16 @@ class BatchPlan:
 
     @property
     def time_per_sample_s(self) -> float:
-        """Predicted by the referee; infinite without a plan."""
+        """Return the time per sample that the referee predicts; infinite without a plan."""
         return self.plan.step_time_s / self.batch_size if self.plan else math.inf
 
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """Which batch size to train with.
+    """The batch size to train with.
 
     Attributes:
-        batch_size: of the plan with the least time per sample.
+        batch_size: batch size of the plan with the least time per sample.
         batch: a sample of that size, for `fit`.
         estimate: the optimum over fractional batch sizes, or None where no batch of one sample was found to fit.
         device_budget_bytes: the budget; a percentage is of plain PyTorch's peak on the given batch.
@@ -75,11 +75,11 @@ class BatchChoice:
 
     @property
     def best(self) -> BatchPlan:
-        """The plan of the chosen size."""
+        """Return the plan of the chosen size."""
         return next(p for p in self.planned if p.batch_size == self.batch_size)
 
     def describe(self) -> str:
-        """For people: a line for each planned size."""
+        """Return a line for each planned size, for people."""
         estimate = self.estimate
         found = "none" if estimate is None else f"{estimate.batch:.2f} ({estimate.formulation})"
         lines = [f"budget {size_text(self.device_budget_bytes)}, fractional optimum {found}"]
@@ -98,12 +98,13 @@ class BatchChoice:
 class BatchPlanner:
     """Plans one model with batches of any size.
 
-    Attributes:
-        batch, samples: a batch and how many samples it has.
-        layouts: of parameters that are not in memory, see `plan_step`.
-        resize: makes batches of other sizes.
+    The attributes that are not explained here are arguments of `plan_step`.
 
-    The other attributes are arguments of `plan_step`.
+    Attributes:
+        batch: a batch.
+        samples: how many samples it has.
+        layouts: layouts of parameters that are not in memory, see `plan_step`.
+        resize: makes batches of other sizes.
     """
 
     model: nn.Module
@@ -124,7 +125,7 @@ class BatchPlanner:
     _recorded: dict[int, Recorded] = field(default_factory=dict)
 
     def choose(self, device_budget: str | int, largest: int) -> BatchChoice:
-        """Estimate, plan around the estimate, and take the best."""
+        """Estimate the best batch size, plan around the estimate, and return the best plan."""
         return with_true_kernels(lambda: self._choose(device_budget, largest), self._recorded.clear)
 
     def _choose(self, device_budget: str | int, largest: int) -> BatchChoice:
@@ -171,7 +172,7 @@ class BatchPlanner:
         return self.batch if size == self.samples else self.resize(self.batch, size)
 
     def _record(self, size: int) -> Recorded:
-        """Forward and backward of a batch, under the autocast of whoever calls."""
+        """Record forward and backward of a batch, under the autocast of the caller."""
         if size not in self._recorded:
             recorded = record_step(self.model, self._batch(size), loss=self.loss, layouts=self.layouts)
             if not self._recorded:
@@ -181,7 +182,7 @@ class BatchPlanner:
         return self._recorded[size]
 
     def _tables(self, size: int) -> dict[str, TraceTables]:
-        """Trace and rewrites of another batch, unprofiled."""
+        """Return trace and rewrites of another batch, unprofiled."""
         with self._tracing(size):
             recorded = self._record(size)
             trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=self.micro_batch)
@@ -189,7 +190,7 @@ class BatchPlanner:
 
     @contextlib.contextmanager
     def _tracing(self, size: int) -> Iterator[None]:
-        """Say which size cannot be traced."""
+        """Say which size cannot be traced, where that fails in the block."""
         try:
             yield
         except TraceError as error:
@@ -235,8 +236,8 @@ def plan_around(
     Args:
         plan: plans one size; one sample must fit.
         around: the estimate; at least 1.
-        largest: no size is above it.
-        more: see above.
+        largest: the largest size to plan.
+        more: how many sizes to plan beyond the two.
 
     Returns:
         All that was planned, by size.

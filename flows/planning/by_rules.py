@@ -1,7 +1,8 @@
 """Plans without a solver: a step's tables, scheduled by simple rules, judged by the referee, written as code and bound.
 
-A machine with a GPU need not have what planning needs: like `_gpu_*`, this imports with torch, transformers, pyarrow
-and safetensors alone. These plans are legal, and use every verb of the runtime; they are not fast.
+A machine with a GPU need not have what planning needs: like the benchmark of that machine, this imports with torch,
+transformers, pyarrow and safetensors alone. These plans are legal, and use every verb of the runtime; they are not
+fast.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import put_off
 
 MOVABLE_BYTES = 4096
-"""Parameters, states and gradients of so many bytes move."""
+"""Size from which parameters, states and gradients are offloaded."""
 
 PLENTY_BYTES = 1 << 50
 
 CALL_S = 1e-3
-"""Of a call whose time is not known: the referee's times are of no use then, and its bytes are."""
+"""Time of a call that was not measured: the referee's times are then meaningless, and its bytes are right."""
 
 LINK = Link(1e10, 1e10, 1.5e10)
 
 
 @dataclass(frozen=True)
 class RulePlan:
-    """Actions in order, and where storages are between iterations."""
+    """Actions in order, and the placement of storages between iterations."""
 
     steps: list[Step]
     slots: list[Slot]
@@ -54,7 +55,7 @@ class RulePlan:
 
 @dataclass
 class Woven:
-    """Actions before and after each node, by its number, and behind all of them."""
+    """Actions before and after each node, by its number, and after all of them."""
 
     before: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     after: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
@@ -66,21 +67,21 @@ class Rules:
 
     Attributes:
         trace: the tables.
-        nodes: with costs; without measured ones each call takes `CALL_S` and no workspace.
+        nodes: nodes with costs; without measured ones each call takes `CALL_S` and no workspace.
         spent: gradients that wait from the micro-batch before, and that an update takes.
         keep: storages that outlive the iteration though they may be freed.
         temporary: storages that the plan frees: activations, gradients, and those that are spent.
-        movable: parameters, states and waiting gradients of `movable_bytes` or more that may leave.
+        movable: parameters, states and waiting gradients of `movable_bytes` or more that may be offloaded.
     """
 
     def __init__(
         self, trace: TraceTables, costs: Mapping[str, Cost] | None = None, *, movable_bytes: int = MOVABLE_BYTES
     ) -> None:
-        """Make nodes.
+        """Make the nodes.
 
         Args:
             trace: the tables.
-            costs: of calls, by signature.
+            costs: costs of calls, by signature.
             movable_bytes: see `MOVABLE_BYTES`.
         """
         self.trace = trace
@@ -99,11 +100,11 @@ class Rules:
         self._maker = {s: n for n in self.nodes for s in n.creates}
 
     def keep_all(self) -> RulePlan:
-        """Every node once, everything on the device."""
+        """Run every node once, with everything on the device."""
         return RulePlan(self.with_frees(range(len(self.nodes))), [])
 
     def recompute_all(self) -> RulePlan:
-        """What forward made is dropped before backward and made again, node by node, where backward reads it."""
+        """Free what forward made before backward, and make it again, node by node, where backward reads it."""
         forward = [n.node for n in self.nodes if n.phase == "forward"]
         here = set(self.keep) | {s for n in self.nodes if n.once for s in n.creates}
         found = list(forward)
@@ -114,12 +115,14 @@ class Rules:
         return RulePlan(self.with_frees(found), [])
 
     def stream_all(self, *, ahead: int = 3, lag: int = 2, lower_tier: bool = False) -> RulePlan:
-        """Every movable storage lives below, comes `ahead` nodes before its use, and is freed `lag` nodes after it.
-        Gradients that wait for the next micro-batch go down as soon as they are complete.
+        """Offload every movable storage; reload it `ahead` nodes before its use, and free it `lag` nodes after it.
+
+        Gradients that wait for the next micro-batch are offloaded as soon as they are complete.
 
         Args:
-            ahead, lag: in nodes.
-            below: parameters are updated by the CPU.
+            ahead: number of nodes between a reload and the use.
+            lag: number of nodes between a use and the release.
+            lower_tier: parameters are updated by the CPU.
         """
         on_cpu = {n.node: p for n in self.nodes if lower_tier and (p := self.updated(n)) in self.movable}
         woven = Woven()
@@ -135,15 +138,15 @@ class Rules:
         return RulePlan(steps, slots_of(self.trace, steps, start), start)
 
     def together(self, plan: RulePlan, budget_bytes: int = PLENTY_BYTES) -> RulePlan:
-        """The same with updates in as few calls of the optimizer as the budget has room for."""
+        """Return the same plan with updates in as few calls of the optimizer as the budget has room for."""
         rows = self.judge(plan).rows
         return dataclasses.replace(plan, steps=put_off(self.trace, self.nodes, rows, budget_bytes))
 
     def judge(self, plan: RulePlan) -> Outcome:
-        """The referee's verdict.
+        """Return the referee's verdict.
 
         Raises:
-            IllegalPlanError: the rules made a plan that is none.
+            IllegalPlanError: the plan that the rules made is not legal.
         """
         return replay_plan(
             self.trace.storages,
@@ -156,25 +159,25 @@ class Rules:
         )
 
     def source_of(self, plan: RulePlan) -> str:
-        """Generated code, if the referee agrees."""
+        """Generate the code, if the referee agrees."""
         return emit_step(self.trace, self.nodes, self.judge(plan).rows, blank_summary(), plan.slots)
 
     def program(
         self, plan: RulePlan, model: nn.Module, optimizer: torch.optim.Optimizer | None, offloading: Offloading | None
     ) -> Program:
-        """Generated code, bound to a model."""
+        """Generate the code, and bind it to a model."""
         found = self.executable(plan)
         known, path = found.manifest.source_hash, str(found.path)
         return bind(found.source, known, path, self.trace, model, optimizer, plan.slots, offloading)
 
     def executable(self, plan: RulePlan) -> ExecutablePlan:
-        """Generated code, for an executor to bind."""
+        """Generate the code, for an executor to bind."""
         source = self.source_of(plan)
         manifest = manifest_of(source, "by rules", "")
         return ExecutablePlan(source, manifest, Path(f"by_rules_{manifest.source_hash[:8]}.py"), self.trace, plan.slots)
 
     def with_frees(self, executions: Sequence[int]) -> list[Step]:
-        """Nodes in this order; each copy of a temporary storage is freed after its last use."""
+        """Return nodes in this order, and free each copy of a temporary storage after its last use."""
         last: dict[tuple[int, int], int] = {}
         copy: dict[int, int] = {}
         for place, number in enumerate(executions):
@@ -195,13 +198,13 @@ class Rules:
         return found
 
     def updated(self, node: ComputeNode) -> int:
-        """The parameter of an update, -1 for other nodes."""
+        """Return the parameter of an update, -1 for other nodes."""
         if node.phase != "update":
             return -1
         return next((s for s in node.mutates if self.trace.storages[s].role == "parameter"), -1)
 
     def _staying(self) -> set[int]:
-        """Gradients made here that stay, and may leave at once: not those that the clip scales at the end."""
+        """Return gradients made here that stay and may be offloaded at once: not those that the clip scales."""
         behind = left_behind(self.trace)
         if any(v in behind for c in self.trace.calls if c.phase == "update" for v in c.returns):
             return set()
@@ -209,7 +212,7 @@ class Rules:
         return {self.trace.values[v].storage for v in values}
 
     def _make_again(self, storages: Iterable[int], here: set[int], found: list[int]) -> None:
-        """Make what is not there again, and before it what that is made from. Chains are longer than Python's stack."""
+        """Make missing storages again, and before each what it is made from; without recursion, for long chains."""
         waiting: list[tuple[int, bool]] = [(s, False) for s in reversed([*storages])]
         while waiting:
             storage, ready = waiting.pop()
@@ -224,7 +227,7 @@ class Rules:
                 waiting += [(s, False) for s in reversed([*maker.reads])]
 
     def _uses(self, on_cpu: Mapping[int, int]) -> list[tuple[int, list[int]]]:
-        """Movable storages with the nodes that touch them on the device."""
+        """Return movable storages with the nodes that use them on the device."""
         uses: dict[int, list[int]] = defaultdict(list)
         for node in self.nodes:
             if node.node not in on_cpu:
@@ -235,7 +238,7 @@ class Rules:
     def _stream(
         self, storage: int, places: Sequence[int], ahead: int, lag: int, on_cpu: Mapping[int, int], woven: Woven
     ) -> None:
-        """Up before each stretch of uses, down after it; what an update here takes does not go down again."""
+        """Reload before each stretch of uses, offload after it; what an update here takes is not offloaded again."""
         free_from = 0
         found = stretches(places, ahead + lag + 2)
         lower_tier = any(storage in self.nodes[n].reads for n in on_cpu)
@@ -252,7 +255,7 @@ class Rules:
             free_from = leave + 1
 
     def _steps(self, woven: Woven, on_cpu: Mapping[int, int]) -> list[Step]:
-        """Copies among the computations; what updates by the CPU read that is made here goes down before them."""
+        """Place copies among the computations; what is made here and read by CPU updates is offloaded before them."""
         offloaded: set[int] = set()
         steps: list[Step] = []
         for step in self.with_frees(range(len(self.nodes))):
@@ -263,7 +266,7 @@ class Rules:
             steps += woven.before[step.node]
             if step.node in on_cpu:
                 for storage in self.nodes[step.node].reads:
-                    if storage in self._maker and storage not in offloaded:  # the scale of clipping serves several
+                    if storage in self._maker and storage not in offloaded:  # several updates read the clip scale
                         steps += _down(storage)
                         offloaded.add(storage)
                 steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
@@ -278,7 +281,7 @@ def _down(storage: int) -> list[Step]:
 
 
 def stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:
-    """First and last of uses that are so close that the storage stays in between."""
+    """Return first and last of uses that are so close that the storage stays in between."""
     found = [(places[0], places[0])]
     for place in places[1:]:
         first, end = found[-1]
@@ -290,7 +293,7 @@ def stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:
 
 
 def blank_summary() -> PlanSummary:
-    """Of a plan that says nothing about itself."""
+    """Return the summary of a plan that states nothing about itself."""
     blank = {"int": 0, "float": 0.0, "str": "", "bool": True}
     fields = {f.name: blank[str(f.type)] for f in dataclasses.fields(PlanSummary)}
     return PlanSummary(**{**fields, "variant": "plain"})  # type: ignore[arg-type]

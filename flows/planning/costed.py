@@ -1,4 +1,4 @@
-"""A step that is traced, profiled and cut: what planning chooses from, before any budget."""
+"""Traces, profiles and cuts a step into blocks: what planning chooses from, before any budget."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from stowage.stages.workload.calls import Loss, Objective
 
 Progress = Callable[[str], None]
 Part = Callable[[int, int], None]
-"""Told how many parts of a stage are done, of how many."""
+"""Receives how many parts of a stage are done, of how many."""
 
 
 @dataclass(frozen=True)
 class Costed:
-    """A step that is traced, profiled and cut: what planning chooses from, before any budget.
+    """A step that is traced, profiled and cut into blocks: what planning chooses from, before any budget.
 
     Attributes:
         target: the device.
         variants: the trace and its rewrites, with nodes and blocks.
         eager_peak_bytes: see `Planned`.
-        costs: of every distinct call.
+        costs: costs of every distinct call.
         limits: sizes of the clusters of methods that take the whole step as one block; the defaults where None.
         max_exact_nodes: blocks with more nodes are cut into clusters.
     """
@@ -60,7 +60,7 @@ class Costed:
     )
 
     def variants_for(self, method: str) -> list[Variant]:
-        """Cut as a method wants it: some take the whole step as one block."""
+        """Return the variants, cut as a method needs them: some take the whole step as one block."""
         if not method_of(method).whole:
             return self.variants
         limits = self.limits
@@ -74,7 +74,7 @@ class Costed:
     def options_for(
         self, method: str, stores: Path, effort: Effort, part: Part = lambda done, total: None
     ) -> list[Option]:
-        """Schedules of every distinct block of `variants_for`, solved or looked up once."""
+        """Return schedules of every distinct block of `variants_for`, solved or looked up once."""
         wanted = method_of(method)
         clusters = wanted.clusters or effort.grid.cluster_formulation
         key = wanted.whole, clusters, wanted.sizes, stores, effort
@@ -119,7 +119,7 @@ def cost_step(
     progress: Progress = lambda stage: None,
     profiled: Part = lambda done, total: None,
 ) -> Costed:
-    """Trace → profile → partition; see `plan_step`, and for `profiled` the progress of `profile_trace`.
+    """Trace, profile and partition a step; see `plan_step`, and for `profiled` the progress of `profile_trace`.
 
     Raises:
         FakeKernelError: `recorded` says something else of a call than its kernel does; it must be recorded anew.
@@ -166,7 +166,7 @@ def cost_recorded(
     progress: Progress,
     profiled: Callable[[int, int], None],
 ) -> Costed:
-    """Profile → partition of a step that is traced; see `plan_step`."""
+    """Profile and partition a step that is traced; see `plan_step`."""
     learnt = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     trace = with_updates(recorded, model, optimizer=learnt, micro_batch=micro_batch)
     progress("profile")
@@ -195,7 +195,7 @@ def cost_traces(
     target: DeviceDescription,
     max_exact_nodes: int = MAX_EXACT_NODES,
 ) -> Costed:
-    """From tables alone: no model, and no device that could run it.
+    """Cut variants into blocks from tables alone: no model, and no device that could run it.
 
     Args:
         traces: the variants of one trace, `plain` first; see `rewrite`.
@@ -215,7 +215,7 @@ def cost_traces(
 def block_options(
     variants: Iterable[Variant], stores: Path, effort: Effort, part: Part = lambda done, total: None
 ) -> list[Option]:
-    """Schedules of every distinct block."""
+    """Return schedules of every distinct block."""
     variants = list(variants)
     by_hash = options_for_blocks(
         [BlockGraph.from_json(b.graph) for variant in variants for b in variant.blocks],

@@ -1,4 +1,4 @@
-"""How much time planning may take, and where what it finds is kept."""
+"""Limits the time that planning may take, and finds the folder of its stores."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from stowage.stages.solver.outcome import SolverSettings
 
 @dataclass(frozen=True)
 class Effort:
-    """How much time planning may take.
+    """Limits on the time that planning may take.
 
     Attributes:
-        seconds_per_call, min_samples: measuring one distinct operation.
+        seconds_per_call: seconds to measure one distinct operation.
+        min_samples: samples of one distinct operation at least.
         grid: budgets per distinct block.
         solver: limits of one solve for a block.
         o_ilp: limits of one solve of O-ILP, which decides what is offloaded.
@@ -63,22 +64,22 @@ QUICK = Effort(
     solver=SolverSettings(time_limit_s=0.1),
     o_ilp=SolverSettings(time_limit_s=4.0, gap=0.02),
 )
-"""For trying out: a plan in seconds, less good."""
+"""Effort for trying out: a plan in seconds, less good."""
 
 
 def processor_s() -> float:
-    """Processor time of this process and of its children that have ended, so far."""
+    """Return the processor time of this process and of its children that have ended, so far."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
 
 def stores_folder(cache_dir: str | Path | None) -> Path:
-    """Where costs, options and plans of `fit` live: the argument, `STOWAGE_HOME`, or the user's cache folder."""
+    """Return the folder of the stores of `fit`: the argument, `STOWAGE_HOME`, or the user's cache folder."""
     return Path(cache_dir or os.environ.get("STOWAGE_HOME") or platformdirs.user_cache_dir("stowage"))
 
 
 def target_device(device_name: str | torch.device, stores: Path) -> DeviceDescription:
-    """This machine's device, measured once and remembered; `cuda` is the current GPU."""
+    """Return the description of this machine's device, measured once and remembered; `cuda` is the current GPU."""
     device = device_of(device_name)
     path = stores / "devices" / f"{device.fingerprint()}.json"
     try:

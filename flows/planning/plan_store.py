@@ -1,4 +1,4 @@
-"""Plans that were solved before, by everything that they depend on: the same question is not solved twice."""
+"""Keeps solved plans by everything that they depend on, so that the same question is not solved twice."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PLANNERS = tuple(
     f"stowage.stages.{name}"
     for name in ("formulations", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
 )
-"""Packages whose code decides what a plan is."""
+"""Packages whose code decides how plans are made."""
 
 
 def code_of_plans() -> tuple[str, ...]:
-    """Names the code that makes plans, that of formulations elsewhere included, and the solvers."""
+    """Return hashes of the code that makes plans, formulations elsewhere included, and of the solvers."""
     return code_hash(*PLANNERS), *code_of_options()
 
 
@@ -35,7 +35,7 @@ class PlanStore:
         self._folder = folder
 
     def key(self, variants: Sequence[Variant], *question: object) -> str:
-        """Of programs with their costs and clusters, and of whatever else is asked; values with a faithful `repr`."""
+        """Return the key of a question: programs with costs and clusters, and other values with a faithful `repr`."""
         digest = hashlib.sha256(repr(code_of_plans()).encode())
         for variant in variants:
             digest.update(variant.trace.meta.configuration_hash.encode())
@@ -47,8 +47,10 @@ class PlanStore:
     def find(
         self, key: str, variants: Sequence[Variant], *, budget_bytes: int, disk_room_bytes: int | None = None
     ) -> Solved | None:
-        """The plan, if it is there and whole, the referee finds it legal within the budget, and there is room for what
-        it keeps on a disk. What is not whole can be solved again, and is then replaced."""
+        """Return a stored plan that is whole, legal for the referee, and within the budget and the disk's room.
+
+        None where there is no such plan; one that is not whole can be solved again, and is then replaced.
+        """
         folder = self._folder / key
         try:
             solved = Solved(

@@ -1,4 +1,4 @@
-"""A plan with its program and its tables, in memory and in its folder."""
+"""Keeps a plan with its program and its tables, in memory and in its folder."""
 
 from __future__ import annotations
 
@@ -21,8 +21,16 @@ class Planned:
     """A plan with its program and its tables.
 
     Attributes:
+        trace: the tables of the step.
+        nodes: its compute nodes.
+        blocks: its blocks.
         options: what `solve` chose among; empty where the plan was solved before.
+        rows: the plan's actions, with times and bytes.
+        slots: places of tensors in the lower tier.
+        summary: the plan's summary.
         source: the text of `step.py`; `folder` holds it, with the plan's tables.
+        manifest: what `step.py` is valid for.
+        folder: the plan's folder.
         eager_peak_bytes: predicted total peak of plain PyTorch; with accumulation, of the last micro-batch.
     """
 
@@ -39,7 +47,7 @@ class Planned:
     eager_peak_bytes: int
 
     def executable(self) -> ExecutablePlan:
-        """What an executor needs of it."""
+        """Return what an executor needs of the plan."""
         path, budget = self.folder / "step.py", self.summary.device_budget_bytes
         return ExecutablePlan(self.source, self.manifest, path, self.trace, self.slots, budget)
 
@@ -59,7 +67,7 @@ def finish(
     stores: Path,
     eager_peak_bytes: int,
 ) -> Planned:
-    """Generate `step.py` for a solved plan, and write it with its tables below `home`."""
+    """Generate `step.py` for a solved plan, and write it with its tables into a folder in `stores`."""
     source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
     return write_plan(
         Planned(

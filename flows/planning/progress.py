@@ -1,4 +1,4 @@
-"""What is going on while something is planned: one live line on a terminal, elsewhere a line a stage in the log."""
+"""Shows what planning is doing: one live line on a terminal, elsewhere a line a stage in the log."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ STAGES = {
     "solve": "choosing the plan",
     "codegen": "writing the step",
 }
-"""What each does, for people."""
+"""Stage -> what it does, for people."""
 
 
 class Watch:
-    """Told by planning which stage it is in and how far.
+    """Receives from planning which stage it is in, and how far it is.
 
     Attributes:
-        stage: the present one, "" before the first.
-        done, total: of its parts; 0 where they are not counted.
+        stage: the present stage, "" before the first.
+        done: parts of the stage that are done.
+        total: number of its parts; 0 where they are not counted.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Watch:
         self._reason = ""
 
     def __call__(self, stage: str) -> None:
-        """A stage begins."""
+        """Note that a stage begins."""
         if stage == self.stage:
             return
         self._leave()
@@ -53,19 +54,19 @@ class Watch:
             LOG.info("planning: %s", self.describe())
 
     def part(self, done: int, total: int) -> None:
-        """So many parts of the stage are done, of how many."""
+        """Note how many parts of the stage are done, of how many."""
         self.done, self.total = done, total
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
 
     def describe(self) -> str:
-        """Where it is: `measuring operations, 12 of 60`."""
+        """Say what planning is doing: `measuring operations, 12 of 60`."""
         counted = f", {self.done:,} of {self.total:,}" if self.total and self._bar is None else ""
         return STAGES.get(self.stage, self.stage or "starting") + counted
 
     @contextmanager
     def shown(self, reason: str = "") -> Iterator[None]:
-        """While planning runs inside, for a reason. Nothing stays on the terminal."""
+        """Show progress while planning runs inside, for a reason; nothing stays on the terminal."""
         self.stage, self._reason = "", f"{reason}: " if reason else ""
         console = Console(stderr=True)
         if not (console.is_terminal and sys.stderr.isatty()):

@@ -1,5 +1,7 @@
-"""Plans of a step in sizes that were not measured, from a size that was: no profiling, and no search where everything
-fits."""
+"""Plans a step in sizes that were not measured, from a size that was, without profiling.
+
+Where everything fits nothing is searched either.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,15 @@ from stowage.stages.rewrite import Way, needed_variant, variant_named, variants_
 from stowage.stages.solve import PlanRequest, Solved, Variant, keep_everything_at_once, same_rows, solve_variants
 
 SLOTS = 100
-"""Of RK-Rotor, for sizes whose costs are estimates."""
+"""Memory slots of RK-Rotor, for sizes whose costs are estimates."""
 
 PLANS = 4
-"""Of each structure, those whose rows are tried in other sizes."""
+"""Number of plans of each structure whose rows are tried in other sizes."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Of a plan; `nbytes` is the size of its step."""
+    """The rows of a plan; `nbytes` is the size of its step."""
 
     variant: str
     rows: Sequence[PlanRow]
@@ -49,7 +51,9 @@ class _Reference:
     """A step of one structure that was measured and planned in full.
 
     Attributes:
+        costed: the step, with its costs and blocks.
         searched: its blocks have schedules; not where everything fitted.
+        plans: rows of its plans.
     """
 
     costed: Costed
@@ -59,7 +63,7 @@ class _Reference:
 
 @dataclass(frozen=True)
 class AtOnce:
-    """A plan, and the tables that it is of."""
+    """A plan, and the variant whose tables it is for."""
 
     variant: Way
     solved: Solved
@@ -67,7 +71,7 @@ class AtOnce:
 
 
 def everything_kept(variant: Variant, request: PlanRequest) -> AtOnce | None:
-    """The plan that keeps everything, where that fits the budget and a method would choose it."""
+    """Return the plan that keeps everything, where that fits the budget and a method would choose it."""
     if not method_of(request.method).keeps:
         return None
     solved = keep_everything_at_once(variant.trace, variant.nodes, request)
@@ -77,10 +81,10 @@ def everything_kept(variant: Variant, request: PlanRequest) -> AtOnce | None:
 
 
 class Sizes:
-    """Steps that were planned in full, and what follows from them for others."""
+    """Remembers steps that were planned in full, and plans others from them."""
 
     def __init__(self, most: int) -> None:
-        """`most` structures are kept, the latest."""
+        """Keep at most `most` structures, the latest."""
         self._most = most
         self._known: OrderedDict[str, _Reference] = OrderedDict()
 
@@ -106,7 +110,7 @@ class Sizes:
             reference.plans = sorted([mine, *reference.plans], key=lambda p: -p.nbytes)[:PLANS]
 
     def nodes(self, trace: TraceTables, costs: Mapping[str, Cost]) -> tuple[list[ComputeNode], list[Block]]:
-        """Nodes and blocks of a step as it was recorded."""
+        """Return nodes and blocks of a step as it was recorded."""
         reference = self._known.get(structure_of(trace))
         found = None
         if reference is not None:
@@ -125,18 +129,21 @@ class Sizes:
         *,
         only_kept: bool = False,
     ) -> AtOnce | None:
-        """A plan within the budget, if there is one without measuring and long searching.
+        """Return a plan within the budget, if there is one without measuring and long searching.
 
         Args:
-            trace, nodes, blocks: of the step as it was recorded; see `nodes`.
-            costs: of every call of it and of its rewrites.
+            trace: the step as it was recorded.
+            nodes: its nodes; see `nodes`.
+            blocks: its blocks.
+            costs: costs of every call of it and of its rewrites.
             request: what is asked for.
-            home, effort: see `plan_step`.
-            only_kept: only one that computes and moves nothing again.
+            stores: see `plan_step`.
+            effort: see `plan_step`.
+            only_kept: accept only a plan that keeps everything.
         """
         reference = self._known.get(structure_of(trace))
         if reference is not None and not only_kept and any(p.slots for p in reference.plans):
-            # Weights stay where they are between steps of all sizes.
+            # The same rows keep weights in the same tier between steps of all sizes.
             found = self._same_rows(reference, trace, costs, request)
             if found is not None:
                 return found
@@ -154,7 +161,7 @@ class Sizes:
     def _same_rows(
         self, reference: _Reference, trace: TraceTables, costs: Mapping[str, Cost], request: PlanRequest
     ) -> AtOnce | None:
-        """Of the plans of this structure the fastest that fits here too."""
+        """Return the fastest of the plans of this structure that fits here too."""
         found: list[AtOnce] = []
         scales = _Scales(reference.costed, request.method, trace, costs)
         for plan in reference.plans:
@@ -176,7 +183,7 @@ class Sizes:
         stores: Path,
         effort: Effort,
     ) -> AtOnce | None:
-        """RK-Rotor over the schedules that were found for the blocks in another size."""
+        """Return what RK-Rotor finds with the schedules that were found for the blocks in another size."""
         scales = _Scales(reference.costed, request.method, trace, costs)
         pairs = [(before, scales.whole(before.name)) for before in reference.costed.variants_for(request.method)]
         variants = [variant for _, variant in pairs if variant is not None]
@@ -207,7 +214,7 @@ class Sizes:
 
 
 class _Scales:
-    """Variants of a step in the size of another, each made once."""
+    """Makes variants of a step in the size of another, each once."""
 
     def __init__(self, costed: Costed, method: str, trace: TraceTables, costs: Mapping[str, Cost]) -> None:
         self._costed = costed
@@ -217,14 +224,14 @@ class _Scales:
         self._made: dict[str, Variant | None] = {}
 
     def variant(self, name: str) -> Way | None:
-        """The variant of this name, or None where it is another computation here."""
+        """Return the variant of this name, or None where it is another computation here."""
         if name in self._before:
             return self.whole(name)
         found = [self.whole(each) for each in self._before]
         return variant_named([v for v in found if v is not None], name)
 
     def whole(self, name: str) -> Variant | None:
-        """The variant of this name, which mixes no rewrites, or None where it is another computation here."""
+        """Return the variant of this name, which mixes no rewrites, or None where it is another computation here."""
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]

@@ -1,4 +1,4 @@
-"""The six planning stages in one process, with the same functions and stores as the pipeline."""
+"""Runs the six planning stages in one process, with the same functions and stores as the pipeline."""
 
 from __future__ import annotations
 
@@ -63,12 +63,16 @@ def plan_step(
     layouts: Mapping[str, torch.Tensor] | None = None,
     progress: Progress = lambda stage: None,
 ) -> Planned:
-    """Trace → profile → partition → options → solve → codegen for one model and batch.
+    """Plan one model and batch: trace, profile, partition, options, solve, codegen.
 
     Args:
-        model, batch, loss, device_budget, method: see `fit`.
-        optimizer: holds the model's parameters.
-        home: folder of the stores.
+        model: see `fit`.
+        batch: see `fit`.
+        loss: see `fit`.
+        optimizer: has the model's parameters.
+        device_budget: see `fit`.
+        method: see `fit`.
+        stores: folder of the stores.
         objective: `objective(model, batch)`, instead of `loss`, for those who call the model themselves.
         recorded: forward and backward of this batch, if traced before.
         micro_batch: what happens to gradients; by default they go into updates at once.
@@ -77,9 +81,9 @@ def plan_step(
         effort: how much time planning may take.
         notices: receives what the user should know.
         target: the device; by default this machine's.
-        below: the tier below the device, if the plan may use one.
-        away: see `PlanRequest`.
-        layouts: of parameters that are not in memory, see `trace_step`.
+        lower_tier: the lower tier, if the plan may use one.
+        offloaded_at_rest: see `PlanRequest`.
+        layouts: layouts of parameters that are not in memory, see `trace_step`.
         progress: called with each stage's name as it starts.
 
     Raises:
@@ -134,7 +138,13 @@ def plan_costed(
 
     Args:
         costed: the step; `cost_traces` makes it from tables.
-        device_budget, method, home, effort, below, away, progress: see `plan_step`.
+        device_budget: see `plan_step`.
+        method: see `plan_step`.
+        stores: see `plan_step`.
+        effort: see `plan_step`.
+        lower_tier: see `plan_step`.
+        offloaded_at_rest: see `plan_step`.
+        progress: see `plan_step`.
         part: called with the blocks that have schedules, and how many there are.
         said: how the budget was found, if it was not given in bytes.
         known: see `solve_costed`.
@@ -176,13 +186,20 @@ def solve_costed(
     said: str = "",
     known: Known | None = None,
 ) -> tuple[Solved, list[Option]]:
-    """The plan within a budget, from the store or solved now, without its program.
+    """Return the plan within a budget, from the store or solved now, without its program.
 
     Args:
         costed: the step.
-        budget_bytes: of the device.
-        method, home, effort, below, away, progress, part, said: see `plan_costed`.
-        known: of the same step, method and effort, from plans within other budgets.
+        budget_bytes: the device budget.
+        method: see `plan_step`.
+        stores: see `plan_step`.
+        effort: see `plan_step`.
+        lower_tier: see `plan_step`.
+        offloaded_at_rest: see `plan_step`.
+        progress: see `plan_step`.
+        part: see `plan_costed`.
+        said: see `plan_costed`.
+        known: what plans of the same step, method and effort within other budgets have found.
 
     Returns:
         The plan, and the options that it was chosen from; none where it was in the store.

@@ -1,4 +1,4 @@
-"""Trace again where profiling has found that real kernels return something else than fake ones."""
+"""Traces again where profiling has found that real kernels return something else than fake ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def with_true_kernels(attempt: Callable[[], T], again: Callable[[], None] = lambda: None) -> T:
-    """What `attempt` returns, which traces and profiles. What profiling learns is known to the next tracing.
+    """Return what `attempt` returns, which traces and profiles; trace again with what profiling has learnt.
 
     Args:
         attempt: the work.
-        again: called before it is done again: it forgets what was traced.
+        again: called before the work is repeated: it forgets what was traced.
 
     Raises:
         FakeKernelError: what is known does not help.

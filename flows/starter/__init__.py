@@ -1,6 +1,9 @@
 """Makes a Stowage project out of anyone's repository; the command is `stowage init`.
 
-`answers` (which model), `templates` (texts of the files, with what differs between projects filled in), `merge` (one
-text out of what is there and what is wanted), `changes` (what to write and what to leave), `repository` (Git and DVC)
-and `start` (all of it in order).
+- `start.py`: all of it in order.
+- `answers.py`: finds which model the project plans.
+- `changes.py`: decides what to write and what to leave.
+- `merge.py`: joins a text that is there with one that is wanted.
+- `templates.py`: fills in the texts of the files, which are in `templates/`.
+- `repository.py`: Git and DVC of the repository.
 """

@@ -1,4 +1,4 @@
-"""Which model a project plans: from the command line, from `params.yaml`, from a terminal, or from what is there."""
+"""Finds which model a project plans: from the command line, `params.yaml`, a terminal, or what is there."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _QUESTION = (
 
 @dataclass(frozen=True)
 class Model:
-    """What `trace.model` of `params.yaml` names: one of its three keys, and the value of that."""
+    """The model that `trace.model` of `params.yaml` names: one of its three keys, and its value."""
 
     kind: Kind
     value: str
 
     @property
     def module(self) -> str:
-        """The module of a function; empty for other kinds."""
+        """Return the module of a function; empty for other kinds."""
         return self.value.partition(":")[0] if self.kind == "callable" else ""
 
     @property
     def function(self) -> str:
-        """The function's name in that module."""
+        """Return the function's name in its module."""
         return self.value.partition(":")[2]
 
 
 def model_of(text: str, root: Path) -> Model:
-    """What a person means by `--model TEXT`.
+    """Return the model that a person means by `--model TEXT`.
 
     Raises:
         ParameterError: it can be none of the three.
@@ -62,7 +62,7 @@ def model_of(text: str, root: Path) -> Model:
 
 
 def choose_model(given: str | None, root: Path, ask: Callable[[str, str], str]) -> Model:
-    """The model of the project: `given`, or the one that `params.yaml` has, or the answer of a person.
+    """Return the project's model: `given`, or the one that `params.yaml` has, or the answer of a person.
 
     Args:
         given: the value of `--model`.
@@ -88,7 +88,7 @@ def choose_model(given: str | None, root: Path, ask: Callable[[str, str], str]) 
 
 
 def present_model(root: Path) -> Model | None:
-    """The model that `params.yaml` names already."""
+    """Return the model that `params.yaml` names already."""
     path = root / "params.yaml"
     if not path.is_file():
         return None
@@ -100,14 +100,14 @@ def present_model(root: Path) -> Model | None:
 
 
 def module_file(root: Path, module: str) -> Path | None:
-    """The file of a module of the project's own, relative to `root`; None where it has no such module."""
+    """Return the file of a module of the project's own, relative to `root`; None where it has no such module."""
     path = Path(*module.split("."))
     candidates = (Path(f) / p for f in SOURCE_FOLDERS for p in (path / "__init__.py", path.with_suffix(".py")))
     return next((candidate for candidate in candidates if (root / candidate).is_file()), None)
 
 
 def names_in(path: Path) -> set[str]:
-    """Names that the top level of a Python file defines or imports.
+    """Return names that the top level of a Python file defines or imports.
 
     Raises:
         StowageError: the file is not Python.

@@ -1,4 +1,4 @@
-"""What `stowage init` writes, and what it leaves as it is."""
+"""Decides what `stowage init` writes, and what it leaves as it is."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Change:
     """A file that is written.
 
     Attributes:
-        path: from the folder in which `stowage init` runs.
+        path: path from the folder in which `stowage init` runs.
         before: its text, None where it is not there.
         after: its text from now on.
-        ours: it is ours as a whole, and its hash is kept to see whether people have edited it.
+        ours: the whole file is Stowage's, and its hash is kept to see whether people have edited it.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Change:
     ours: bool = False
 
     def describe(self) -> str:
-        """What is done, with a diff of what was there."""
+        """Say what is done, with a diff of what was there."""
         if self.before is None:
             return f"wrote {self.path}"
         lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
@@ -42,22 +42,22 @@ class Change:
 
 
 def text_hash(text: str) -> str:
-    """A hash of a file that is ours as a whole."""
+    """Return the hash of a file that is Stowage's as a whole."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def changes_of(
     root: Path, model: Model, device: str, folder: str, version: str, written: Mapping[str, str]
 ) -> tuple[list[Change], list[str]]:
-    """Files to write, and sentences on what is left alone.
+    """Return files to write, and sentences on what is left alone.
 
     Args:
         root: the project's folder.
-        model: what it plans.
+        model: the model that it plans.
         device: `cpu` or `cuda`.
-        folder: where `root` is in its repository.
-        version: of Stowage.
-        written: path -> hash of files that are ours as a whole, as they were last written.
+        folder: path of `root` in its repository.
+        version: version of Stowage.
+        written: path -> hash of files that are Stowage's as a whole, as they were last written.
 
     Raises:
         StowageError: a file that is there cannot be joined with what is wanted.
@@ -84,7 +84,7 @@ def write(root: Path, change: Change) -> None:
 
 
 def _model_file(root: Path, model: Model, found: list[Change]) -> str | None:
-    """The function that makes batches, if the model's module has one; a missing module becomes an example."""
+    """Return the function that makes batches, if the model's module has one; a missing module becomes an example."""
     if model.kind != "callable":
         return None
     path = module_file(root, model.module)
@@ -102,7 +102,7 @@ def _model_file(root: Path, model: Model, found: list[Change]) -> str | None:
 
 
 def _place_of(root: Path, module: str) -> Path:
-    """Where a module that is not there yet belongs: below `src` in projects that keep their packages there."""
+    """Return where a missing module belongs: in `src` in projects that keep their packages there."""
     path = Path(*module.split(".")).with_suffix(".py")
     first = path.parts[0]
     for folder in SOURCE_FOLDERS:
@@ -141,7 +141,7 @@ def _whole(
 
 
 def _workflow_path(folder: str) -> str:
-    """Workflows are at the top of a repository, wherever the project is in it."""
+    """Return the workflow's path: workflows are at the top of a repository, wherever the project is in it."""
     depth = 0 if folder == "." else len(Path(folder).parts)
     name = WORKFLOW if depth == 0 else WORKFLOW.replace("stowage", f"stowage-{Path(folder).name}")
     return "../" * depth + name

@@ -1,4 +1,4 @@
-"""A text that is there and a text that is wanted, made into one: what people wrote stays."""
+"""Joins a text that is there and a text that is wanted: what people wrote stays."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ruamel.yaml.util import load_yaml_guess_indent
 from stowage.stages.ir.errors import StowageError
 
 _OURS = ("cmd", "desc")
-"""Keys of a stage that are ours alone; the lists of a stage are joined with what people added to them."""
+"""Keys of a stage that Stowage writes alone; the lists of a stage are joined with what people added to them."""
 _LISTS = ("deps", "params", "outs", "metrics", "plots")
 _FOLDERS_OF_CODE = re.compile(r"(stages|flows)/[\w/.]+")
-"""Deps of a checkout of Stowage, which a project elsewhere does not have."""
+"""Matches deps of a checkout of Stowage, which a project elsewhere does not have."""
 
 
 def with_lines(text: str, wanted: str) -> str:
-    """`text` with those lines of `wanted` that it lacks, for files of patterns to ignore."""
+    """Return `text` with those lines of `wanted` that it lacks, for files of patterns to ignore."""
     there = {line.strip().strip("/") for line in text.splitlines()}
     missing = [line for line in wanted.splitlines() if line.strip().strip("/") not in there]
     if not missing:
@@ -29,7 +29,7 @@ def with_lines(text: str, wanted: str) -> str:
 
 
 def with_sections(text: str, wanted: str, path: str) -> str:
-    """`params.yaml` with those sections of `wanted` that it lacks, comments included."""
+    """Return `params.yaml` with those sections of `wanted` that it lacks, comments included."""
     there = _load(text, path)[0]
     sections = re.split(r"\n(?=\w+:)", wanted.rstrip("\n"))
     missing = [part.strip("\n") for part in sections if (m := re.match(r"(\w+):", part)) and m[1] not in there]
@@ -39,7 +39,7 @@ def with_sections(text: str, wanted: str, path: str) -> str:
 
 
 def with_stages(text: str, wanted: str, path: str) -> str:
-    """`dvc.yaml` with the stages of `wanted`; stages of other names, and deps, params and outs that people added, stay.
+    """Return `dvc.yaml` with the stages of `wanted`, keeping stages, deps, params and outs that people added.
 
     Raises:
         StowageError: a stage of that name does something else.
@@ -69,7 +69,7 @@ def with_stages(text: str, wanted: str, path: str) -> str:
 
 
 def _add_plots(content: dict[str, Any], wanted: list[Any]) -> None:
-    """Add the plots that are lacking by name; DVC takes a list of them, or a mapping."""
+    """Add the plots that are missing by name; DVC takes a list of them, or a mapping."""
     there = content.get("plots")
     named = {name: plot for item in wanted for name, plot in item.items()}
     if isinstance(there, dict):
@@ -83,7 +83,7 @@ def _add_plots(content: dict[str, Any], wanted: list[Any]) -> None:
 
 
 def with_deployments(text: str, wanted: str, path: str) -> str:
-    """`prefect.yaml` with those deployments of `wanted` that it lacks."""
+    """Return `prefect.yaml` with those deployments of `wanted` that it lacks."""
     content, style = _load(text, path)
     there = content.get("deployments") or []
     known = {(item.get("name"), item.get("entrypoint")) for item in there if isinstance(item, dict)}
@@ -97,14 +97,14 @@ def with_deployments(text: str, wanted: str, path: str) -> str:
 
 
 def _joined(present: list[Any], wanted: list[Any]) -> list[Any]:
-    """What is wanted, and what people added to it: an entry of a file of parameters counts by the file's name."""
+    """Return what is wanted, and what people added; an entry of a file of parameters counts by the file's name."""
     ours = {_key(item) for item in wanted}
     added = [item for item in present if _key(item) not in ours and not _outdated(item, ours)]
     return [_plain(item) for item in (*wanted, *added)]
 
 
 def _outdated(item: Any, ours: set[str]) -> bool:
-    """Whether an entry comes from a checkout's `dvc.yaml`: a folder of code, or a key of a section that is named."""
+    """Return whether an entry is of a checkout's `dvc.yaml`: a folder of code, or a key of a section that is named."""
     if not isinstance(item, str):
         return False
     return bool(_FOLDERS_OF_CODE.fullmatch(item)) or item.partition(".")[0] in ours
@@ -121,7 +121,7 @@ def _plain(item: Any) -> Any:
 
 
 def _load(text: str, path: str) -> tuple[Any, YAML]:
-    """Content with its comments, and a writer that indents as the file does."""
+    """Return the content with its comments, and a writer that indents as the file does."""
     style = YAML()
     style.preserve_quotes = True
     style.width = 1 << 20

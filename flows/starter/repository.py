@@ -1,4 +1,4 @@
-"""Git and DVC of the repository that a project is made in."""
+"""Prepares Git and DVC of the repository that a project is made in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stowage.stages.ir.errors import StowageError
 
 
 def folder_in_repository(root: Path) -> str:
-    """Where `root` is in its Git repository, `.` for the top.
+    """Return the path of `root` in its Git repository, `.` for the top.
 
     Raises:
         StowageError: it is in none.
@@ -23,7 +23,7 @@ def folder_in_repository(root: Path) -> str:
 
 
 def start_dvc(root: Path, folder: str) -> str | None:
-    """Initialise DVC unless it is; a sentence if that was done.
+    """Initialise DVC unless it is; return a sentence if that was done.
 
     Raises:
         StowageError: DVC refuses.
@@ -35,12 +35,12 @@ def start_dvc(root: Path, folder: str) -> str | None:
 
 
 def dvc_root(root: Path) -> Path | None:
-    """The nearest folder at or above `root` that DVC was initialised in."""
+    """Return the nearest folder at or above `root` that DVC was initialised in."""
     return next((folder for folder in (root, *root.parents) if (folder / ".dvc" / "config").is_file()), None)
 
 
 def ignored_by_git(root: Path, paths: list[str]) -> list[str]:
-    """Those of `paths` that Git ignores, which must be committed."""
+    """Return those of `paths` that Git ignores, which must be committed."""
     found = []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""All that `stowage init` does, in order: nothing is written before everything is known to fit together."""
+"""Does all that `stowage init` does, in order: nothing is written before everything is known to fit together."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def start(
 
 
 def _present_device(root: Path) -> str | None:
-    """The device that `params.yaml` names."""
+    """Return the device that `params.yaml` names."""
     path = root / "params.yaml"
     if not path.is_file():
         return None
@@ -95,7 +95,7 @@ def _best_device() -> str:
 
 
 def _checked(root: Path, changes: list[Change], model: Model) -> Settings:
-    """The parameters as they will be.
+    """Return the parameters as they will be.
 
     Raises:
         ParameterError: they are wrong, or name another model than was asked for.
@@ -115,7 +115,11 @@ def _checked(root: Path, changes: list[Change], model: Model) -> Settings:
 
 
 def _refuse_ignored(root: Path) -> None:
-    """Raise `StowageError` if Git would not keep what DVC needs in it."""
+    """Refuse a repository where Git would not keep what DVC needs in it.
+
+    Raises:
+        StowageError: Git ignores such a file.
+    """
     if ignored := ignored_by_git(root, [str(DEVICE), str(LIST), str(RECORD), "dvc.yaml", "params.yaml"]):
         raise StowageError(
             f"Git ignores {', '.join(ignored)}, which must be committed: take the line that says so out of .gitignore."
@@ -133,7 +137,7 @@ def _measure(root: Path, kind: str, say: Callable[[str], None]) -> None:
 
 
 def _record(root: Path, changes: list[Change], say: Callable[[str], None]) -> None:
-    """Note the version, the code of each stage, and what was written as a whole."""
+    """Record the version, the code of each stage, and what was written as a whole."""
     before = read_code(root)
     stale = record_code(root, __version__)
     if before is not None and stale:

@@ -1,4 +1,4 @@
-"""Texts of the files of a new project, with what differs between projects filled in."""
+"""Fills in the texts of the files of a new project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKFLOW = ".github/workflows/stowage.yml"
 
 
 def template(file: str, /, **values: str) -> str:
-    """A file of the folder `templates`, with `${key}` replaced.
+    """Return a file of the folder `templates`, with `${key}` replaced.
 
     Names there end in `.template`: DVC takes every `dvc.yaml` in a repository for a pipeline.
     """
@@ -22,10 +22,10 @@ def template(file: str, /, **values: str) -> str:
 
 
 def parameters(model: Model, device: str, data: str | None) -> str:
-    """`params.yaml` of a project that plans `model`.
+    """Return `params.yaml` of a project that plans `model`.
 
     Args:
-        model: what to plan.
+        model: the model to plan.
         device: `cpu` or `cuda`.
         data: a function that makes the batches, None for none.
     """
@@ -45,7 +45,7 @@ def parameters(model: Model, device: str, data: str | None) -> str:
 
 
 def workflow(root: Path, folder: str, version: str) -> str:
-    """The workflow of a project in `folder` of its repository, `.` for the repository's root."""
+    """Return the workflow of a project in `folder` of its repository, `.` for the repository's root."""
     steps = []
     if (root / "requirements.txt").is_file():
         steps.append("pip install -r requirements.txt")

@@ -1,4 +1,4 @@
-"""Whether a planned step and plain PyTorch agree, and what is said where they do not."""
+"""Decides whether a planned step and plain PyTorch agree, and words the error where they do not."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from stowage.stages.runtime.shadow.shadow import Number, digest
 from stowage.stages.workload.outputs import OutputForm
 
 REPEATABLE = 32
-"""Where kernels of a GPU need not repeat their bits, losses are equal within so many roundings."""
+"""Roundings by which losses may differ where kernels of a GPU need not repeat their bits."""
 
 UNSEEN = (
     "something that it reads has changed where Stowage cannot see it (a number that a library or a file holds, a "
     "global, an environment variable), so pass that in the batch, as a tensor or a number"
 )
-"""What usually makes a plan stale, and the way out."""
+"""The usual cause of a stale plan, and the remedy."""
 
 
 @dataclass
 class History:
-    """Of a program: its calls so far, and the latest one that was compared and agreed."""
+    """The number of calls of a program so far, and the latest call that was compared and agreed."""
 
     calls: int = 0
     agreed: int = 0
 
     @property
     def since(self) -> str:
-        """When numbers have begun to differ, in words."""
+        """Say in words since when numbers have differed."""
         if not self.agreed:
             return f"on call number {self.calls}, the first that is compared"
         return f"since some call after number {self.agreed} and at the latest this one, number {self.calls}"
 
     def stale_step(self, what: str, why: str = UNSEEN) -> StaleStep:
-        """Of a training step that did `what`."""
+        """Make the error for a training step that did `what`."""
         return StaleStep(
             f"The planned step {what}, {self.since}: {why}; weights have been updated with the stale step, so go back "
             "to what was saved before, and the next call plans anew.",
@@ -46,7 +46,7 @@ class History:
         )
 
     def stale_evaluation(self, position: int) -> StaleStep:
-        """Of an evaluation whose tensor at `position` differs."""
+        """Make the error for an evaluation whose tensor at `position` differs."""
         return StaleStep(
             f"The planned evaluation gave another tensor number {position} of its result than plain PyTorch, "
             f"{self.since}: {UNSEEN}; the next call plans anew.",
@@ -56,6 +56,7 @@ class History:
 
 
 def same_loss(loss: Number, plain: Number, device: torch.device) -> bool:
+    """Return whether two losses are equal, or nearly so where kernels of a GPU need not repeat their bits."""
     if loss.dtype != plain.dtype:
         return False
     if loss.bits == plain.bits or repeats(device):
@@ -65,7 +66,7 @@ def same_loss(loss: Number, plain: Number, device: torch.device) -> bool:
 
 
 def close(found: torch.Tensor, expected: torch.Tensor | None) -> bool:
-    """Equal bit for bit, all NaN alike; nearly so where kernels of a GPU need not repeat their bits."""
+    """Return whether two tensors are equal bit for bit, all NaN alike; nearly so where GPU kernels do not repeat."""
     if expected is None or found.dtype != expected.dtype or found.shape != expected.shape:
         return False
     here = found.detach().cpu()
@@ -78,9 +79,10 @@ def close(found: torch.Tensor, expected: torch.Tensor | None) -> bool:
 
 
 def digests(result: Any) -> list[tuple[torch.dtype, torch.Size, bytes]]:
-    """Of each tensor of a result."""
+    """Return dtype, shape and digest of each tensor of a result."""
     return [(t.dtype, t.shape, digest(t)) for t in OutputForm.of(result)[1]]
 
 
 def repeats(device: torch.device) -> bool:
+    """Return whether kernels on a device repeat their bits."""
     return device.type == "cpu" or torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""Looks at a planned iteration while it runs: at gradients, and at generators before updates."""
+"""Observes a planned iteration while it runs: its gradients, and the generators before updates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from stowage.stages.runtime.random.generators import GeneratorStates
 
 
 class Observer:
-    """Looks at a planned iteration while it runs.
+    """Observes a planned iteration while it runs.
 
     Attributes:
         wrong: parameters whose gradient differs from `whole`'s, in order.
-        late: updates ran and there was no room for the state before them, so what they drew is in it too.
+        late: updates ran and there was no room to keep the generators' state before them, so the state includes what
+            the
+            updates drew.
     """
 
     def __init__(self, program: Program, whole: PlainStep | None, *, has_room: bool) -> None:
-        """`has_room`: for the state of a generator, where the plan takes most."""
+        """Observe one iteration; `has_room` says whether a generator's state fits the budget at the plan's peak."""
         self._has_room = has_room
         self.wrong: list[str] = []
         self.late = False
@@ -28,7 +30,7 @@ class Observer:
         self._before_updates: GeneratorStates | None = None
 
     def on_update(self, name: str, gradient: torch.Tensor) -> None:
-        """See `Program`."""
+        """Compare a gradient before its update, and keep the generators' state before the first; see `Program`."""
         if self._before_updates is None and self._has_room:
             self._before_updates = GeneratorStates.now(self._program.device)
         self.late = self._before_updates is None
@@ -37,5 +39,5 @@ class Observer:
 
     @property
     def generators(self) -> GeneratorStates:
-        """Where they are before the first update: an optimizer may draw too."""
+        """Return the generators' state before the first update: an optimizer may draw random numbers too."""
         return self._before_updates or GeneratorStates.now(self._program.device)

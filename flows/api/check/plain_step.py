@@ -1,4 +1,4 @@
-"""One whole iteration in plain PyTorch, backward and update included, undone bit for bit; and what came of it."""
+"""Runs one whole iteration in plain PyTorch, backward and update included, and undoes it bit for bit."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from stowage.stages.runtime.shadow.shadow import Compute, Number
 from stowage.stages.workload.autocast import without_autocast
 
 EVERYTHING = Room(sys.maxsize, is_ample=True)
-"""What plain PyTorch takes, it takes: nothing of it counts in the budget."""
+"""No limit: what plain PyTorch takes for this comparison does not count in the budget."""
 
 
 @dataclass
 class PlainStep:
-    """What an iteration left, as copies in the host's memory.
+    """The results of one plain iteration, as copies in the host's memory.
 
     Attributes:
-        loss: see `Number`.
+        loss: the loss as a number.
         gradients: parameter -> its gradient, complete, before clipping.
-        left: what was in `.grad` after clipping.
-        parameters, states, buffers: content by name; of states `parameter::state`.
+        left: parameter -> what was in `.grad` after clipping.
+        parameters: parameter -> its content.
+        states: `parameter::state` -> its content.
+        buffers: buffer -> its content.
     """
 
     loss: Number
@@ -52,14 +54,16 @@ def plain_step(
     parameters: Mapping[str, torch.Tensor],
     max_grad_norm: float | None,
 ) -> PlainStep:
-    """Run it, with everything in memory; afterwards all is as before.
+    """Run one iteration with everything in memory and return its results; afterwards all is as before.
 
     Args:
-        model, optimizer, batch: of the step; without an optimizer gradients stay in `.grad`.
-        compute: from the model and the batch to the loss.
-        roots: what `compute` calls.
-        parameters: of the model and others that the step trains, by name.
-        max_grad_norm: of clipping, or None.
+        model: the model of the step.
+        optimizer: the optimizer of the step; without one gradients stay in `.grad`.
+        compute: computes the loss from the model and the batch.
+        batch: the batch of the step.
+        roots: objects that `compute` calls.
+        parameters: parameters of the model and others that the step trains, by name.
+        max_grad_norm: the norm to clip gradients to, or None.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     generators, saved = GeneratorStates.now(device), Saved()
@@ -79,7 +83,7 @@ def plain_step(
                     torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
                 found.left = _gradients(parameters)
                 if optimizer is not None:
-                    type(optimizer).step.__get__(optimizer)()  # not what schedulers put over it to count calls
+                    type(optimizer).step.__get__(optimizer)()  # without the wrapper by which schedulers count calls
         found.parameters = {name: _copy(p) for name, p in parameters.items()}
         found.states = {name: _copy(t) for name, t in states_of(optimizer, parameters)}
         found.buffers = {name: _copy(b) for name, b in model.named_buffers()}
@@ -99,7 +103,7 @@ def first_difference(
     parameters: Mapping[str, torch.Tensor],
     equal: Callable[[torch.Tensor, torch.Tensor], bool],
 ) -> str | None:
-    """What of a planned iteration is not as plain PyTorch left it, in words; None where all is."""
+    """Say in words where a planned iteration first differs from plain PyTorch; None where it does not."""
     contents = Contents(model, optimizer, offloading)
     contents.settle()
     here = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -126,7 +130,7 @@ def first_difference(
 def states_of(
     optimizer: torch.optim.Optimizer | None, parameters: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors among an optimizer's states, by `parameter::state`."""
+    """Yield the tensors among an optimizer's states, as `parameter::state` and tensor."""
     for name, parameter in parameters.items() if optimizer is not None else ():
         assert optimizer is not None
         for path, leaf in pytree.tree_flatten_with_path(dict(optimizer.state.get(parameter, {})))[0]:

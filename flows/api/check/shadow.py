@@ -1,4 +1,4 @@
-"""The net under a planned step: now and then the user's own forward runs beside it, and the numbers are compared.
+"""Compares planned steps with plain PyTorch: now and then the user's own forward runs beside the plan.
 
 A plan holds for everything that the step read when it was traced. What has changed since then without anyone seeing it
 shows in the loss: on a program's calls 1, 2, 4, 8, … model and loss also run in plain PyTorch, forward only.
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 AMPLE = 2
-"""Times what a forward makes in all: with so much room no operator is looked at before it runs."""
+"""Multiple of all bytes a forward makes; with more room than this, no operator is checked before it runs."""
 
 DRAWS = 2
-"""Forwards in which a generator of Python must move until it is the model that moves it."""
+"""Number of forwards in which a generator of Python must advance before the model is taken to advance it."""
 
 COPIES = 3
-"""Times what is in memory between iterations: what a whole iteration of plain PyTorch keeps to compare and to undo."""
+"""Multiple of the bytes kept between iterations that a whole iteration of plain PyTorch needs to compare and undo."""
 
 
 @dataclass
 class _Watched(History):
-    """A program under the net."""
+    """A program that is checked, with what its check needs."""
 
     shadow: Shadow = field(kw_only=True)
     budget_bytes: int = field(kw_only=True)
@@ -75,7 +75,7 @@ class Net:
         check: Check,
         say: Callable[[str], None],
     ) -> None:
-        """`compute`: from the model and the batch to the loss; `roots`: what it calls."""
+        """Take what plain PyTorch runs: `compute` gives the loss of model and batch, and `roots` is what it calls."""
         self.check = check
         self._model = model
         self._optimizer = optimizer
@@ -89,10 +89,10 @@ class Net:
     def run(
         self, known: Known, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
-        """`work`, which runs the program once, outside of autocast; before it, where that is due, plain PyTorch.
+        """Run `work`, which runs the program once, outside of autocast; before it, where that is due, plain PyTorch.
 
         Raises:
-            StaleStep: they differ.
+            StaleStep: the results differ.
         """
         program = known.program
         watched = self._watched.get(program) or self._watch(program, known.planned, self._loss_shadow)
@@ -124,11 +124,10 @@ class Net:
     def run_forward(
         self, program: Program, planned: Planned, batch: Any, forward: Compute, work: Callable[[], list[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """`work`, which runs a forward-only program once, outside of autocast; before it, where that is due,
-        `forward(model, batch)` without gradients.
+        """Run `work`, a forward-only program, outside of autocast; before it, where due, `forward` in plain PyTorch.
 
         Raises:
-            StaleStep: they differ.
+            StaleStep: the results differ.
         """
         watched = self._watched.get(program) or self._watch(
             program,
@@ -173,7 +172,7 @@ class Net:
         return found
 
     def _plain(self, program: Program, watched: _Watched, batch: Any) -> Seen | None:
-        """What plain PyTorch gives; None where it cannot be known here and now, and the check waits."""
+        """Return the results of plain PyTorch; None where they cannot be computed now, so that the check waits."""
         held = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.held()])
         free = watched.budget_bytes - held - program.staging_bytes
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
@@ -194,7 +193,7 @@ class Net:
         return None
 
     def _whole(self, known: Known, batch: Any) -> PlainStep | None:
-        """A whole iteration of plain PyTorch; None where there is no memory for it."""
+        """Return the results of a whole iteration of plain PyTorch; None where there is no memory for it."""
         program, micro_batch = known.program, known.micro_batch
         parameters = program.parameters()
         states = resident_tensors(self._model, self._optimizer, ())
@@ -206,7 +205,7 @@ class Net:
             )
             return None
         if program.offloading is not None:
-            program.offloading.fetch_all()  # the program puts everything back where it wants it
+            program.offloading.fetch_all()  # the program offloads again what its plan keeps offloaded
         return plain_step(
             self._model,
             self._optimizer if micro_batch.update else None,
@@ -218,7 +217,7 @@ class Net:
         )
 
     def _waits(self, reason: str) -> None:
-        """Say so once."""
+        """Say once that the check waits, and why."""
         if reason not in self._said:
             self._said.add(reason)
             self._say(f"The comparison with plain PyTorch waits: {reason}.")
@@ -245,7 +244,7 @@ class Net:
                 raise watched.stale_step(f"left something else in buffer '{name}' than plain PyTorch does")
 
     def _draws(self, program: Program, watched: _Watched, batch: Any, name: str) -> bool:
-        """Whether model and loss move a generator of Python, and not another thread: some keep connections alive."""
+        """Return whether model and loss advance a generator of Python, rather than another thread."""
         for _ in range(DRAWS):
             before = GeneratorStates.now(program.device)
             program.enter()

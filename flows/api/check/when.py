@@ -1,4 +1,4 @@
-"""When plain PyTorch runs beside a plan: the argument `check` of `fit`."""
+"""Says when plain PyTorch runs beside a plan: the argument `check` of `fit`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ Check = Literal["powers", "always", "never", "gradients"]
 
 
 def check_of(value: Any) -> Check:
-    """The argument `check`, or `ParameterError`."""
+    """Return `value` if it is a valid argument `check`.
+
+    Raises:
+        ParameterError: it is not.
+    """
     if value not in get_args(Check):
         raise ParameterError(
             f"check is {value!r}: give 'powers' (calls 1, 2, 4, 8, …), 'always', 'never' or 'gradients'."

@@ -1,4 +1,4 @@
-"""What is different between two calls of a step, besides the contents of tensors."""
+"""Lists what differs between two calls of a step, besides the contents of tensors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stowage.stages.workload.signature import Leaf
 from stowage.stages.workload.surroundings import MISSING, same_value, same_values
 
 Changed = dict[str, tuple[Any, Any]]
-"""Path -> what was there and what is."""
+"""Path -> the value before and the value now."""
 
 
 class State(NamedTuple):
-    """Everything that is not the content of a tensor."""
+    """Everything that a step depends on except the contents of tensors."""
 
     batch: BatchSignature
     model: ModelSignature
@@ -22,7 +22,7 @@ class State(NamedTuple):
 
 
 def same_state(one: State, other: State) -> bool:
-    """Whether nothing is different between two calls."""
+    """Return whether nothing differs between two calls."""
     return (
         (one.batch is other.batch or one.batch.leaves == other.batch.leaves)
         and (one.model is other.model or one.model == other.model)
@@ -31,7 +31,7 @@ def same_state(one: State, other: State) -> bool:
 
 
 def batch_changes(before: BatchSignature, now: BatchSignature) -> Changed | None:
-    """What is another in the batch; None where its tensors have other forms."""
+    """Return what differs in the batch; None where its tensors have other forms."""
     if before.leaves == now.leaves:
         return {}
     mine, theirs = ({leaf.path: leaf for leaf in side.leaves} for side in (before, now))
@@ -46,12 +46,12 @@ def batch_changes(before: BatchSignature, now: BatchSignature) -> Changed | None
 
 
 def tensor_forms(batch: BatchSignature) -> list[Leaf]:
-    """The forms of a batch's tensors."""
+    """Return the forms of a batch's tensors."""
     return [leaf for leaf in batch.leaves if leaf.kind == "tensor"]
 
 
 def _raw(leaf: Leaf | None) -> Any:
-    """A number as itself, anything else in words."""
+    """Return a number as itself, anything else in words."""
     if leaf is None:
         return MISSING
     match leaf.kind:
@@ -65,7 +65,7 @@ def _raw(leaf: Leaf | None) -> Any:
 
 
 def model_changes(before: ModelSignature, now: ModelSignature) -> Changed | None:
-    """What is another in the modules' attributes; None where the modules are others."""
+    """Return which attributes of the modules differ; None where the modules themselves differ."""
     if before == now:
         return {}
     if before.context != now.context or len(before.modules) != len(now.modules):

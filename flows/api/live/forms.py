@@ -1,5 +1,7 @@
-"""How a number in a recorded step follows from a number of the user's: as it is, or by a form so simple that three
-values tell it."""
+"""Finds how a number in a recorded step follows from a number of the user's.
+
+Either it is that number, or a form of it so simple that three values are enough to recognise it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from stowage.stages.trace.calls.numbers import Number, Spot
 from stowage.stages.workload.surroundings import same_value
 
 ENOUGH = 3
-"""Different values that tell a form, or that something does not matter."""
+"""Number of different values that identify a form, or show that a value does not matter."""
 KEPT = 16
-"""Records that are remembered beside the first."""
+"""Number of records that are remembered besides the first."""
 
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "{}": lambda v: v,
@@ -40,11 +42,11 @@ class Follows(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people, and the name of the number in generated code."""
+        """Return the form in words, which also names the number in generated code."""
         return self.form.replace("{}", self.path)
 
     def of(self, value: Any) -> Number | None:
-        """The number for a value; None where there is none."""
+        """Return the number that follows from a value; None where it cannot be computed."""
         try:
             result: Number = _FORMS[self.form](value)
         except (ArithmeticError, TypeError, ValueError):
@@ -54,14 +56,14 @@ class Follows(NamedTuple):
 
 @dataclass
 class Samples:
-    """Values of the user's numbers, and of those in the step, in every record of one step.
+    """Values of the user's numbers and of the numbers in the step, in every record of one step.
 
     Attributes:
-        before: what was at each path when the step was recorded first, of those that have changed since.
-        base: the numbers of that record, of those that have changed since.
-        later: of each further record: what is at each path, and the numbers.
-        follows: what each number follows from, where that is known.
-        live: paths of numbers whose every trace in the step is known.
+        before: path -> its value in the first record, for paths whose value has changed since.
+        base: spot -> its number in the first record, for numbers that have changed since.
+        later: for each further record, the value at each path and the number at each spot.
+        follows: spot -> what its number follows from, where that is known.
+        live: paths of numbers whose every effect on the step is known.
     """
 
     before: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class Samples:
     live: set[str] = field(default_factory=set)
 
     def add(self, changed: Mapping[str, tuple[Any, Any]], numbers: Mapping[Spot, tuple[Number, Number]]) -> None:
-        """One more record: what has changed since the first, and which numbers differ from it."""
+        """Add a record: what has changed since the first, and which numbers differ from it."""
         for path, (old, _) in changed.items():
             self.before.setdefault(path, old)
         for spot, (old, _) in numbers.items():
@@ -82,7 +84,7 @@ class Samples:
         self.live = self._live()
 
     def values(self, path: str) -> list[Any]:
-        """Different values that were seen at a path."""
+        """Return the different values that were seen at a path."""
         found: list[Any] = []
         for value in [self.before[path], *(at.get(path, self.before[path]) for at, _ in self.later)]:
             if not any(same_value(value, known) for known in found):
@@ -109,8 +111,10 @@ class Samples:
         return {path for path in paths if len(self.values(path)) >= ENOUGH}
 
     def is_ordinary(self, path: str, value: Any) -> bool:
-        """A value that the step surely treats as it treated those before: no other type or sign, nor one that is often
-        treated apart."""
+        """Return whether the step surely treats a value as it treated those before.
+
+        It has a type and sign seen before, and is none of the numbers that code often treats specially.
+        """
         seen = self.values(path)
         if any(same_value(value, known) for known in seen):
             return True
@@ -119,5 +123,5 @@ class Samples:
 
 
 def is_number(value: Any) -> bool:
-    """A number that a step may compute with."""
+    """Return whether a value is a number that a step may compute with."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Programs that read numbers at each call: the same plan, generated anew."""
+"""Makes programs that read numbers at each call: the same plan, with its code generated anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stowage.stages.runtime.program import constant_tensors
 from stowage.stages.trace import MicroBatch, with_updates
 
 LIVE = "-live"
-"""Ends the name of the folder of a plan whose `step.py` reads numbers at each call."""
+"""Suffix of the folder of a plan whose `step.py` reads numbers at each call."""
 
 
 def with_live_numbers(
@@ -27,7 +27,7 @@ def with_live_numbers(
     optimizer: KnownOptimizer | None,
     micro_batch: MicroBatch,
 ) -> Planned:
-    """The same plan with a `step.py` that reads `traced.names` at each call."""
+    """Return the same plan with a `step.py` that reads `traced.names` at each call."""
     whole = with_updates(traced.marked(), model, optimizer=optimizer, micro_batch=micro_batch)
     trace = rewritten(whole, planned.summary.variant)
     if _structure(trace) != _structure(planned.trace):

@@ -1,4 +1,4 @@
-"""What a step reads besides tensors, and which recorded step is for what it is now.
+"""Finds which recorded step is valid now, from all that it reads besides tensors.
 
 A value that has changed since the step was recorded (a number in a closure, a name in a batch, an attribute) may matter
 or not. The step is recorded again, which takes no plan, and compared: the same record means that the value does not
@@ -30,13 +30,13 @@ Key = tuple[BatchSignature, ModelSignature]
 Record = Callable[[Any], Recorded]
 Say = Callable[[str], None]
 MOST = 32
-"""Recorded steps that are remembered."""
+"""Number of recorded steps that are remembered."""
 STATES = 8
-"""Of each, states of the surroundings that it is for."""
+"""Number of states that are remembered for each recorded step."""
 
 
 class Accepted(NamedTuple):
-    """A state that a recorded step is for, with its numbers and constants."""
+    """A state for which a recorded step is valid, with its numbers and constants."""
 
     state: State
     numbers: dict[Spot, Number]
@@ -47,8 +47,8 @@ class Traced:
     """A recorded step.
 
     Attributes:
-        key: what it was recorded for; programs are known by it.
-        forms: of the tensors in its batch.
+        key: what it was recorded for; programs are found by it.
+        forms: forms of the tensors in its batch.
         recorded: its tables; None until it is recorded.
         constants: contents of constants now, where they are not those recorded.
         version: raised when other numbers than before are read at each call.
@@ -69,20 +69,20 @@ class Traced:
         self._ignored: set[str] = set()
 
     def begin(self, recorded: Recorded, surroundings: Surroundings, state: State) -> None:
-        """Recorded for the first time."""
+        """Take the first record of this step, with the state it was made in."""
         self.recorded, self.surroundings, self._base = recorded, surroundings, state
         self._accepted = [Accepted(state, {}, None)]
 
     def now(self, batch: BatchSignature, model: ModelSignature) -> State:
-        """The state at this call."""
+        """Return the state at this call."""
         return State(batch, model, self.surroundings.values())
 
     def stands(self) -> bool:
-        """Whether tensors outside of the model, and what the step leaves in objects, are as recorded, in kind."""
+        """Return whether tensors outside of the model, and what the step leaves in objects, are as recorded."""
         return self.recorded is None or self.recorded.stands()
 
     def accepts(self, state: State) -> bool:
-        """Whether the step is for this state as far as is known; its numbers are then those of this state."""
+        """Return whether the step is known to be valid for this state; if so, use the numbers of this state."""
         for position, known in enumerate(self._accepted):
             if same_state(known.state, state):
                 self._accepted.insert(0, self._accepted.pop(position))
@@ -107,7 +107,7 @@ class Traced:
         return False
 
     def changed(self, state: State, since: State | None = None) -> Changed | None:
-        """What has changed; None where tensors have other forms, or modules another structure."""
+        """Return what has changed; None where tensors have other forms, or modules another structure."""
         before = since or self._base
         found = batch_changes(before.batch, state.batch)
         model = {} if before.model is state.model else model_changes(before.model, state.model)
@@ -121,8 +121,8 @@ class Traced:
     def learn(
         self, state: State, changed: Changed, difference: Difference, surroundings: Surroundings, say: Say
     ) -> None:
-        """A second record for this state differs in numbers alone, or not at all."""
-        if surroundings.paths != self.surroundings.paths:  # a list has grown, an object has become another
+        """Learn from a second record, for this state, that differs in numbers alone or not at all."""
+        if surroundings.paths != self.surroundings.paths:  # such as after a list has grown or an object was replaced
             state = self._look_anew(state, surroundings)
         self._samples.add(changed, difference.numbers)
         names = self._names()
@@ -138,7 +138,7 @@ class Traced:
             self._ignore(changed.keys() - matters, say)
 
     def _look_anew(self, state: State, surroundings: Surroundings) -> State:
-        """From now on watch what the second record read; what was not watched before is taken not to have changed."""
+        """Watch what the second record read from now on, and take what was not watched before as unchanged."""
         known = dict(zip(self.surroundings.paths, self._base.around, strict=True))
         around = surroundings.values()
         base = tuple(known.get(path, value) for path, value in zip(surroundings.paths, around, strict=True))
@@ -146,7 +146,7 @@ class Traced:
         return state._replace(around=around)
 
     def _ignore(self, harmless: set[str], say: Say) -> None:
-        """Of what has changed without a trace in the step, what has had enough values."""
+        """Ignore values from now on that have changed often enough without an effect on the step."""
         found = []
         for path in sorted(harmless - self._ignored):
             values = self._samples.values(path)
@@ -161,7 +161,7 @@ class Traced:
             )
 
     def _names(self) -> dict[Spot, str]:
-        """The numbers that follow from one value in one way share a name."""
+        """Name the numbers that are read at each call; numbers that follow from one value in one way share a name."""
         names: dict[Spot, str] = {}
         for position, (spot, follows) in enumerate(self._samples.follows.items()):
             names[spot] = follows.text if follows is not None else f"number {position}"
@@ -169,27 +169,27 @@ class Traced:
 
     def _use(self, numbers: Mapping[Spot, Number], constants: list[Constant] | None) -> None:
         self.constants = constants
-        self.numbers.clear()  # the one dictionary that programs read
+        self.numbers.clear()  # programs read this very dictionary
         self.numbers.update({name: numbers.get(spot, self._samples.base[spot]) for spot, name in self.names.items()})
 
     def marked(self) -> Recorded:
-        """The record with names in the place of numbers that are read at each call."""
+        """Return the record with names in place of the numbers that are read at each call."""
         assert self.recorded is not None
         return marked(self.recorded, self.names) if self.names else self.recorded
 
 
 class Live:
-    """Finds the recorded step for a batch, and records what it does not find.
+    """Finds the recorded step for a batch, and records it where there is none.
 
     Attributes:
         traced: recorded steps, the one found last first.
-        watch: takes the model's signature.
+        watch: computes the model's signature.
     """
 
     def __init__(
         self, model: nn.Module, roots: Mapping[str, Any], record: Record, say: Say, *, most: int = MOST
     ) -> None:
-        """`most` recorded steps are remembered."""
+        """Remember at most `most` recorded steps."""
         self._model = model
         self._roots = {"model": model, **roots}
         self._record = record
@@ -199,7 +199,7 @@ class Live:
         self.traced: list[Traced] = []
 
     def find(self, batch: Any) -> Traced:
-        """The step for this batch and for everything around it as it is now; not recorded yet where its form is new.
+        """Return the step for this batch and for everything else as it is now; not recorded yet where its form is new.
 
         Raises:
             TraceError: it has to be recorded again, and cannot be.
@@ -237,7 +237,7 @@ class Live:
         return traced
 
     def recorded(self, key: Key, batch: Any) -> Recorded:
-        """The tables of a step that `find` has given."""
+        """Return the tables of a step that `find` has given, recording it if need be."""
         traced = self.of(key)
         if traced.recorded is None:
             recorded, surroundings = self._trace(batch)
@@ -246,7 +246,7 @@ class Live:
         return traced.recorded
 
     def again(self, key: Key) -> None:
-        """Record this step anew when it is next asked for."""
+        """Record this step anew when it is next needed."""
         self.of(key).recorded = None
 
     def forget(self, key: Key) -> None:
@@ -254,7 +254,7 @@ class Live:
         self.traced = [traced for traced in self.traced if traced.key is not key]
 
     def of(self, key: Key) -> Traced:
-        """The step that is known by this very key."""
+        """Return the step with this very key."""
         return next(traced for traced in self.traced if traced.key is key)
 
     def _new(self, key: Key) -> Traced:

@@ -1,1 +1,8 @@
-"""`stow`: a Hugging Face Trainer within a memory budget."""
+"""Runs a Hugging Face Trainer within a memory budget: `stow`.
+
+- `trainer.py`: `stow`, and what takes the place of the Trainer's training step.
+- `refusals.py`: refuses Trainers whose step cannot be planned.
+- `batches.py`: finds the first batches of the Trainer's evaluations.
+- `answers.py`: answers the Trainer's calls after a planned step.
+- `files.py`: saves and loads the Trainer's files tensor by tensor.
+"""

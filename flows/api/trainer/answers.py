@@ -1,4 +1,4 @@
-"""What a Trainer is answered when it asks for the norm of gradients, or for an update, after a planned step."""
+"""Answers a Trainer that asks for the gradients' norm, or for an update, after a planned step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Answers:
     """Stands between a Trainer and the functions that it calls after its training step.
 
     Attributes:
-        norm: of the gradients of the latest step, which clipped them; None where it updated nothing.
+        norm: norm of the latest step's gradients before clipping; None where the step updated nothing.
         updated: the latest step has updated all parameters in one call of the optimizer.
     """
 
@@ -28,7 +28,7 @@ class Answers:
         self._watch_updates()
 
     def _watch_clipping(self) -> None:
-        """Gradients are clipped and gone when the Trainer asks for their norm: answer with what it was."""
+        """Return the norm from before clipping when the Trainer clips: gradients are clipped and freed by then."""
         accelerator = self._trainer.accelerator
         if getattr(accelerator.clip_grad_norm_, "of", None) is self:
             return
@@ -42,7 +42,7 @@ class Answers:
         accelerator.clip_grad_norm_ = clip_grad_norm_
 
     def _watch_updates(self) -> None:
-        """An optimizer that counts its steps would count another when the Trainer calls it without gradients."""
+        """Skip the Trainer's call of an optimizer that has updated already, or it would count another step."""
         optimizer = self._trainer.optimizer
         if type(optimizer).__name__ != "AcceleratedOptimizer" or getattr(optimizer.step, "of", None) is self:
             return

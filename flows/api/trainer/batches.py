@@ -1,4 +1,4 @@
-"""The batches that a Trainer will evaluate on, looked at before it does."""
+"""Finds the first batches that a Trainer will evaluate on, before it does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stowage.stages.workload.randomness import seeded
 
 
 def first_evaluations(trainer: Any) -> Iterator[Any]:
-    """The first batch of each data set that training will be interrupted to evaluate on, on the device.
+    """Yield the first batch of each data set that training will be interrupted to evaluate on, on the device.
 
     Nothing of the Trainer notices: generators are as before, and a data set that can be read only once is left alone.
     """
@@ -30,9 +30,9 @@ def first_evaluations(trainer: Any) -> Iterator[Any]:
 
 
 def _first(trainer: Any, name: str | None) -> Any:
-    """None where there is no batch: evaluation itself says better what is wrong with the data."""
+    """Return the first batch, or None where there is none: evaluation itself explains better what is wrong."""
     with contextlib.suppress(Exception), seeded(0):
         loader = trainer.get_eval_dataloader(name) if name is not None else trainer.get_eval_dataloader()
-        # Not as accelerate iterates: it would take this for the loader in use.
+        # Accelerate's own iteration would register this loader as the one in use.
         return trainer._prepare_inputs(next(iter(DataLoader.__iter__(loader))))
     return None

@@ -1,5 +1,4 @@
-"""What a Hugging Face Trainer saves and loads while weights and states live below the device: the files it knows,
-written and read tensor by tensor."""
+"""Saves and loads the files of a Hugging Face Trainer tensor by tensor, while weights and states are offloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.pt"
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of one object, exchanged for a while."""
+    """Replace an attribute of one object inside the block."""
     own = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
@@ -31,10 +30,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class TrainerFiles:
-    """Takes the place of a Trainer's own methods, and does as they do where everything is in memory anyway."""
+    """Replaces a Trainer's methods that save and load, and calls the originals where nothing is offloaded."""
 
     def __init__(self, trainer: Any, step: Callable[[], TrainingStep | None]) -> None:
-        """`step` tells the present training step."""
+        """Replace the methods; `step` returns the present training step."""
         self._trainer = trainer
         self._step = step
         mine: dict[str, Callable[..., None]] = {
@@ -62,7 +61,7 @@ class TrainerFiles:
     def _save(
         self, step: TrainingStep, original: Callable[..., None], output_dir: str | None = None, state_dict: Any = None
     ) -> None:
-        """Weights, and what the Trainer writes beside them."""
+        """Save the weights, and what the Trainer writes beside them."""
         model = self._trainer.model
         if state_dict is not None or model is not step.model:
             original(output_dir, state_dict)
@@ -110,7 +109,7 @@ class TrainerFiles:
 
 
 def _trained(step: TrainingStep) -> list[str] | None:
-    """Of a model with adapters these alone are loaded; else everything."""
+    """Return the names of adapter weights where the model has adapters, which alone are loaded; else None for all."""
     if not hasattr(step.model, "peft_config"):
         return None
     return [name for name, parameter in step.model.named_parameters() if parameter.requires_grad]

@@ -1,4 +1,4 @@
-"""Trainers whose training step cannot be planned."""
+"""Refuses Trainers whose training step cannot be planned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def refuse(trainer: Any, *, offloads: bool) -> None:
 
     Args:
         trainer: a `transformers.Trainer`.
-        offloads: weights may be below the device.
+        offloads: weights may be offloaded.
 
     Raises:
         ParameterError: its training step cannot be planned; the text says why.

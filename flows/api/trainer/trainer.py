@@ -1,4 +1,4 @@
-"""`stow`: a Hugging Face Trainer whose training steps run within a memory budget, with the same numbers."""
+"""Plans a Hugging Face Trainer's training steps within a memory budget, with the same numbers: `stow`."""
 
 from __future__ import annotations
 
@@ -57,12 +57,23 @@ def stow(
     `clip_grad_norm_`, `optimizer.step()` and `zero_grad()`, no gradients are left to work on. So callbacks see none
     either. Evaluation runs under a forward-only plan within the same budget, once training has begun; what the Trainer
     gathers of it, such as the logits of a whole data set, comes besides. Saving and loading go tensor by tensor. While
-    weights are below the device, `with trainer.on_device() as model:` gives the model with all of them.
-
-    The arguments besides `trainer` are those of `fit`.
+    weights are offloaded, `with trainer.on_device() as model:` gives the model with all of them.
 
     Args:
         trainer: a `transformers.Trainer`, or one of a subclass; its own `compute_loss` and `training_step` are traced.
+        device_budget: as in `fit`.
+        method: as in `fit`.
+        offload: as in `fit`.
+        host_budget: as in `fit`.
+        disk_budget: as in `fit`.
+        offload_dir: as in `fit`.
+        cache_dir: as in `fit`.
+        quick: as in `fit`.
+        check: as in `fit`.
+        new_shapes: as in `fit`.
+        programs: as in `fit`.
+        executor: as in `fit`.
+        say: as in `fit`.
 
     Returns:
         the same trainer; `trainer.stowage` has its `plan`, and its `step`.
@@ -145,7 +156,7 @@ class _Stowed:
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> Any:
-        """Takes the place of `trainer.prediction_step`: loss, logits and labels."""
+        """Return loss, logits and labels, in the place of `trainer.prediction_step`."""
         step = self.step
         if step is None or model is not step.model:
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
@@ -177,7 +188,7 @@ class _Stowed:
 
     @contextmanager
     def on_device(self) -> Iterator[nn.Module]:
-        """The model with all parameters and optimizer states in device memory, whatever the budget."""
+        """Lend the model with all parameters and optimizer states in device memory, whatever the budget."""
         if self.step is None:
             yield self._trainer.model
             return
@@ -185,10 +196,10 @@ class _Stowed:
             yield model
 
     def _step_of(self, model: nn.Module, batch: Any) -> TrainingStep:
-        """The training step for the Trainer's present model, optimizer and arguments."""
+        """Return the training step for the Trainer's present model, optimizer and arguments."""
         trainer = self._trainer
         limit = trainer.args.max_grad_norm
-        norm = float(limit) if limit is not None and limit > 0 else float("inf")  # then it is logged all the same
+        norm = float(limit) if limit is not None and limit > 0 else float("inf")  # logged all the same
         optimizer = trainer.optimizer
         while type(optimizer).__name__ == "AcceleratedOptimizer":
             optimizer = optimizer.optimizer
@@ -210,18 +221,18 @@ class _Stowed:
         return self.step
 
     def _prepare_evaluations(self, step: TrainingStep, evaluated: Iterable[Any]) -> None:
-        """Plan them before training starts too."""
+        """Plan the evaluations before training starts too."""
         loss_only = self._trainer.compute_metrics is None or bool(self._trainer.args.prediction_loss_only)
         for inputs in evaluated:
             batch = {"inputs": inputs, "loss_only": loss_only, "ignore_keys": None}
             try:
                 step.prepare_evaluation(batch, self._prediction)
             except TraceError:
-                return  # said when it comes to it
+                return  # said when the first evaluation begins
 
     @property
     def plan(self) -> PlanSummary:
-        """What the plan of the latest training step states about itself.
+        """Return the summary of the latest training step's plan.
 
         Raises:
             ParameterError: nothing is planned yet.
@@ -234,7 +245,7 @@ class _Stowed:
         return repr(self.step) if self.step is not None else "<stowage, nothing planned yet>"
 
     def log_with_plan(self, log: Callable[..., None]) -> Callable[..., None]:
-        """The Trainer's `log`, which says of training what the plan says."""
+        """Return the Trainer's `log` with the plan's peak added to what it logs of training."""
 
         @functools.wraps(log)
         def logged(logs: dict[str, Any], *arguments: Any, **keywords: Any) -> None:
@@ -245,7 +256,7 @@ class _Stowed:
         return logged
 
     def _objective(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The loss that the Trainer's own step hands to backward: scaled as it scales it, autocast and all."""
+        """Return the loss that the Trainer's own step hands to backward: with its scaling and autocast."""
         losses: list[torch.Tensor] = []
 
         def backward(loss: torch.Tensor, **_: Any) -> None:
@@ -253,7 +264,7 @@ class _Stowed:
 
         with ExitStack() as around:
             around.enter_context(replaced(self._trainer.accelerator, "backward", backward))
-            if callable(getattr(self._trainer.optimizer, "train", None)):  # it has been called before
+            if callable(getattr(self._trainer.optimizer, "train", None)):  # `__call__` has set the mode already
                 around.enter_context(replaced(self._trainer.optimizer, "train", lambda: None))
             self._original(model, copied(batch["inputs"]), batch["num_items_in_batch"])
         if len(losses) != 1:
@@ -265,7 +276,7 @@ class _Stowed:
 
 
 def _turn(optimizer: Any, mode: str) -> None:
-    """Switch an optimizer that has modes."""
+    """Switch the mode of an optimizer that has modes."""
     switch = getattr(optimizer, mode, None)
     if callable(switch):
         switch()

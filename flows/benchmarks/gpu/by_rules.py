@@ -1,4 +1,4 @@
-"""A job of the machine with the GPU under plans by rules."""
+"""Trains a job of the machine with the GPU under plans by rules."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Traced(Rules):
     """A job's step, traced on tensors without memory.
 
     Attributes:
-        job: what was traced.
+        job: the job that was traced.
     """
 
     def __init__(self, job: Job, *, max_grad_norm: float | None = None, movable_bytes: int = MOVABLE_BYTES) -> None:
-        """Trace.
+        """Trace the step.
 
         Args:
             job: the configuration.
-            max_grad_norm: of clipping.
+            max_grad_norm: the norm to clip gradients to, or None.
             movable_bytes: see `MOVABLE_BYTES`.
 
         Raises:
@@ -37,10 +37,10 @@ class Traced(Rules):
 
 
 class ByRules:
-    """A job's model trained under such a plan; weights go where the plan has them, one after the other."""
+    """A job's model trained under a plan by rules; its weights are made one by one where the plan keeps them."""
 
     def __init__(self, traced: Traced, plan: RulePlan, tier: Tier | None = None) -> None:
-        """`tier`: where slots are; the caller closes it."""
+        """Build the model and bind the plan; `tier` holds the slots, and the caller closes it."""
         job = traced.job
         self.model, layouts = build_shell(job)
         self.optimizer = job.make_optimizer(self.model.parameters())
@@ -54,16 +54,16 @@ class ByRules:
         self.program = executor.bind(executable)
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One iteration."""
+        """Run one iteration."""
         return self.program(batch)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All weights, copied to host memory; everything is on the device afterwards."""
+        """Return all weights, copied to host memory; everything is on the device afterwards."""
         if self.offloading is not None:
             self.offloading.fetch_all()
         return weights_of(self.model)
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies in host memory, by name."""
+    """Return copies of a model's parameters in host memory, by name."""
     return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""What is carried between the two machines: one file each way."""
+"""Packs what is carried between the two machines: one file each way."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import read_record
 
 MEASURED = "measured.tar.gz"
-"""From the machine with the GPU: job, device, trace, costs."""
+"""Name of the file from the machine with the GPU: job, device, trace, costs."""
 
 PLANNED = "planned.tar.gz"
-"""To it: job and plans."""
+"""Name of the file to the machine with the GPU: job and plans."""
 
 SOURCE = "source.json"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What plans were made from; `source.json` among them.
+    """The record of what plans were made from; `source.json` in the file of plans.
 
     Attributes:
-        digest: of `measured.tar.gz`.
+        digest: digest of `measured.tar.gz`.
     """
 
     digest: str
 
 
 def digest_of(measured: Path) -> str:
-    """Of the file that was carried."""
+    """Return the digest of a carried file."""
     return hashlib.sha256(measured.read_bytes()).hexdigest()
 
 
 def is_planned(folder: Path) -> bool:
-    """Whether the plans in a folder were made from what was measured there.
+    """Return whether the plans in a folder were made from the measurements there.
 
     Raises:
         TableError: the file of plans is damaged.
@@ -54,7 +54,7 @@ def is_planned(folder: Path) -> bool:
 
 
 def carried_job(archive: Path) -> Job:
-    """The job that a carried file is about.
+    """Return the job that a carried file is about.
 
     Raises:
         TableError: the file is missing or damaged.
@@ -65,7 +65,7 @@ def carried_job(archive: Path) -> Job:
 
 
 def pack(path: Path, folder: Path) -> int:
-    """Everything in `folder` as one file; its bytes. Equal contents give equal files but for gzip's time stamp."""
+    """Pack everything in `folder` into one file, and return its bytes; equal contents differ by a time stamp alone."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -75,7 +75,7 @@ def pack(path: Path, folder: Path) -> int:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """The reverse.
+    """Unpack an archive written by `pack`.
 
     Raises:
         TableError: the file is missing or damaged.

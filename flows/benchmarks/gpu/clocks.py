@@ -1,4 +1,4 @@
-"""Clocks of the card, as its driver tells them: a card that is warm, or short of power, is slower than it was."""
+"""Reads the card's clocks from its driver: a card that is warm, or short of power, is slower than it was."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PATIENCE_S = 10.0
 
 
 def clocks_now() -> str:
-    """Of the card that is used, now: `1980 MHz, 2619 MHz of memory, 41 °C, 350 W`; empty where nobody tells."""
+    """Return the used card's clocks now: `1980 MHz, 2619 MHz of memory, 41 °C, 350 W`; empty where they are unknown."""
     found = _asked(FIELDS)
     return ", ".join(f"{value} {unit}" for value, unit in zip(found, UNITS) if _is_number(value))
 
 
 def driver() -> str:
-    """Its version; empty where nobody tells."""
+    """Return the version of the card's driver; empty where it is unknown."""
     return next(iter(_asked(("driver_version",))), "")
 
 

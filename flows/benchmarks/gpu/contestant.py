@@ -1,4 +1,4 @@
-"""One contestant in a process of its own, held to the limit.
+"""Runs one contestant in a process of its own, whose memory is limited.
 
 `python -m stowage.flows.benchmarks.gpu.contestant REQUEST ANSWER`.
 
@@ -32,20 +32,22 @@ from stowage.stages.ir.errors import StowageError, size_text
 from stowage.stages.ir.table import write_record
 
 WARM_UP = 2
-"""Iterations before any is timed: states are made in the first."""
+"""Number of iterations before any is timed: states are made in the first."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a contestant is asked.
+    """A request to a contestant.
 
     Attributes:
         kind: `plain`, `host optimizer`, `fsdp2`, `zero-offload`, `zero-3` or `stowage`.
-        job: of all contestants, as a dictionary.
+        job: the job of all contestants, as a dictionary.
         steps: iterations to time, after the warm-up.
         limited: hold the process to a limit.
-        layers: of the model, None for its own.
-        plan, offload_dir, trace_file: of `stowage`: folders, and where a Chrome trace goes.
+        layers: the number of layers, None for the model's own.
+        plan: folder of the plan; of `stowage` alone.
+        offload_dir: folder for offloaded tensors; of `stowage` alone.
+        trace_file: path of the Chrome trace; of `stowage` alone.
         limit_bytes: the limit, -1 for the job's.
     """
 
@@ -60,7 +62,7 @@ class Request:
     limit_bytes: int = -1
 
     def limit(self, job: Job) -> int:
-        """Bytes, -1 for none."""
+        """Return the limit in bytes, -1 for none."""
         if not self.limited:
             return -1
         return job.limit_bytes if self.limit_bytes < 0 else self.limit_bytes
@@ -68,25 +70,26 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What it found.
+    """A contestant's result.
 
     Attributes:
         note: why there is no result, empty if there is one.
-        losses: of every iteration, warm-up included.
-        times_s: of the timed iterations.
+        losses: losses of every iteration, warm-up included.
+        times_s: times of the timed iterations.
         peak_bytes: highest allocated on the device, -1 where that cannot be told.
-        reserved_bytes: highest that the device's allocator held, -1 where it does not say.
+        reserved_bytes: highest that the device's allocator reserved, -1 where it does not say.
         host_bytes: highest resident memory of the process, pinned memory included.
         prepare_s: from the start of the process to the first iteration.
-        predicted_time_s, predicted_peak_bytes: of the plan; NaN and -1 without one.
+        predicted_time_s: step time that the plan predicts; NaN without a plan.
+        predicted_peak_bytes: peak that the plan predicts; -1 without a plan.
         requested_bytes: highest that tensors asked for, without what the allocator rounds up; -1 where it does not say.
         retries: allocations in all iterations that succeeded only after everything cached was given back; a step that
             has some is near its limit, and slow. -1 where the allocator does not say.
-        timed_retries: of those, in timed iterations.
+        timed_retries: the retries in timed iterations.
         out_of_memory: allocations that failed, -1 where the allocator does not say.
-        pin_s: what pinning host memory took, nearly all of it within `prepare_s`; NaN where nobody counts.
-        pinned_bytes: how much that was, as asked for.
-        clocks: of the card before and after the timed iterations, for people.
+        pin_s: seconds that pinning host memory took, nearly all of it within `prepare_s`; NaN where it is not counted.
+        pinned_bytes: bytes of host memory that were pinned, as asked for.
+        clocks: the card's clocks before and after the timed iterations, for people.
         weights: digest of all weights at the end, of strict jobs.
     """
 
@@ -110,17 +113,17 @@ class Result:
 
     @property
     def time_s(self) -> float:
-        """Median."""
+        """Return the median step time."""
         return statistics.median(self.times_s) if self.times_s else float("nan")
 
     @property
     def spread(self) -> float:
-        """Of the times, (most - least) / median; NaN for fewer than two."""
+        """Return the spread of the times, (most - least) / median; NaN for fewer than two."""
         return (max(self.times_s) - min(self.times_s)) / self.time_s if len(self.times_s) > 1 else float("nan")
 
 
 def make(request: Request, job: Job) -> Any:
-    """The contestant, ready for its first iteration.
+    """Make the contestant, ready for its first iteration.
 
     Raises:
         StowageError: it cannot run here.
@@ -143,7 +146,7 @@ def make(request: Request, job: Job) -> Any:
 
 
 def compete(request: Request) -> Result:
-    """Run the iterations."""
+    """Run the iterations and return the result."""
     job = Job(**request.job)
     with strictly(job.strict):
         try:
@@ -214,17 +217,17 @@ def _competed(request: Request, job: Job) -> Result:
 
 
 def _clocks(job: Job) -> str:
-    """While the card is still at work or has just been: an idle one slows down at once."""
+    """Read the clocks while the card is at work or has just been: an idle one slows down at once."""
     return clocks_now() if job.device == "cuda" else ""
 
 
 def _measured_peak(contestant: Any, job: Job, iteration: int) -> int:
-    """Of one more iteration, where the device's allocator keeps no peaks."""
+    """Measure the peak of one more iteration, where the device's allocator keeps no peaks."""
     return int(contestant.measured_peak(job.batch(iteration))) if hasattr(contestant, "measured_peak") else -1
 
 
 def weights_digest(contestant: Any) -> str:
-    """Of all weights, one at a time, wherever they are; empty for those who do not show them."""
+    """Return the digest of all weights, read one at a time; empty for contestants that do not show them."""
     if not hasattr(contestant, "weights"):
         return ""
     digest = hashlib.blake2b(digest_size=16)
@@ -236,7 +239,7 @@ def weights_digest(contestant: Any) -> str:
 
 
 def _highest_resident_bytes() -> int:
-    """Of this process alone: `ru_maxrss` begins with what the parent had."""
+    """Return the highest resident memory of this process alone: `ru_maxrss` begins with the parent's."""
     with open("/proc/self/status", encoding="ascii") as file:
         fields = dict(line.split(":", 1) for line in file)
     return int(fields["VmHWM"].split()[0]) * 1024
@@ -267,7 +270,7 @@ def main() -> int:
 
 
 def request_text(request: Request) -> str:
-    """What `main` reads."""
+    """Return a request as the text that `main` reads."""
     return json.dumps(dataclasses.asdict(request))
 
 

@@ -1,6 +1,6 @@
-"""What is trained on the machine with the GPU, and the pieces that every contestant makes it from.
+"""Defines what is trained on the machine with the GPU, and the parts from which every contestant makes it.
 
-Like all of `_gpu_*` but `_gpu_plan`, this imports with torch, transformers, pyarrow and safetensors alone.
+Like all files of this folder except `plan.py`, it needs only torch, transformers, pyarrow and safetensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stowage.stages.workload.models import build_model
 from stowage.stages.workload.optimizers import optimizer_factory
 
 CUBLAS_SETTING, CUBLAS_REPEATS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Matrix products then repeat bit for bit."""
+"""Setting with which matrix products repeat bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,18 @@ class Job:
     """One training configuration and its limits; `job.json` among what is carried between machines.
 
     Attributes:
-        architecture, overrides: of the model, see `build_model`.
-        batch_size, sequence_length: of every batch.
-        dtype: of weights, gradients and states: `float32` or `bfloat16`.
-        optimizer, settings: see `optimizer_factory`.
+        architecture: architecture of the model, see `build_model`.
+        overrides: overrides of its configuration, see `build_model`.
+        batch_size: samples of every batch.
+        sequence_length: tokens of every sample.
+        dtype: type of weights, gradients and states: `float32` or `bfloat16`.
+        optimizer: name of the optimizer, see `optimizer_factory`.
+        settings: its settings, see `optimizer_factory`.
         device: `cuda`; `cpu` runs the same path without a GPU.
-        limit_bytes: what a process may take on the device.
-        host_bytes: what may live below it: pinned memory, on `cpu` the disk.
-        seed: of weights and data.
-        strict: with kernels that repeat bit for bit (see `strictly`), in tracing and measuring too.
+        limit_bytes: bytes that a process may take on the device.
+        host_bytes: bytes of the lower tier: pinned memory, on `cpu` the disk.
+        seed: seed of weights and data.
+        strict: use kernels that repeat bit for bit (see `strictly`), in tracing and measuring too.
     """
 
     architecture: str
@@ -54,17 +57,17 @@ class Job:
     strict: bool = False
 
     def name(self) -> str:
-        """For people."""
+        """Return a name for people."""
         strict = ", strict" if self.strict else ""
         sizes = f"{self.batch_size} × {self.sequence_length}"
         return f"{self.architecture}, {self.dtype}, {sizes}, {self.optimizer}{strict}"
 
     def make_optimizer(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters."""
+        """Make the optimizer of these parameters."""
         return optimizer_factory(self.optimizer, self.settings)(list(parameters))
 
     def batch(self, iteration: int) -> dict[str, torch.Tensor]:
-        """The batch of an iteration, on the device."""
+        """Return the batch of an iteration, on the device."""
         made = batch_at(_text(), self.batch_size, self.sequence_length, self.seed, iteration)
         return {name: tensor.to(self.device) for name, tensor in made.items()}
 
@@ -85,11 +88,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def build_shell(job: Job, layers: int | None = None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The model without weights: parameters hold nothing, buffers are on the device.
+    """Build the model without weights: parameters hold nothing, buffers are on the device.
 
     Args:
         job: the configuration.
-        layers: as many instead of the model's own.
+        layers: number of layers, instead of the model's own.
 
     Returns:
         The model, and name -> the parameter's layout on the meta device.
@@ -102,12 +105,12 @@ def build_shell(job: Job, layers: int | None = None) -> tuple[nn.Module, dict[st
 
 
 def parameters_of(job: Job) -> int:
-    """How many numbers the model has; nothing is put on the device."""
+    """Return how many numbers the model has; nothing is put on the device."""
     return sum(p.numel() for p in build_shell(replace(job, device="cpu"))[0].parameters())
 
 
 def layers_of(job: Job) -> int:
-    """How many layers the model has; nothing is put on the device."""
+    """Return how many layers the model has; nothing is put on the device."""
     if "num_hidden_layers" in job.overrides:
         return int(job.overrides["num_hidden_layers"])
     model, _ = build_shell(replace(job, device="cpu"))
@@ -115,8 +118,10 @@ def layers_of(job: Job) -> int:
 
 
 def first_weights(job: Job, layouts: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Initial weights on the device, one after the other, the same for every contestant: normal numbers of standard
-    deviation 0.02, ones for the weights of normalisations, zeros for biases."""
+    """Yield initial weights on the device one by one, the same for every contestant.
+
+    They are normal numbers of standard deviation 0.02, ones for the weights of normalisations, zeros for biases.
+    """
     for index, (name, like) in enumerate(layouts.items()):
         made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=job.device)
         if like.dim() > 1:
@@ -144,9 +149,9 @@ def limit_memory(job: Job, limit_bytes: int | None = None) -> None:
 
 @contextlib.contextmanager
 def strictly(strict: bool = True) -> Iterator[None]:
-    """Kernels that repeat bit for bit, where PyTorch has them; others raise.
+    """Use kernels that repeat bit for bit, where PyTorch has them; others raise.
 
-    First of all in a process: cuBLAS reads its setting once.
+    Enter it before anything else in a process: cuBLAS reads its setting once.
     """
     if not strict:
         yield

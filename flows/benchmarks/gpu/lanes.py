@@ -1,7 +1,7 @@
-"""Lanes that are late, so that a missing wait shows in the numbers; and lanes of a machine without a GPU.
+"""Delays lanes, so that a missing wait shows in the numbers; and replaces lanes on a machine without a GPU.
 
-A late copy starts when whoever should wait for it has long gone on, and what it will overwrite reads as NaN until then.
-A late compute stream has not made yet what a copy takes, and has not read yet what a copy overwrites.
+A late copy starts long after whoever should wait for it would have continued, and what it will overwrite reads as NaN
+until then. A late compute stream has not made yet what a copy takes, and has not read yet what a copy overwrites.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stowage.stages.device.tiers.cuda_lanes import CudaLanes, DeviceLanes
 Late = Literal["offload", "reload", "compute"]
 
 GARBAGE = 0xFF
-"""Bytes of this are NaN in every floating type."""
+"""Byte whose repetition is NaN in every floating type."""
 
 CALIBRATION_CYCLES = 10_000_000
 
@@ -33,7 +33,7 @@ def sleep(cycles: int) -> None:
 
 
 class LateCudaLanes(CudaLanes):
-    """See `DeviceLanes`: kernels that do nothing for a while are queued before copies, or on the compute stream."""
+    """Lanes of a GPU that queue kernels which do nothing for a while before copies, or on the compute stream."""
 
     def __init__(self, device: torch.device, late: Collection[Late], seconds: float) -> None:
         super().__init__(device)
@@ -41,7 +41,7 @@ class LateCudaLanes(CudaLanes):
         self._cycles = max(1, int(seconds * cycles_per_s(device)))
 
     def compute(self) -> Any:
-        """See `DeviceLanes`. What is queued before is what the sleep delays from the second call on."""
+        """Return the compute stream, after queuing a sleep on it; from the second call on this delays earlier work."""
         current = super().compute()
         if "compute" in self._late:
             with torch.cuda.stream(current):
@@ -49,7 +49,7 @@ class LateCudaLanes(CudaLanes):
         return current
 
     def copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """See `DeviceLanes`."""
+        """Queue a copy; a late one sleeps first, and a late reload fills its destination with garbage before."""
         for direction in (OFFLOAD, RELOAD):
             if direction in self._late and stream is self.side(direction):
                 with torch.cuda.stream(stream):
@@ -60,7 +60,7 @@ class LateCudaLanes(CudaLanes):
 
 
 def cycles_per_s(device: torch.device) -> float:
-    """Of what `torch.cuda._sleep` counts, at the clock of now."""
+    """Return how many cycles per second `torch.cuda._sleep` counts, at the present clock."""
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     with torch.cuda.device(device):
@@ -73,7 +73,7 @@ def cycles_per_s(device: torch.device) -> float:
 
 
 class _Event:
-    """Complete once its stream has reached it."""
+    """An event that is complete once its stream has reached it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -85,10 +85,16 @@ class _Event:
 
 
 class HostLanes:
-    """See `DeviceLanes`, without a GPU: each direction is a thread that works through a queue, and the compute stream
-    is the calling thread, whose work is done at once. Late directions sleep before each copy; a late compute stream
-    sleeps where it is asked for. What a copy reads stays in memory until it is done, so an offload that nobody waits
-    for shows on a card alone, which hands such memory out again."""
+    """Lanes without a GPU, with the interface of `DeviceLanes`.
+
+    Each direction is a thread that works through a queue, and the compute stream is the calling thread, whose work is
+    done
+    at once. Late directions sleep before each copy; a late compute stream sleeps where it is asked for. What a copy
+    reads
+    stays in memory until it is done, so an offload that nobody waits for shows on a card alone, which hands such memory
+    out
+    again.
+    """
 
     kind = "cpu"
 
@@ -103,31 +109,31 @@ class HostLanes:
             ).start()
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """See `DeviceLanes`."""
+        """Return ordinary memory in place of pinned."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def compute(self) -> Any:
-        """See `DeviceLanes`."""
+        """Return the compute stream's name; a late one sleeps first."""
         if "compute" in self._late:
             time.sleep(self._seconds)
         return "compute"
 
     def side(self, stream: Stream) -> Any:
-        """See `DeviceLanes`."""
+        """Return a direction's name as its stream."""
         return stream
 
     def record(self, stream: Any) -> Any:
-        """See `DeviceLanes`."""
+        """Record an event on a stream."""
         event = _Event()
         self._put(stream, event.reach)
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
-        """See `DeviceLanes`."""
+        """Let a stream wait for an event."""
         self._put(stream, event.reached.wait)
 
     def copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """See `DeviceLanes`."""
+        """Queue a copy; a late one sleeps first, and a late reload fills its destination with garbage at once."""
 
         def work() -> None:
             if stream in self._late:
@@ -135,26 +141,26 @@ class HostLanes:
             destination.copy_(source)
 
         if stream == RELOAD and stream in self._late:
-            destination.fill_(GARBAGE)  # from the call on, whatever the thread is at
+            destination.fill_(GARBAGE)  # at once, not when the thread comes to this copy
         self._put(stream, work)
 
     def done(self, event: Any) -> bool:
-        """See `DeviceLanes`."""
+        """Return whether an event is complete."""
         return bool(event.reached.is_set())
 
     def finish(self, event: Any) -> None:
-        """See `DeviceLanes`."""
+        """Wait for an event."""
         event.reached.wait()
 
     def give_back(self) -> None:
-        """See `DeviceLanes`. Nothing is kept."""
+        """Do nothing: no memory is cached."""
 
     def time_s(self, event: Any) -> float:
-        """See `DeviceLanes`."""
+        """Return the time at which an event was reached."""
         return float(event.time_s)
 
     def synchronize(self) -> None:
-        """See `DeviceLanes`."""
+        """Wait for everything that is queued."""
         for stream in self._queues:
             self.finish(self.record(stream))
 
@@ -171,7 +177,7 @@ def _work(todo: queue.SimpleQueue[Callable[[], object]]) -> None:
 
 
 def late_lanes(kind: str, late: Collection[Late], seconds: float) -> DeviceLanes:
-    """Of a kind of device; on time where `late` is empty."""
+    """Make the lanes of a kind of device; on time where `late` is empty."""
     if kind != "cuda":
         return HostLanes(late, seconds)
     device = torch.device("cuda", torch.cuda.current_device())

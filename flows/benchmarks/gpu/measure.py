@@ -1,4 +1,4 @@
-"""First step, on the machine with the GPU: its rates, the trace of the job, and the cost of every distinct call."""
+"""Measures on the machine with the GPU, the first step: its rates, the trace, and the cost of every distinct call."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from stowage.stages.trace import MicroBatch, record_step, with_updates
 
 Say = Callable[[str], None]
 FLOAT32_ROOM = 1.3
-"""Weights, gradients and two states in float32 must fit this many times into the free host memory."""
+"""Multiple of weights, gradients and two states in float32 that the free host memory must have room for."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """What libraries keep.
+    """Memory that libraries keep.
 
     Attributes:
-        device_bytes: in device memory once every call has run, such as matrix products' workspace.
+        device_bytes: bytes of device memory once every call has run, such as matrix products' workspace.
     """
 
     device_bytes: int
 
 
 def fitting_dtype(parameters: int, free_bytes: int) -> str:
-    """`float32` if the training state fits the host memory in it, else `bfloat16`."""
+    """Return `float32` if the training state fits the host memory in it, else `bfloat16`."""
     return "float32" if FLOAT32_ROOM * 16 * parameters <= free_bytes else "bfloat16"
 
 
@@ -57,19 +57,20 @@ def trace_job(job: Job, max_grad_norm: float | None = None) -> TraceTables:
 
 
 def measure_job(job: Job, out: Path, say: Say, *, seconds_per_call: float = 0.05, min_samples: int = 5) -> None:
-    """Write `measured.tar.gz`.
+    """Measure a job on this machine, and write `measured.tar.gz`.
 
     Args:
         job: what will be trained.
         out: folder for the result.
         say: receives what people should know.
-        seconds_per_call, min_samples: effort for each distinct call.
+        seconds_per_call: seconds to spend on each distinct call.
+        min_samples: samples of each distinct call at least.
     """
     device = device_of(job.device)
     with tempfile.TemporaryDirectory() as temporary, strictly(job.strict):
         folder = Path(temporary) / "measured"
         description = device.describe(temporary)
-        if job.device == "cuda":  # the update by the CPU is the job's own optimizer, in the job's type
+        if job.device == "cuda":  # CPU updates run the job's own optimizer, in the job's type
             host = measure_host_rates(torch.device("cuda"), job.make_optimizer, getattr(torch, job.dtype))
             description = replace(description, cpu_update_bytes_per_s=host.update)
         say(describe_device(description))
@@ -103,7 +104,7 @@ def measure_job(job: Job, out: Path, say: Say, *, seconds_per_call: float = 0.05
 
 
 def describe_device(found: DeviceDescription) -> str:
-    """One line."""
+    """Describe a device in one line."""
     rates = {
         "device to host": found.offload_bytes_per_s,
         "host to device": found.reload_bytes_per_s,

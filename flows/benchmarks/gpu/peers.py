@@ -1,4 +1,4 @@
-"""What people use today, each on the same model, weights and batches."""
+"""Trains like peers: what people use today, each on the same model, weights and batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stowage.stages.workload.calls import call_model, loss_of
 
 
 class UnavailableError(StowageError):
-    """This peer cannot run here; the text says why."""
+    """Says why a peer cannot run here."""
 
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -33,7 +33,7 @@ class Plain:
         self.optimizer = job.make_optimizer(self.model.parameters())
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """zero_grad, forward, backward, step."""
+        """Run one iteration: zero_grad, forward, backward, step."""
         self.optimizer.zero_grad()
         loss = _loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -41,21 +41,22 @@ class Plain:
         return loss.detach()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By name."""
+        """Yield name and weight of each parameter."""
         yield from self.model.named_parameters()
 
     def measured_peak(self, batch: Any) -> int:
-        """One more iteration; its highest device bytes."""
+        """Run one more iteration, and return its highest device bytes."""
         self.optimizer.zero_grad()
         return measure_iteration(self, self.model, self.optimizer, batch, []).peak_bytes
 
 
 class HostOptimizer:
-    """`gradient_checkpointing_enable`, and the optimizer on copies in host memory: each gradient goes down as soon as
-    it is complete, the weights come up after the step.
+    """Gradient checkpointing on the device, and the optimizer on copies in host memory.
+
+    Each gradient is copied to the host as soon as it is complete, the weights are copied back after the step.
 
     Attributes:
-        pinned: what pinning host memory took.
+        pinned: counts what pinning host memory takes.
     """
 
     def __init__(self, job: Job) -> None:
@@ -95,7 +96,7 @@ class HostOptimizer:
         parameter.grad = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One iteration."""
+        """Run one iteration."""
         self._arrived.clear()
         loss = _loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -133,7 +134,7 @@ class FullySharded:
         self.optimizer = job.make_optimizer(self.model.parameters())
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One iteration."""
+        """Run one iteration."""
         self.optimizer.zero_grad()
         loss = _loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -142,7 +143,7 @@ class FullySharded:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The modules of the longest list in the model: its layers."""
+    """Return the modules of the longest list in the model: its layers."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise UnavailableError(f"{type(model).__name__} has no list of layers to shard")
@@ -150,8 +151,10 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 class DeepSpeed:
-    """DeepSpeed's ZeRO with parameters (stage 3) and optimizer in host memory, `gradient_checkpointing_enable`. With
-    bfloat16 weights it keeps float32 masters: more bytes and other numbers than the rest."""
+    """DeepSpeed's ZeRO with parameters (stage 3) and optimizer in host memory, and gradient checkpointing.
+
+    With bfloat16 weights it keeps float32 masters: more bytes and other numbers than the rest.
+    """
 
     def __init__(self, job: Job, stage: int = 3) -> None:
         try:
@@ -180,7 +183,7 @@ class DeepSpeed:
         self._engine: Any = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)[0]
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One iteration."""
+        """Run one iteration."""
         loss = _loss(self._engine, batch)
         self._engine.backward(loss)
         self._engine.step()

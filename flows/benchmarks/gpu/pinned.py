@@ -1,4 +1,4 @@
-"""What pinning host memory takes, counted apart: tens of seconds for tens of GB, before anything is trained."""
+"""Counts the time that pinning host memory takes: tens of seconds for tens of GB, before anything is trained."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from stowage.stages.device.tiers.cuda_lanes import CudaLanes
 from stowage.stages.ir.errors import size_text
 
 LARGE_BYTES = 1 << 30
-"""From which it is told."""
+"""Bytes of pinned memory after which progress is printed."""
 
 
 class Pinned:
-    """Counts.
+    """Counts seconds and bytes of pinning.
 
     Attributes:
-        seconds, nbytes: so far, as asked for; the allocator takes the next power of two.
+        seconds: seconds that pinning has taken so far.
+        nbytes: bytes pinned so far, as asked for; the allocator takes the next power of two.
     """
 
     def __init__(self) -> None:
@@ -28,11 +29,11 @@ class Pinned:
         self._told = 0
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Flat bytes of pinned memory."""
+        """Return flat bytes of pinned memory."""
         return self.count(nbytes, partial(torch.empty, nbytes, dtype=torch.uint8, pin_memory=True))
 
     def count(self, nbytes: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` returns, which pins so much."""
+        """Return what `make` returns, counting its time and `nbytes` as pinned."""
         began = time.perf_counter()
         made = make()
         self.seconds += time.perf_counter() - began
@@ -44,12 +45,12 @@ class Pinned:
 
 
 class CountedLanes(CudaLanes):
-    """See `DeviceLanes`; what pinning takes is added to `pinned_so_far`."""
+    """Lanes of a GPU that add what pinning takes to `pinned_so_far`."""
 
     def __init__(self, device: torch.device, pinned_so_far: Pinned) -> None:
         super().__init__(device)
         self._pinned_so_far = pinned_so_far
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """See `DeviceLanes`."""
+        """Return pinned memory, and count it."""
         return self._pinned_so_far.count(nbytes, partial(super().pinned, nbytes))

@@ -1,4 +1,4 @@
-"""Second step, on the machine that plans: from the carried trace and costs to plans within fractions of the limit."""
+"""Plans on a machine that plans, the second step: from the carried trace and costs, within fractions of the limit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, st
     Args:
         out: folder of both.
         say: receives what people should know.
-        fractions: of the limit; one plan each. What the device's allocator cannot use between tensors is not in a plan.
+        fractions: fractions of the limit, one plan each; what the device's allocator loses between tensors is in no
+            plan.
         method: see `fit`.
-        home: folder of the stores.
+        stores: folder of the stores.
         effort: how much time planning may take.
 
     Raises:
@@ -72,14 +73,14 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, st
 
 
 def lower_tier_of_job(job: Job, target: DeviceDescription, folder: Path) -> LowerTier | None:
-    """The tier below the device of a job: pinned host memory, or the disk of a machine without a GPU."""
+    """Return the lower tier of a job: pinned host memory, or the disk of a machine without a GPU."""
     if job.device == "cuda":
         return lower_tier_of(target, host_budget=job.host_bytes, disk_budget=None, offload_dir=None)
     return lower_tier_of(target, host_budget=None, disk_budget=job.host_bytes, offload_dir=folder, here=False)
 
 
 def describe_plan(found: Planned) -> str:
-    """One line."""
+    """Describe a plan in one line."""
     s = found.summary
     return (
         f"{s.method}, predicted {s.step_time_s:.3f} s a step ({s.step_time_s / s.lower_bound_s:.2f} × each call once), "

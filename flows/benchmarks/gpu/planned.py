@@ -1,4 +1,4 @@
-"""The contestant that trains under a carried plan: everything from tables, nothing is planned here."""
+"""Trains under a carried plan: everything comes from tables, nothing is planned here."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Planned:
     """A model trained under the plan in `folder`.
 
     Attributes:
-        summary: what the plan states about itself.
-        pinned: what pinning host memory took.
+        summary: the plan's summary.
+        pinned: counts what pinning host memory takes.
     """
 
     def __init__(self, job: Job, folder: Path, offload_dir: Path) -> None:
@@ -51,7 +51,7 @@ class Planned:
         self._program = executor.bind(plan)
 
     def _tier(self, job: Job, offload_dir: Path) -> Tier:
-        """Pinned host memory below a GPU: these plans put nothing on a disk there."""
+        """Open pinned host memory as the lower tier of a GPU: these plans put nothing on a disk there."""
         if job.device != "cuda":
             return open_tier(job.device, offload_dir)
         size = sum(s.nbytes for s in self._slots) / 1e9
@@ -60,22 +60,22 @@ class Planned:
         return PinnedTier(device, lanes=CountedLanes(device, self.pinned))
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One iteration."""
+        """Run one iteration."""
         return self._program(batch)
 
     def measured_peak(self, batch: Any) -> int:
-        """One more iteration; its highest device bytes, from the allocator's events."""
+        """Run one more iteration, and return its highest device bytes, from the allocator's events."""
         return measure_program(self._program, self.model, self.optimizer, batch).peak_bytes
 
     def write_trace(self, batch: Any, path: Path) -> None:
-        """One more iteration; where its time goes, beside the prediction."""
+        """Run one more iteration, and write where its time goes beside the prediction."""
         _, measured = trace_iteration(self._program, lambda: self._program(batch))
         spans = [*predicted_spans(self._rows, self._nodes, self._slots), *measured]
         labels = {"plan": self.summary.plan_hash, "method": self.summary.method, "device": self.summary.device}
         write_atomically(path, chrome_trace(spans, labels).encode())
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """By name, one at a time on the device; where they live does not change."""
+        """Yield name and weight of each parameter, one at a time on the device; where they live does not change."""
         lower_tier = self._offloading.offloaded_parameters() if self._offloading is not None else {}
         for name, parameter in self.model.named_parameters():
             if self._offloading is not None and name in lower_tier:
@@ -84,7 +84,7 @@ class Planned:
                 yield name, parameter
 
     def close(self) -> None:
-        """Let what is under way end, and give back what the tier holds."""
+        """Wait for pending transfers, and close the tier."""
         if self._offloading is not None:
             self._offloading.settle_all()
             self._offloading.tier.close()

@@ -1,4 +1,4 @@
-"""A process of its own for one piece of work: it ends with whoever started it, and tells where it hung."""
+"""Runs one piece of work in a process that ends with whoever started it, and tells where it hung."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Any
 
 STARTED_BY = "STOWAGE_STARTED_BY"
-"""In the environment of such a process: the number of the one that started it."""
+"""Environment variable with the number of the process that started this one."""
 
 TELL_S = 1.0
-"""How long a process may take to tell where it is, before it is killed."""
+"""Seconds that a process has to tell where it is, before it is killed."""
 
 KILLED = 9
-"""By the kernel, where memory is short."""
+"""Number of the signal by which the kernel kills where memory is short."""
 
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def obey() -> None:
-    """First call of such a process: from now on it ends when the one that started it ends, whatever ends that; crashes
-    and SIGUSR1 write where every thread is to standard error."""
-    with contextlib.suppress(io.UnsupportedOperation):  # where errors go to no file
+    """Let this process end when the one that started it ends; call it first.
+
+    Crashes and SIGUSR1 write where every thread is to standard error.
+    """
+    with contextlib.suppress(io.UnsupportedOperation):  # standard error is no file
         faulthandler.enable()
     with contextlib.suppress(OSError):  # standard error is closed, or no file
         faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"), all_threads=True)
@@ -40,13 +42,13 @@ def obey() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != int(started_by):  # it ended before it could be noticed
+    if os.getppid() != int(started_by):  # the parent ended before the signal was set
         os._exit(1)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """Describes how a process ended.
 
     Attributes:
         code: exit status, the negative number of a signal that killed it, None where it took too long.
@@ -59,7 +61,7 @@ class Ended:
     lines: tuple[str, ...]
 
     def why(self) -> str:
-        """One sentence about a process that ended otherwise than with status 0."""
+        """Say in one sentence why a process ended otherwise than with status 0."""
         last = next((line.strip() for line in reversed(self.lines) if line.strip()), "no output")[:160]
         if self.code is None:
             return f"stopped after {self.seconds:.0f} s"
@@ -78,7 +80,7 @@ def run_process(
     environment: Mapping[str, str] | None = None,
     last_lines: int = 40,
 ) -> Ended:
-    """Run it, with everything that it writes in `log`; at the limit it and all that it started are killed.
+    """Run a command, with all its output in `log`; at the limit it and all that it started are killed.
 
     Raises:
         OSError: the command is not there.
@@ -102,7 +104,7 @@ def run_process(
                 process.send_signal(signal.SIGUSR1)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TELL_S)
-        finally:  # also what it started and left behind; and at Ctrl-C, which it does not hear
+        finally:  # also kill what it started; Ctrl-C does not reach its session
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -110,7 +112,7 @@ def run_process(
 
 
 def last_of(log: Path, lines: int) -> tuple[str, ...]:
-    """The last lines of a file, of bounded length; a missing one has none."""
+    """Return the last lines of a file, of bounded length; none of a missing file."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1000 * lines))
@@ -121,7 +123,7 @@ def last_of(log: Path, lines: int) -> tuple[str, ...]:
 
 
 def answer_of(path: Path) -> dict[str, Any] | None:
-    """What the process left as JSON, None where there is nothing whole."""
+    """Return what the process left as JSON; None where there is nothing whole."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):

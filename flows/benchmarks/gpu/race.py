@@ -1,4 +1,4 @@
-"""Third step, on the machine with the GPU: every contestant in turn, each in its own process."""
+"""Races on the machine with the GPU, the third step: every contestant in turn, each in its own process."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from stowage.stages.ir.table import read_record, record_of, write_record, write_
 
 RESULTS, TABLE, CHROME_TRACE = "results.json", "table.parquet", "trace.json"
 CONTESTANT = (sys.executable, "-X", "faulthandler", "-m", "stowage.flows.benchmarks.gpu.contestant")
-"""What a contestant's process runs."""
+"""Command of a contestant's process."""
 
 LOOSER = 2.0
-"""Times the limit: peers that keep all weights on the device have no other place to be seen."""
+"""Multiple of the limit at which peers that keep all weights on the device are raced too."""
 
 ALLOCATOR = "expandable_segments:True"
-"""The device's allocator then loses next to nothing between tensors, and a plan may use almost the whole limit."""
+"""Allocator setting that loses next to nothing between tensors, so that a plan may use almost the whole limit."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The second, older one wins where both are set (torch 2.11): both are set to the same."""
+"""Names of the allocator's settings, which are set alike: the second, older one wins in torch 2.11."""
 
 STREAMS = "FSDP2, CPUOffloadPolicy"
 PEERS = {
@@ -45,7 +45,7 @@ PEERS = {
     "DeepSpeed ZeRO-3, offload": "zero-3",
 }
 LOOSE_PEERS = ("gradient checkpointing, optimizer in host memory", STREAMS)
-"""Raced at the looser limit too."""
+"""Peers that are raced at the looser limit too."""
 
 KEEP_WEIGHTS = ("host optimizer", "zero-offload")
 """Kinds of peers that can do without some of the device's memory, but not without the weights in it."""
@@ -55,11 +55,14 @@ LOG_LINES = 12
 FELL = "fell"
 STOPPED = "stopped"
 FALLEN = ("died", "failed", STOPPED)
-"""How notes of those begin who did not come to an end; not fitting a limit, or not being installed, is an end."""
+"""Beginnings of notes of contestants that did not finish; not fitting a limit, or not being installed, is finished."""
 
 
 def few_layers(layers: int) -> tuple[int, int]:
-    """Of the two models that plain PyTorch is extrapolated from: 8 and 16 of 32, since fewer amplify noise."""
+    """Return the layers of the two models from which plain PyTorch is extrapolated: of 32 layers 8 and 16.
+
+    Fewer amplify noise.
+    """
     few = max(1, layers // 4)
     return few, 2 * few
 
@@ -67,7 +70,7 @@ def few_layers(layers: int) -> tuple[int, int]:
 def contestants(
     job: Job, plans: Mapping[str, Path], steps: int, out: Path, scratch: Path, layers: int
 ) -> dict[str, Request]:
-    """Everyone, by name. A strict job is about equality alone: plans, and plain PyTorch twice."""
+    """Return the requests of all contestants by name; of a strict job only plans, and plain PyTorch twice."""
     common = asdict(job)
 
     def request(
@@ -120,10 +123,10 @@ def race(
         say: receives what people should know.
         steps: iterations to time.
         only: contestants, see `like`; by default all.
-        timeout_s: of one contestant.
+        timeout_s: seconds that one contestant may take.
         allocator: setting of the contestants' allocator.
-        again: leave out those that have a result of the same request, but for these, see `like`; `fell` stands for
-            those that did not come to an end; None runs all that are chosen.
+        again: skip contestants that have a result of the same request, except these, see `like`; `fell` stands for
+            those that did not finish; None runs all that are chosen.
         until: at this `time.monotonic` the contestant under way is stopped, and has no result.
 
     Raises:
@@ -167,7 +170,7 @@ def race(
 
 
 def like(names: Collection[str], parts: Collection[str]) -> list[str]:
-    """Those that contain one of `parts`, in any case; a part that is the whole of a name stands for that alone."""
+    """Return the names that contain one of `parts`, in any case; a part that is a whole name stands for it alone."""
     whole = {name.lower() for name in names}
     wanted = [part.lower() for part in parts]
     return [n for n in names if any(n.lower() == p or (p not in whole and p in n.lower()) for p in wanted)]
@@ -187,7 +190,7 @@ def _said(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Results:
-    """Of all contestants so far.
+    """The results of all contestants so far.
 
     Attributes:
         by_name: name -> `Result` as a dictionary.
@@ -203,7 +206,7 @@ def _known(out: Path) -> Results:
 
 
 def _digest(request: Request) -> str:
-    """Of everything that a result depends on, but for places."""
+    """Return the digest of everything that a result depends on, except paths."""
     content = asdict(request) | {"plan": "", "offload_dir": "", "trace_file": ""}
     found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     if request.plan:
@@ -212,7 +215,7 @@ def _digest(request: Request) -> str:
 
 
 def _allocates(allocator: str) -> bool:
-    """Whether the device gives memory under this setting; drivers differ."""
+    """Return whether the device gives memory under this setting; drivers differ."""
     code = "import torch; torch.ones(1, device='cuda')"
     environment = {**os.environ, **_environment(allocator)}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).returncode == 0

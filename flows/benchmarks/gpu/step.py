@@ -1,6 +1,6 @@
-"""One step of `first`, or of `race`, in this process: `python -m stowage.flows.benchmarks.gpu.step REQUEST ANSWER`.
+"""Runs one step of `first`, or of `race`, in this process.
 
-Both are files of JSON: what is asked, and an `Answer`.
+`python -m stowage.flows.benchmarks.gpu.step REQUEST ANSWER`: both are files of JSON, what is asked and an `Answer`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps one after the other, each in a process of its own; what each found is a file, so that a second call goes on."""
+"""Runs steps one by one, each in a process of its own; results are files, so that a second call continues."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from stowage.stages.ir.table import read_record, write_record
 Status = Literal["held", "fell", "timed out", "not run"]
 
 PROCESS = (sys.executable, "-X", "faulthandler", "-m", "stowage.flows.benchmarks.gpu.step")
-"""What runs a step: it is given a file with what is asked, and one to answer in."""
+"""Command that runs a step: it is given a file with what is asked, and one to answer in."""
 
 LEAST_S = 5.0
-"""Of the budget, below which no step is started."""
+"""Seconds of the budget without which no step is started."""
 
 EVERYTHING = "all"
 NOT_ASKED = "not asked: no card"
-"""Of what only a card can answer."""
+"""Result of what only a card can answer, elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class Step:
     """One thing to find out.
 
     Attributes:
-        name: its word.
+        name: the step's name.
         about: a line for people.
         limit_s: seconds that it may take.
         asked: what its process is told; a result counts for as long as this stays the same.
-        besides: what it is told too, and a result does not depend on.
-        after: steps whose results it goes on from: where one of them is asked again, so is this; where one did not
-            hold, this is not run.
+        besides: what its process is told too, without effect on the result.
+        after: steps whose results it needs: where one of them is asked again, so is this; where one did not hold, this
+            is
+            not run.
     """
 
     name: str
@@ -53,25 +54,26 @@ class Step:
     after: tuple[str, ...] = ()
 
     def digest(self, results: Mapping[str, StepResult]) -> str:
-        """Of what is asked, and of when the steps before were."""
+        """Return the digest of what is asked, and of the times of the steps before."""
         before = [results[name].when if name in results else "" for name in self.after]
         return hashlib.sha256(json.dumps([self.asked, before], sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of a step.
+    """The result of a step.
 
     Attributes:
-        step: its name.
+        step: the step's name.
         status: `held`: it ran, and what was expected is so; `fell`: it is not, or the process died; `timed out`: it
-            took longer than its limit; `not run`: it could not be asked, and a second call asks again where that is
-            not for want of a card.
-        why: of a step that did not hold, one sentence.
+            took longer than its limit; `not run`: it could not be asked, and a second call asks again unless only a
+            card
+            can answer.
+        why: one sentence about a step that did not hold.
         numbers: what it found.
         lines: sentences for people.
         log: the last lines that its process wrote, where it did not hold.
-        seconds: of the process.
+        seconds: seconds of the process.
         asked: digest of what it was asked.
         when: date and time in UTC.
     """
@@ -88,16 +90,19 @@ class StepResult:
 
     @property
     def finished(self) -> bool:
-        """Whether a second call leaves it as it is."""
+        """Return whether a second call leaves the result as it is."""
         return self.status != "not run" or self.why == NOT_ASKED
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a step's process says.
+    """The answer of a step's process.
 
     Attributes:
-        status, why, numbers, lines: see `StepResult`.
+        status: see `StepResult`.
+        why: see `StepResult`.
+        numbers: see `StepResult`.
+        lines: see `StepResult`.
     """
 
     status: Status
@@ -114,8 +119,8 @@ class Runner:
     """Runs steps within a budget of time.
 
     Attributes:
-        steps: all, in order.
-        folder: of results and logs.
+        steps: all steps, in order.
+        folder: folder of results and logs.
         say: receives what people should know.
         show: called with all results at the start and after every step.
     """
@@ -126,10 +131,10 @@ class Runner:
     show: Show
 
     def known(self) -> dict[str, StepResult]:
-        """Results of earlier calls that answer what is asked now."""
+        """Return results of earlier calls that answer what is asked now."""
         found: dict[str, StepResult] = {}
         for step in self.steps:
-            with contextlib.suppress(StowageError):  # none, or half of one
+            with contextlib.suppress(StowageError):  # no result, or a damaged one
                 result = read_record(self._file(step, "json"), StepResult)
                 if result.asked == step.digest(found):
                     found[step.name] = result
@@ -223,7 +228,7 @@ class Runner:
         log: tuple[str, ...] = (),
         seconds: float = 0.0,
     ) -> StepResult:
-        """The result, written."""
+        """Write a step's result, and return it."""
         result = StepResult(
             step.name,
             said.status,

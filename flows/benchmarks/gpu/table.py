@@ -1,4 +1,4 @@
-"""Third step's result: one row for each contestant, as Parquet and for people."""
+"""Makes the race's table: one row for each contestant, as Parquet and for people."""
 
 from __future__ import annotations
 
@@ -16,21 +16,31 @@ EXTRAPOLATED = "plain PyTorch, extrapolated"
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One contestant.
+    """One row of the race's table: a contestant.
 
     Attributes:
         contestant: its name.
         note: why there are no numbers, or how they came about.
-        limit_bytes: of the process on the device, -1 for none.
-        peak_bytes, reserved_bytes, host_bytes, time_s, predicted_time_s, predicted_peak_bytes: see `Result`; -1 and NaN
-            where there is none.
-        requested_bytes, retries, timed_retries, out_of_memory, spread, prepare_s, pin_s: see `Result` too.
-        clocks: of the card before and after the timed iterations.
-        time_ratio: to plain PyTorch without a limit, measured or else extrapolated; NaN where there is none.
-        losses: of every iteration.
-        losses_equal: to plain PyTorch's, bit for bit; None where one of them has none.
-        worst_loss_difference: largest relative difference to them, NaN where there is none.
-        weights_equal: to plain PyTorch's at the end, bit for bit; None where nobody looked.
+        limit_bytes: limit of the process on the device, -1 for none.
+        requested_bytes: see `Result`.
+        peak_bytes: see `Result`.
+        reserved_bytes: see `Result`.
+        retries: see `Result`.
+        timed_retries: see `Result`.
+        out_of_memory: see `Result`.
+        host_bytes: see `Result`.
+        prepare_s: see `Result`.
+        pin_s: see `Result`.
+        time_s: see `Result`; NaN where there is none.
+        spread: see `Result`.
+        time_ratio: ratio to plain PyTorch without a limit, measured or else extrapolated; NaN where there is none.
+        predicted_time_s: see `Result`.
+        predicted_peak_bytes: see `Result`.
+        clocks: the card's clocks before and after the timed iterations.
+        losses: losses of every iteration.
+        losses_equal: the losses are plain PyTorch's, bit for bit; None where one of them has none.
+        worst_loss_difference: largest relative difference to plain PyTorch's losses, NaN where there is none.
+        weights_equal: the weights at the end are plain PyTorch's, bit for bit; None where nobody looked.
     """
 
     contestant: str
@@ -58,9 +68,10 @@ class GpuRow:
 
 
 def extrapolate(few: int, one: Result, more: int, other: Result, layers: int) -> Result | None:
-    """Time and peak of plain PyTorch with `layers`, from two models with fewer: both grow by the same for each layer.
+    """Extrapolate time and peak of plain PyTorch to `layers` from two models with fewer: both grow by layer.
 
-    None where one of the two has no numbers. The times are the median, and what it could be as far as theirs spread.
+    None where one of the two has no numbers. The times are the median, and the bounds that follow from the spread of
+    both.
     """
     if one.note or other.note:
         return None
@@ -82,12 +93,12 @@ def extrapolate(few: int, one: Result, more: int, other: Result, layers: int) ->
 
 
 def rows_of(results: Mapping[str, Result], limits: Mapping[str, int], notes: Mapping[str, str]) -> list[GpuRow]:
-    """The table, in the order of `results`.
+    """Make the table, in the order of `results`.
 
     Args:
-        results: by name.
-        limits: bytes, by name; -1 for none.
-        notes: added to those of the results.
+        results: results by name.
+        limits: bytes by name; -1 for none.
+        notes: texts by name, added to the notes of the results.
     """
     plain = results.get(REFERENCE)
     reference = plain if plain is not None and not plain.note else results.get(EXTRAPOLATED)
@@ -132,7 +143,7 @@ COLUMNS = (
 
 
 def text_of(rows: list[GpuRow]) -> str:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     cells = [COLUMNS, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS) - 1)]
 
@@ -144,13 +155,13 @@ def text_of(rows: list[GpuRow]) -> str:
 
 
 def markdown_of(rows: list[GpuRow]) -> str:
-    """The table for a page."""
+    """Return the table for a page."""
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(_cells(row) for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
 
 
 def noise_text(rows: list[GpuRow]) -> str:
-    """Of plain PyTorch against itself, one sentence; empty where it did not run twice."""
+    """Say in one sentence how plain PyTorch differs from itself; empty where it did not run twice."""
     again = next((row for row in rows if row.contestant == REPEATED), None)
     if again is None or again.losses_equal is None:
         return ""

@@ -1,5 +1,8 @@
-"""The race from start to end: measure, plan, train, for each type of weights and once for equality alone. Whatever is
-finished is not done again, and where this machine cannot plan, it says what to carry and goes on when that is there."""
+"""Runs the race from start to end: measure, plan, train, for each type of weights and once for equality alone.
+
+Whatever is finished is not done again, and where this machine cannot plan, it says what to carry and continues when
+that is there.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from stowage.stages.ir.files import write_atomically
 
 PAGE = "race.md"
 STRICT_LAYERS = 8
-"""Of the job that is about equality: it must fit a card without a limit too."""
+"""Layers of the job that is about equality: it must fit a card without a limit too."""
 
 STRICT_LIMIT = 0.5
-"""Of the limit, at least: a smaller model has to offload too, and a step's activations do not shrink with it."""
+"""Least share of the limit for a smaller model: it has to offload too, and its activations do not shrink with it."""
 
 MEASURE_S = 1800.0
 FLATTERED = (
@@ -38,14 +41,15 @@ FLATTERED = (
 
 @dataclass(frozen=True)
 class Effort:
-    """How long things may take.
+    """Limits on the time that things may take.
 
     Attributes:
         steps: timed iterations of each contestant.
-        seconds_per_call, min_samples: of measuring.
+        seconds_per_call: seconds to spend on measuring each distinct call.
+        min_samples: samples of each distinct call at least.
         quick: plan in seconds, less well.
-        timeout_s: of one contestant.
-        budget_s: of the whole call; nothing is started afterwards.
+        timeout_s: seconds that one contestant may take.
+        budget_s: seconds of the whole call; nothing is started afterwards.
     """
 
     steps: int
@@ -58,7 +62,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Raced:
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
         tables: rows of each job that was trained, by its name.
@@ -70,13 +74,13 @@ class Raced:
 
 
 def jobs_of(job: Job, dtypes: Sequence[str], *, strict: bool = True) -> dict[str, Job]:
-    """One job for each type, and a strict one of the first, with fewer layers; by the names of their folders."""
+    """Return one job for each type, and a strict one of the first with fewer layers; by the names of their folders."""
     found = {dtype: replace(job, dtype=dtype) for dtype in dtypes}
     return found | ({"strict": strict_of(replace(job, dtype=dtypes[0]))} if strict else {})
 
 
 def strict_of(job: Job) -> Job:
-    """The same with kernels that repeat bit for bit, and with so few layers that a card holds all of it."""
+    """Return a job with kernels that repeat bit for bit, and with so few layers that a card holds all of it."""
     layers = layers_of(job)
     few = min(STRICT_LAYERS, layers)
     if few == layers:
@@ -99,14 +103,16 @@ def run_race(
     again: Collection[str] = (),
     allocator: str = ALLOCATOR,
 ) -> Raced:
-    """Do what is not done yet, and write `race.md` in `out` whenever something is.
+    """Do what is not done yet, and write `race.md` in `out` after each job.
 
     Args:
-        jobs: by the names of their folders in `out`.
+        jobs: jobs by the names of their folders in `out`.
         out: folder of everything.
         say: receives what people should know.
-        effort: how long.
-        fractions, method, home: of planning, see `plan_job`.
+        effort: limits on the time.
+        fractions: see `plan_job`.
+        method: see `plan_job`.
+        stores: see `plan_job`.
         only: contestants whose names contain one of these; by default all.
         again: `measure`, `plan`, or parts of names of contestants: done again. `all` is everything, `fell` those that
             died, failed or took too long.
@@ -154,7 +160,7 @@ def run_race(
 
 
 def _is_measured(job: Job, folder: Path) -> bool:
-    """Whether what the folder has was measured for this very job; how much memory the host has free does not count."""
+    """Return whether the folder's measurements are of this very job; the host's free memory does not count."""
     if not (folder / MEASURED).is_file():
         return False
     there = carried_job(folder / MEASURED)
@@ -167,7 +173,7 @@ def _is_measured(job: Job, folder: Path) -> bool:
 
 
 def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort, until: float) -> bool:
-    """In a process of its own: what it takes of the device is free afterwards. False where time is up first."""
+    """Measure in a process of its own, whose device memory is free afterwards; return False where time is up first."""
     folder.mkdir(parents=True, exist_ok=True)
     request, answer, log = (folder / f"measure.{kind}" for kind in ("request", "answer", "log"))
     say(f"{name}: measuring {job.name()} ({log} says how far it is) …")
@@ -199,7 +205,7 @@ def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort, until:
 def _plan(
     name: str, folder: Path, say: Say, effort: Effort, fractions: Sequence[float], method: str, stores: Path, anew: bool
 ) -> list[str]:
-    """Plan what has no plan, if this machine can; what is missing otherwise."""
+    """Plan what has no plan, if this machine can; return what is missing otherwise."""
     why = why_no_plan()
     if is_planned(folder) and not (anew and not why):
         say(f"{name}: planned before")
@@ -224,7 +230,7 @@ def _plan(
 
 
 def report_of(jobs: Mapping[str, Job], tables: Mapping[str, list[GpuRow]]) -> str:
-    """All tables for a terminal, each with what one must know about it."""
+    """Return all tables for a terminal, each with notes on how to read it."""
     parts = [
         "\n".join([jobs[name].name(), *(f"  {note}" for note in notes_of(jobs[name], rows)), text_of(rows)])
         for name, rows in tables.items()
@@ -233,7 +239,7 @@ def report_of(jobs: Mapping[str, Job], tables: Mapping[str, list[GpuRow]]) -> st
 
 
 def notes_of(job: Job, rows: list[GpuRow]) -> list[str]:
-    """What one must know to read a table."""
+    """Return notes that one needs to read a table."""
     found = [noise_text(rows)]
     if job.dtype == "float32" and not job.strict:
         found.append(FLATTERED)
@@ -250,9 +256,9 @@ def notes_of(job: Job, rows: list[GpuRow]) -> list[str]:
 
 
 def about_of(row: GpuRow) -> str:
-    """What a table has no room for."""
+    """Say of a contestant what the table has no room for."""
     parts = [f"ready after {row.prepare_s:.0f} s"]
-    if row.pin_s > 0:  # NaN where nobody counts
+    if row.pin_s > 0:  # NaN where pinning is not counted
         parts.append(f"{row.pin_s:.0f} s of it for pinning host memory")
     if row.timed_retries > 0:
         parts.append(f"{row.timed_retries} retries of the allocator in timed steps")

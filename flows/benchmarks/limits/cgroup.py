@@ -1,8 +1,9 @@
-"""Run a command under a memory limit of the kernel: the judge that counts everything a process makes memory hold.
+"""Runs a command under a memory limit of the kernel, which counts all memory that a process occupies.
 
-cgroup v1 (`memory.limit_in_bytes`) and v2 (`memory.max`). A cgroup is made below the process's own, or below the
-closest parent in which that is allowed, and removed afterwards. What is counted: the memory of all processes of the
-command, their page cache and the kernel's for them. Swap is switched off for it.
+It works with cgroup v1 (`memory.limit_in_bytes`) and v2 (`memory.max`). A cgroup is made in the process's own, or in
+the
+closest parent that allows it, and removed afterwards. What is counted: the memory of all processes of the command,
+their page cache and the kernel's for them. Swap is switched off for it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class LimitedRun:
     """A command that has ended.
 
     Attributes:
-        limit_bytes: given to it.
-        killed: by the kernel, for memory.
-        timed_out: ended by us, after its time.
-        returncode: of the command; negative for a signal.
-        peak_bytes: highest that was charged to it; 0 where the kernel does not say.
+        limit_bytes: the limit it was given.
+        killed: the kernel killed it for memory.
+        timed_out: we ended it after its time.
+        returncode: return code of the command; negative for a signal.
+        peak_bytes: highest memory that was charged to it; 0 where the kernel does not say.
         elapsed_s: wall time.
         output: what it printed, both streams.
     """
@@ -47,19 +48,19 @@ class LimitedRun:
 
     @property
     def survived(self) -> bool:
-        """It ended by itself and well."""
+        """Return whether it ended by itself and well."""
         return not self.killed and not self.timed_out and self.returncode == 0
 
 
 class _Controller:
-    """Where limits can be set: version 1 or 2, and the folder below which a cgroup may be made."""
+    """The place where limits can be set: version 1 or 2, and the folder in which a cgroup may be made."""
 
     def __init__(self, version: int, parent: Path) -> None:
         self.version, self.parent = version, parent
 
     @contextlib.contextmanager
     def group(self, limit_bytes: int) -> Iterator[Path]:
-        """A cgroup with a limit, removed at the end."""
+        """Make a cgroup with a limit, and remove it at the end."""
         path = self.parent / f"stowage-{os.getpid()}-{next(_numbers)}"
         path.mkdir()
         try:
@@ -82,7 +83,7 @@ class _Controller:
                     _write(path / name, value)
 
     def _remove(self, path: Path) -> None:
-        """The kernel may need a moment after the last process has gone."""
+        """Remove a cgroup; the kernel may need a moment after its last process has ended."""
         for _ in range(200):
             for process in _read(path / "cgroup.procs").split():
                 with contextlib.suppress(OSError):
@@ -94,11 +95,11 @@ class _Controller:
                 time.sleep(0.01)
 
     def peak_bytes(self, path: Path) -> int:
-        """Highest memory charged."""
+        """Return the highest memory charged."""
         return int(_read(path / ("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")) or 0)
 
     def kills(self, path: Path) -> int:
-        """Processes that the kernel has killed for memory."""
+        """Return how many processes the kernel has killed for memory."""
         lines = _read(path / ("memory.oom_control" if self.version == 1 else "memory.events")).splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
@@ -115,7 +116,7 @@ def _read(path: Path) -> str:
 
 
 def _hierarchies(proc: Path) -> Iterator[tuple[int, Path, Path]]:
-    """(version, mount, the process's own cgroup) of each hierarchy that could hold the memory controller."""
+    """Yield (version, mount, the process's own cgroup) of each hierarchy that could have the memory controller."""
     own: dict[str, str] = {}
     for line in _read(proc / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -136,7 +137,7 @@ def _hierarchies(proc: Path) -> Iterator[tuple[int, Path, Path]]:
 
 
 def _usable(version: int, parent: Path) -> str:
-    """Empty if a limited cgroup can be made below `parent`, else why not."""
+    """Say why no limited cgroup can be made in `parent`; empty where it can."""
     try:
         if version == 2 and "memory" not in _read(parent / "cgroup.subtree_control").split():
             if "memory" not in _read(parent / "cgroup.controllers").split():
@@ -165,7 +166,7 @@ def _find(proc: Path) -> tuple[_Controller | None, str]:
 
 
 def why_no_limits(proc: Path = PROC) -> str:
-    """Empty where memory limits can be set, else one sentence that says why not."""
+    """Say in one sentence why memory limits cannot be set; empty where they can."""
     return _find(proc)[1]
 
 
@@ -221,12 +222,12 @@ def run_limited(
 
 @dataclass(frozen=True)
 class SmallestLimit:
-    """What a bisection found.
+    """The result of a bisection.
 
     Attributes:
         limit_bytes: the smallest limit tried under which the command survived.
         killed_bytes: the largest tried under which it did not; 0 if it survived all.
-        runs: all that were made, in order.
+        runs: all runs that were made, in order.
     """
 
     limit_bytes: int

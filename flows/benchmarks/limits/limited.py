@@ -1,4 +1,4 @@
-"""Train under a memory limit of the kernel.
+"""Trains under a memory limit of the kernel.
 
 `python -m stowage.flows.benchmarks.limits.limited` takes one JSON object and answers by step.
 
@@ -26,7 +26,7 @@ VOCABULARY = 256
 
 
 def build(layers: int, width: int, length: int) -> nn.Module:
-    """A GPT-2 over bytes, on the meta device, in training mode."""
+    """Build a GPT-2 over bytes, on the meta device, in training mode."""
     config = AutoConfig.for_model(
         "gpt2",
         n_layer=layers,
@@ -44,7 +44,7 @@ def build(layers: int, width: int, length: int) -> nn.Module:
 
 
 def eager(model: nn.Module, weights: str) -> Callable[[Any], torch.Tensor]:
-    """Plain PyTorch with AdamW."""
+    """Return a step of plain PyTorch with AdamW."""
     model.to_empty(device="cpu")
     model.tie_weights()  # type: ignore[operator]
     with safe_open(weights, framework="pt") as file, torch.no_grad():

@@ -1,5 +1,7 @@
-"""The proof that a plan's bytes are true: train in a quarter of the memory in which plain PyTorch survives, judged by
-the kernel."""
+"""Proves that a plan's bytes are true: trains in a quarter of the memory in which plain PyTorch survives.
+
+The kernel is the judge.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +25,34 @@ from stowage.stages.ir.errors import MIB, StowageError, size_text
 from stowage.stages.ir.files import write_atomically
 
 PROCESS_BYTES = 640 * MIB
-"""What a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""
+"""Bytes that a process takes besides the device tier: Python, torch, transformers, the plan, and the heap's remains."""
 
 SPIN = {"GOMP_SPINCOUNT": "1000"}
-"""For the plan's process: OpenMP's threads soon give their cores to copies, instead of spinning while they wait."""
+"""Environment of the plan's process: OpenMP's threads soon yield their cores to copies, instead of spinning."""
 
 RESOLUTION = 1 / 32
-"""Of the limit that plain PyTorch needs."""
+"""Resolution of the bisection, as a share of the largest limit expected."""
 
 
 @dataclass(frozen=True)
 class Quarter:
-    """What was found.
+    """The result of the proof.
 
     Attributes:
-        parameters: of the model.
+        parameters: number of the model's parameters.
         eager_limit_bytes: the smallest limit under which plain PyTorch survived.
         eager_killed_bytes: the largest under which it was killed.
-        limit_bytes: given to the plan's process, a quarter.
-        device_budget_bytes, device_peak_bytes: of the plan.
-        peak_bytes: charged to the plan's process by the kernel.
-        losses, eager_losses: of each step.
-        step_s, eager_step_s: median wall time without the first step.
-        predicted_s, rates_bound_s: of the plan, and what computing and the measured rates of the disk allow.
-        method: of the plan.
+        limit_bytes: limit of the plan's process, a quarter.
+        device_budget_bytes: budget of the plan.
+        device_peak_bytes: predicted peak of the plan.
+        peak_bytes: highest memory that the kernel charged to the plan's process.
+        losses: the plan's losses of each step.
+        eager_losses: plain PyTorch's losses of each step.
+        step_s: the plan's median wall time without the first step.
+        eager_step_s: plain PyTorch's median wall time without the first step.
+        predicted_s: step time that the plan predicts.
+        rates_bound_s: step time that computing and the measured rates of the disk allow.
+        method: method of the plan.
     """
 
     parameters: int
@@ -79,10 +85,13 @@ def train_in_a_quarter(
     """Find what plain PyTorch needs by bisection, then train under a plan in a quarter of it.
 
     Args:
-        scratch: a folder on the disk that plays the tier below: weights, stores and offloaded tensors.
-        layers, width, batch, length: of a GPT-2 over bytes.
-        steps: of each run; AdamW has its states from the second on.
-        root: of the project.
+        scratch: a folder on the disk that is the lower tier: weights, stores and offloaded tensors.
+        layers: layers of a GPT-2 over bytes.
+        width: its width.
+        batch: samples of a batch.
+        length: bytes of a sample.
+        steps: steps of each run; AdamW has its states from the second on.
+        root: folder of the project.
         say: receives progress.
 
     Raises:
@@ -144,7 +153,7 @@ def _answers(run: LimitedRun) -> list[dict[str, Any]]:
 
 
 def run_quarter(say: Callable[[str], None], root: Path | None = None) -> str:
-    """The proof in a temporary folder of the project, written to `artifacts/benchmark/quarter.json`; one sentence."""
+    """Run the proof in a temporary folder, write `artifacts/benchmark/quarter.json`, and return one sentence."""
     folder = find_root(root)
     store = folder / ".stowage"
     store.mkdir(exist_ok=True)

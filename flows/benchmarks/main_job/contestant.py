@@ -1,4 +1,6 @@
-"""One contestant of a benchmark, in a process of its own: `python -m stowage.flows.benchmarks.main_job.contestant`.
+"""Runs one contestant of a benchmark in a process of its own, which takes commands line by line.
+
+`python -m stowage.flows.benchmarks.main_job.contestant`
 
 It reads one JSON object a line from standard input and answers each with one line: first the set-up, then `step` or
 `measure` commands. So several contestants take turns, step by step, on the same batches.
@@ -38,7 +40,7 @@ class Eager:
         self.optimizer = make_optimizer(list(model.parameters()))
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """zero_grad, forward, backward, step."""
+        """Run one iteration: zero_grad, forward, backward, step."""
         self.optimizer.zero_grad()
         loss = loss_of(call_model(self.model, batch), batch, None)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -46,13 +48,13 @@ class Eager:
         return loss.detach()
 
     def measure(self, batch: Any) -> Measurement:
-        """One iteration under the profiler."""
+        """Run one iteration under the profiler."""
         self.optimizer.zero_grad()
         return measure_iteration(self, self.model, self.optimizer, batch, [])
 
 
 def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """The contestant, its batches, and what it says about itself."""
+    """Make the contestant, its batches, and what it says about itself."""
     settings = parse_settings(request["params"])
     trace = settings.trace
     model = configured_workload(trace).model
@@ -64,7 +66,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     def batches(i: int) -> Any:
         return batch_at(stream, trace.batch_size, trace.sequence_length, settings.train.seed, i)
 
-    keep_freed_memory()  # plain PyTorch has what runs under a plan has
+    keep_freed_memory()  # plain PyTorch gets the same setting as plans
     torch.manual_seed(settings.train.seed)
     method = request["method"]
     if method in ("eager", "gradient_checkpointing"):
@@ -77,7 +79,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         device_budget=request["budget"],
         method=method,
         cache_dir=Path(request["store"]),
-        check="never",  # what is timed is the plan
+        check="never",  # the plan is timed without checks
     )
     about = {
         "plan_s": time.perf_counter() - start,
@@ -93,7 +95,7 @@ def set_up(request: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What answers `step` and `measure`, on one batch after the other."""
+    """Make the function that answers `step` and `measure`, on one batch after the other."""
     contestant, batches, about = set_up(request)
     iterations = itertools.count()
 

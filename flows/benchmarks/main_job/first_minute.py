@@ -1,4 +1,4 @@
-"""How long planning takes before the first step: with nothing stored, and with what earlier plans have stored."""
+"""Measures how long planning takes before the first step: with nothing stored, and after earlier plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = (
     ("warm, for another amount of memory", "65%"),
     ("warm, the same again", "50%"),
 )
-"""What is planned one after the other, from one store that is empty at first: for people, and the budget."""
+"""Plans that are made in turn from one store that is empty at first: a text for people, and the budget."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class FirstMinuteRow:
     """One plan: what it was made from, and the seconds from the model to a step that can run.
 
     Attributes:
-        what, budget: which plan.
-        seconds: by the clock.
-        processor_s: of processors, child processes included: what others do on the machine does not count.
+        what: which plan, for people.
+        budget: its budget.
+        seconds: seconds by the clock.
+        processor_s: seconds of processors, child processes included: what others do on the machine does not count.
     """
 
     what: str
@@ -39,8 +40,10 @@ class FirstMinuteRow:
 
 
 def run_first_minute(root: Path, folder: Path, say: Callable[[str], None]) -> str:
-    """Plan the main job of `params.yaml` in the project `root` several times, each in a process of its own; write
-    `first_minute.json` into `folder`, and return a line for each plan."""
+    """Plan the main job of `params.yaml` several times, and write `first_minute.json` into `folder`.
+
+    Each plan is made in a process of its own, in the project `root`. Return a line for each plan.
+    """
     params = read_parameters(root / "params.yaml")
     rows = []
     with tempfile.TemporaryDirectory() as store:

@@ -1,9 +1,10 @@
-"""How long the host takes to launch a step when the device has nothing to do: what would keep a fast device waiting.
+"""Measures how long the host takes to launch a step when the device has nothing to do.
 
-A null device: every size of a model but its layers and heads is as small as can be, so that kernels do next to nothing
-and what is left is Python, dispatch, the optimizer, and what comes before a step. Plans are those of a card: updates in
-few calls, copies through the pinned tier, over lanes that do nothing. Times are the processor's for the thread that
-launches, so that neither other processes nor the worker that updates below count; ratios are of the same run.
+That time would keep a fast device waiting. A null device: every size of a model but its layers and heads is as small as
+can be, so that kernels do next to nothing and what is left is Python, dispatch, the optimizer, and what comes before a
+step. Plans are those of a card: updates in few calls, copies through the pinned tier, over lanes that do nothing. Times
+are the processor's for the thread that launches, so that neither other processes nor the worker of CPU updates count;
+ratios are of the same run.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from stowage.stages.ir.table import write_rows
 OUT = "host.parquet"
 WARM_UP, TURNS, STEPS = 5, 9, 15
 MOVABLE_BYTES = 1024
-"""Weights of matrices move, and what a layer adds or scales by stays, as with the sizes of a real model."""
+"""Size from which tensors are offloaded: weights of matrices are, biases and scales stay, as in a real model."""
 
 
 @dataclass(frozen=True)
 class HostTimeRow:
-    """Of one model under one plan.
+    """The times of one model under one plan.
 
     Attributes:
-        model, plan: for people.
-        calls: of operators in a step.
+        model: name of the model, for people.
+        plan: name of the plan, for people.
+        calls: calls of operators in a step.
         updates: calls of the optimizer in a step.
         plain_s: plain PyTorch's step with a fused AdamW, median; NaN where it was not run.
         step_s: median of what a training loop calls, with everything that comes before the step.
@@ -64,59 +66,59 @@ class HostTimeRow:
 
 
 class NoLanes:
-    """See `DeviceLanes`: streams and events without anything on them; a copy is complete when it is asked for."""
+    """Lanes whose streams and events are empty; a copy is complete when it is asked for."""
 
     kind = "cpu"
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """See `DeviceLanes`."""
+        """Return ordinary memory in place of pinned."""
         return torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
 
     def compute(self) -> Any:
-        """See `DeviceLanes`."""
+        """Return no stream."""
         return None
 
     def side(self, stream: Stream) -> Any:
-        """See `DeviceLanes`."""
+        """Return no stream."""
         return None
 
     def record(self, stream: Any) -> Any:
-        """See `DeviceLanes`."""
+        """Return no event."""
         return None
 
     def wait(self, stream: Any, event: Any) -> None:
-        """See `DeviceLanes`."""
+        """Do nothing: every event is complete."""
 
     def copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """See `DeviceLanes`."""
+        """Copy at once."""
         destination.copy_(source)
 
     def done(self, event: Any) -> bool:
-        """See `DeviceLanes`."""
+        """Return that the event is complete."""
         return True
 
     def finish(self, event: Any) -> None:
-        """See `DeviceLanes`."""
+        """Do nothing: every event is complete."""
 
     def time_s(self, event: Any) -> float:
-        """See `DeviceLanes`."""
+        """Return 0: no time is measured."""
         return 0.0
 
     def synchronize(self) -> None:
-        """See `DeviceLanes`."""
+        """Do nothing: nothing is queued."""
 
     def give_back(self) -> None:
-        """See `DeviceLanes`."""
+        """Do nothing: no memory is cached."""
 
 
 def gpt2_job(layers: int, heads: int, **more: Any) -> Job:
-    """GPT-2 with a width of one number for each head."""
+    """Make the job of a GPT-2 with a width of one number for each head."""
     sizes = {"n_layer": layers, "n_head": heads, "n_embd": heads, "vocab_size": 256, "n_positions": 8}
     return _job("gpt2", sizes | {"bos_token_id": 0, "eos_token_id": 0} | more)
 
 
 def llama_job(layers: int, heads: int) -> Job:
-    """Llama with two numbers for each head, which rotary embeddings need."""
+    """Make the job of a Llama with two numbers for each head, which rotary embeddings need."""
     sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads}
     width = {"hidden_size": 2 * heads, "intermediate_size": 2 * heads, "vocab_size": 256}
     return _job("llama", sizes | width | {"max_position_embeddings": 8})
@@ -128,7 +130,7 @@ def _job(architecture: str, overrides: dict[str, Any]) -> Job:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Kernels have nothing to share."""
+    """Run kernels in one thread: they are too small to share."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -138,7 +140,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, Traced, RulePlan]:
-    """What `fit` makes, with a card's plan in the place of its own; and that plan."""
+    """Make the step that `fit` makes, with a card's plan in the place of its own; return that plan too."""
     plain = Plain(job)
     choices = Choices("1GiB", cache_dir=folder, quick=True, check="never", say=_nothing)
     step = make_step(plain.model, plain.optimizer, Steps(), choices)
@@ -152,7 +154,7 @@ def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, Traced, RulePlan]:
 
 
 def _nothing(text: str) -> None:
-    """Planning has nothing to say here."""
+    """Ignore what planning says."""
 
 
 def _median_s(work: Callable[[], object]) -> float:
@@ -190,11 +192,13 @@ def _row(
 
 
 def host_rows(layers: int = 12, heads: int = 12, *, big_layers: int = 32, big_heads: int = 32) -> list[HostTimeRow]:
-    """The main job's shape, with its attention in parts and in one kernel as on a card, and Llama2-7B's.
+    """Measure the main job's shape, with attention in parts and in one kernel as on a card, and Llama2-7B's.
 
     Args:
-        layers, heads: of the main job.
-        big_layers, big_heads: of the other.
+        layers: layers of the main job.
+        heads: heads of the main job.
+        big_layers: layers of the Llama.
+        big_heads: heads of the Llama.
     """
     found: list[HostTimeRow] = []
     with one_thread(), tempfile.TemporaryDirectory() as temporary:
@@ -215,7 +219,7 @@ def _kept(job: Job, name: str, folder: Path) -> HostTimeRow:
 def _streamed(job: Job, name: str, plan: str, *, lower_tier: bool) -> HostTimeRow:
     traced = Traced(job, movable_bytes=MOVABLE_BYTES)
     rules = traced.together(traced.stream_all(lower_tier=lower_tier))
-    rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules label every other row
+    rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules give most rows a label
     tier = PinnedTier(lanes=NoLanes())
     training, batch = ByRules(traced, rules, tier), job.batch(0)
     try:
@@ -227,7 +231,7 @@ def _streamed(job: Job, name: str, plan: str, *, lower_tier: bool) -> HostTimeRo
 
 
 def text_of(rows: list[HostTimeRow]) -> str:
-    """For a terminal."""
+    """Return the rows for a terminal."""
     table = Table("", "plan", "calls", "updates", "plain, ms", "step, ms", "× plain", box=None)
     for r in rows:
         plain = ("–", "–") if math.isnan(r.plain_s) else (f"{r.plain_s * 1e3:.1f}", f"{r.ratio:.2f}")

@@ -1,9 +1,11 @@
-"""The pages in `docs/measured`, written from data.
+"""Writes the pages in `docs/measured` from data.
 
-- `measurement`: one measurement: its rows, and when, where and by which command they were made; as a JSON file
-- `table`: how a table is described: columns, how they are written, what a reader needs to know
-- `sections`: all pages and their tables, with `planning_tables` and `remat_tables`
-- `formats`: how numbers are written
-- `write`: pages, and the tables of the README, from the data
-- `publish`: after a benchmark: its rows become data, and the pages are written again; `remat_cells` for the largest one
+- `measurement.py`: one measurement as a JSON file: its rows, and when, where and by which command they were made.
+- `table.py`: describes a table: its columns, how they are written, what a reader needs to know.
+- `sections.py`: all pages and their tables.
+- `planning_tables.py`, `remat_tables.py`: the tables about planning time and about rematerialization.
+- `formats.py`: writes numbers for people.
+- `write.py`: writes the pages, and the tables of the README, from the data.
+- `publish.py`: turns the rows of a benchmark into data, and writes the pages again.
+- `remat_cells.py`: makes the cells of the rematerialization tables.
 """

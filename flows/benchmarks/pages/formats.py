@@ -1,4 +1,4 @@
-"""How numbers of a measurement are written for people."""
+"""Writes numbers of a measurement for people."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def count(value: int) -> str:
 
 
 def yes_or_no(value: bool) -> str:
-    """Write a truth."""
+    """Write a truth value as a word."""
     return "yes" if value else "**no**"

@@ -1,4 +1,4 @@
-"""One measurement: its rows, and when, where and by which command they were made."""
+"""Keeps a measurement as a JSON file: its rows, and when, where and by which command they were made."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PACKAGES = ("stowage", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of a benchmark found.
+    """The result of one run of a benchmark.
 
     Attributes:
         section: the table that shows it.
         date: day of the run.
         machine: where it ran.
         versions: package -> version.
-        command: what makes it anew; empty where no command does.
+        command: the command that repeats it; empty where there is none.
         rows: each a mapping from column to value; sizes are bytes, times seconds, shares fractions of 1.
         notes: whatever else a reader must know of this run, a sentence each.
     """
@@ -44,7 +44,7 @@ class Measurement:
 def measured_now(
     section: str, command: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()
 ) -> Measurement:
-    """Say that rows were found now, on this machine."""
+    """Make a measurement of rows that were found now, on this machine."""
     plain = [{key: None if value != value else value for key, value in row.items()} for row in rows]  # JSON has no NaN
     return Measurement(section, datetime.date.today().isoformat(), this_machine(), versions(), command, plain, notes)
 
@@ -62,7 +62,7 @@ def this_machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """List the versions of Python and of the packages whose numbers these are."""
+    """List the versions of Python and of the packages that the numbers depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Tables of how long planning takes."""
+"""Describes the tables about how long planning takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a benchmark: what it has written becomes the data of the pages, and the pages are written again."""
+"""Turns what a benchmark has written into the data of the pages, and writes the pages again."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "host": _host,
     "remat": remat_sections,
 }
-"""Benchmark -> what reads its results: section -> rows."""
+"""Benchmark -> the function that reads its results: section -> rows."""

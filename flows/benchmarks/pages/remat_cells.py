@@ -1,4 +1,4 @@
-"""The tables of the rematerialization benchmark, as rows of cells."""
+"""Makes the rows of the rematerialization benchmark's tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLES = {
     "remat_shares": (by_share, ("65%", "50%", "30%", "smallest")),
     "remat_methods": (beside_methods, ("65%", "50%", "30%", "smallest", "chen")),
 }
-"""Section -> what makes the cells of a model, and the keys of these cells."""
+"""Section -> the function that makes the cells of a model, and the keys of these cells."""
 
 
 def remat_sections(results: Path) -> dict[str, Sequence[Mapping[str, Any]]]:

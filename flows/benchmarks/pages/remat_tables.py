@@ -1,4 +1,4 @@
-"""Tables of the rematerialization benchmark."""
+"""Describes the tables of the rematerialization benchmark."""
 
 from __future__ import annotations
 

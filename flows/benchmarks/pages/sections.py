@@ -1,4 +1,4 @@
-"""What each measured page shows."""
+"""Lists the measured pages, and describes the tables that each shows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FIRST_MINUTE_IN_README = replace(FIRST_MINUTE, columns=FIRST_MINUTE.columns[:2])
 IN_README = {
     "benchmark": replace(MAIN_JOB, columns=tuple(c for c in MAIN_JOB.columns if c.key != "recomputed_fraction")),
 }
-"""Mark in README -> the table between its start and end."""
+"""Mark in README -> the table between the mark's start and end."""
 
 QUARTER = Section(
     "quarter",

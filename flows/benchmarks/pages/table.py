@@ -1,4 +1,4 @@
-"""How a table of the measured pages is described: its columns, and what a reader must know."""
+"""Describes a table of the measured pages: its columns, and what a reader must know."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Column:
     """One column of a table.
 
     Attributes:
-        key: of its values in the data.
-        heading: what stands above it.
-        write: how a value is written.
-        right: whether values stand on the right.
-        bold_with: a value stands out in rows that have a value of this key too.
+        key: key of its values in the data.
+        heading: the heading of the column.
+        write: writes a value.
+        right: values are aligned to the right.
+        bold_with: a value is bold in rows that have a value of this key too.
     """
 
     key: str
@@ -33,7 +33,11 @@ class Section:
     """One table: the name of its data, its title and columns, and what a reader must know to read it.
 
     Attributes:
-        command: what measures it.
+        name: name of its data.
+        title: title of the table.
+        about: what a reader must know.
+        command: the command that measures it.
+        columns: its columns.
         picture: a file of `docs/images` that shows the same.
     """
 

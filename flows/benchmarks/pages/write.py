@@ -1,4 +1,4 @@
-"""Write the pages of `docs/measured`, and the tables of the README, from the data beside them."""
+"""Writes the pages of `docs/measured`, and the tables of the README, from the data beside them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""The tables of the papers, planned here."""
+"""Plans the tables of the papers on their machines.
+
+- `machines.py`: machines and models of the OffMate preprint, with its measurements.
+- `tables.py`: plans these, and writes the overheads as a table.
+"""

@@ -1,4 +1,4 @@
-"""Machines and models of the OffMate preprint (its section 5), and what was measured with them there."""
+"""Describes machines and models of the OffMate preprint (its section 5), and what was measured with them there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAM_TRAFFIC = 7
 """Bytes that an AdamW update in one precision moves per byte of weights: reads of g, w, m, v and writes of w, m, v."""
 
 MANAGEMENT_S = 0.05
-"""H: what each step of the cycle costs the CPU (constraint 23)."""
+"""H: processor time that each step of the cycle takes (constraint 23), in seconds."""
 
 STEPS = 2 * 34
 """Steps of the preprint's cycle for Llama2-7B: 32 layers, embedding and head, forward and backward."""
@@ -38,9 +38,9 @@ class PaperMachine:
 
     Attributes:
         device: rates of the GPU in float32.
-        bf16_flops_per_s: in bfloat16.
+        bf16_flops_per_s: FLOP/s in bfloat16.
         budget_bytes: the card's memory less the 2 GB that the preprint leaves.
-        below: pinned memory behind it: the link as measured there, both directions at once as fast as each alone.
+        lower_tier: its pinned memory: the link as measured there, both directions at once as fast as each alone.
     """
 
     device: DeviceDescription
@@ -49,7 +49,7 @@ class PaperMachine:
     lower_tier: LowerTier
 
     def device_for(self, dtype: str) -> DeviceDescription:
-        """With the rate of a precision."""
+        """Return the device with the rate of a precision."""
         if dtype == "float32":
             return self.device
         name = f"{self.device.fingerprint}-{dtype}"
@@ -117,9 +117,12 @@ MACHINES = {
         iteration_s=10.3,
     ),
 }
-"""Stated: memory, RAM, link, α_G and α_C (bytes of weights per second) and the iteration's time, of which H leaves the
-CPU the rest for updates. Assumed: memory traffic, and flops such that the base is near the one that follows from the
-stated times and overheads (11.9 and 8.3 s for Llama2-7B in float32; 4.3 s for Mistral-7B in bfloat16)."""
+"""Machines by name. Stated: memory, RAM, link, α_G and α_C (bytes of weights per second), and the iteration's time.
+
+Of that time H leaves the CPU the rest for updates. Assumed: memory traffic, and flops such that the base is near the
+one that follows from the stated times and overheads (11.9 and 8.3 s for Llama2-7B in float32; 4.3 s for Mistral-7B in
+bfloat16).
+"""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,11 @@ class PaperModel:
 
     Attributes:
         machine: key of `MACHINES`.
-        name, architecture, overrides: of the model.
-        batch: samples.
-        dtype: of weights, gradients and states.
+        name: name of the model, for people.
+        architecture: architecture of the model.
+        overrides: overrides of its configuration.
+        batch: number of samples.
+        dtype: type of weights, gradients and states.
         lora: only adapters train.
         published: overhead measured there by case; for Table 1 from its samples per second.
     """
@@ -145,7 +150,7 @@ class PaperModel:
     published: Mapping[str, float] = field(default_factory=dict)
 
     def build(self) -> tuple[nn.Module, Any, dict[str, torch.Tensor]]:
-        """The model without memory for its weights, a batch, and layouts (see `plan_step`)."""
+        """Build the model without memory for its weights, a batch, and layouts (see `plan_step`)."""
         settings = {**self.overrides, "dtype": self.dtype}
         if not self.lora:
             workload = build_workload(
@@ -176,7 +181,7 @@ TABLE_2 = (
         published={"all": 0.243, "no CPU update": 0.274, "no activation offload": 0.423},
     ),
 )
-"""With its ablations. The thesis reports 20.3, 39.5 and 35.0% for the first."""
+"""Tasks of Table 2, with its ablations; the thesis reports 20.3, 39.5 and 35.0% for the first."""
 
 OTHERS = (
     PaperModel(
@@ -234,4 +239,4 @@ OTHERS = (
         published={"all": 0.97 / 0.80 - 1},
     ),
 )
-"""The tasks of Figure 2, which gives no numbers, and of Table 1."""
+"""Tasks of Figure 2, which gives no numbers, and of Table 1."""

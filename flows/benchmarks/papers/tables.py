@@ -1,7 +1,7 @@
-"""The tables of the OffMate preprint, planned here: its machines and models, overheads as the referee finds them.
+"""Plans the tables of the OffMate preprint on its machines and models, with overheads as the referee finds them.
 
-What is published was measured there; what stands beside it is planned here, from estimated costs. The base of every
-overhead is that of the preprint: T_f + T_b + P / α_G, every operation once with unlimited memory.
+Published numbers were measured by its authors; those beside them are planned here, from estimated costs. The base of
+every overhead is that of the preprint: T_f + T_b + P / α_G, every operation once with unlimited memory.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ EFFORT = Effort(grid=GridSize(peak_budgets=3, save_budgets=3), solver=SolverSett
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One plan.
+    """One row of the table: the plan of a model within a machine's budget.
 
     Attributes:
-        machine, model, case: which.
+        machine: name of the machine.
+        model: name of the model.
+        case: name of the case.
         overhead: predicted step time over the base, less 1; NaN where there is no plan.
-        fractional_overhead: the same of O-ILP's answer in fractions, before tensors are whole.
-        published: of the preprint, NaN where it gives none.
-        peak_bytes, budget_bytes: of the device.
-        host_bytes: what the plan keeps below.
+        fractional_overhead: the overhead of O-ILP's answer in fractions, before tensors are whole.
+        published: the preprint's overhead, NaN where it gives none.
+        peak_bytes: predicted peak of the device.
+        budget_bytes: budget of the device.
+        host_bytes: bytes that the plan keeps in the lower tier.
         base_s: T_f + T_b + P / α_G.
         plan_s: time to plan; the first case of a machine makes the options of its blocks.
     """
@@ -59,7 +62,7 @@ class PaperRow:
 
 
 def cases(lower_tier: LowerTier, *, ablations: bool) -> dict[str, tuple[str, LowerTier]]:
-    """Case -> method and what is below: the preprint's own formulation in the same referee, and ablations of ours."""
+    """Map each case to its method and lower tier: our plans, the preprint's formulation, and ablations of ours."""
     found = {"all": ("offmate", lower_tier), PREPRINT: ("offmate_preprint", lower_tier)}
     if ablations:
         found["no CPU update"] = ("offmate", replace(lower_tier, cpu_update_bytes_per_s=0.0))
@@ -70,7 +73,7 @@ def cases(lower_tier: LowerTier, *, ablations: bool) -> dict[str, tuple[str, Low
 def paper_rows(
     models: tuple[PaperModel, ...] = (*TABLE_2, *OTHERS), say: Callable[[str], None] = lambda text: None
 ) -> Iterator[PaperRow]:
-    """Every model with every case; ablations where the preprint has them."""
+    """Plan every model with every case; ablations where the preprint has them."""
     with tempfile.TemporaryDirectory() as store:
         for model in models:
             lower_tier = MACHINES[model.machine].lower_tier
@@ -81,7 +84,7 @@ def paper_rows(
 
 
 def plan_case(paper: PaperModel, case: str, method: str, lower_tier: LowerTier, store: Path) -> PaperRow:
-    """One plan on one machine."""
+    """Plan one case on its machine."""
     machine = MACHINES[paper.machine]
     start = time.perf_counter()
     nan = float("nan")
@@ -125,7 +128,7 @@ def plan_case(paper: PaperModel, case: str, method: str, lower_tier: LowerTier, 
 
 
 def describe(row: PaperRow) -> str:
-    """One line for people."""
+    """Describe a row in one line for people."""
     found = f"{row.overhead:+.1%}" if row.overhead == row.overhead else "no plan"
     there = f"measured there {row.published:+.1%}" if row.published == row.published else "no number there"
     return (
@@ -136,7 +139,7 @@ def describe(row: PaperRow) -> str:
 
 
 def markdown_of(rows: list[PaperRow]) -> str:
-    """The rows as a Markdown table, as README shows it."""
+    """Return the rows as a Markdown table, as README shows it."""
     frame = frame_of(PaperRow, rows).select(
         "machine",
         "model",

@@ -1,4 +1,4 @@
-"""One point of the rematerialization benchmark, in a process of its own.
+"""Runs one point of the rematerialization benchmark in a process of its own.
 
 `python -m stowage.flows.benchmarks.remat.contestant`.
 
@@ -24,7 +24,7 @@ from stowage.stages.ir.command import Parser
 
 
 def digest(loss: float, case: RematCase, parameters: list[torch.nn.Parameter]) -> str:
-    """Of the loss and every gradient, bit for bit."""
+    """Return the digest of the loss and every gradient, bit for bit."""
     found = hashlib.sha256(loss.hex().encode())
     for p in parameters:
         if p.grad is not None:
@@ -33,15 +33,15 @@ def digest(loss: float, case: RematCase, parameters: list[torch.nn.Parameter]) -
 
 
 def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A planner, a plan's step or a peer."""
-    keep_freed_memory()  # plain PyTorch and the others have what runs under a plan has
+    """Make a planner, a plan's step or a peer, and the function that answers its commands."""
+    keep_freed_memory()  # plain PyTorch and the peers get the same setting as plans
     if threads := request["threads"]:
         torch.set_num_threads(threads)
     case = build(request["model"], request["size"], request["depth"])
     stores = Path(request["home"])
     parameters = list(case.model.parameters())
     if request["runs"] == "planner":
-        from stowage.flows.benchmarks.remat.plans import Planner  # solvers, which peers need not load
+        from stowage.flows.benchmarks.remat.plans import Planner  # imports solvers, which peers do not need
 
         planner = Planner(case, stores, quick=request["quick"])
         return planner.reply, planner.about() | {"peers": available(case)}
@@ -58,7 +58,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             method=request["method"],
             cache_dir=stores,
             quick=request["quick"],
-            check="never",  # what is timed is the plan
+            check="never",  # the plan is timed without checks
         )
     else:
         contestant = make_peer(request["runs"], case, request["setting"])

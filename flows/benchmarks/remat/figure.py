@@ -1,4 +1,4 @@
-"""Overhead against peak memory: what each way to save memory costs (thesis, figures 2.7, 2.8 and 3.13)."""
+"""Draws overhead against peak memory for each way to save memory (thesis, figures 2.7, 2.8 and 3.13)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ METHOD_COLOURS = ("#cc3344", "#4477aa", "#ee9933", "#44996b", "#aa5599", "#66cce
 PEER_MARKS = ("X", "D", "s", "^", "v", "P")
 PEER_COLOURS = ("#222222", "#7d8790", "#555c64", "#9aa3ad", "#b0b7bf", "#7d8790")
 COLUMNS = 3
-"""Panels beside each other, at most."""
+"""Number of panels beside each other, at most."""
 
 HIGH = 100.0
-"""Percent; where a point is above, the upper part of the axis is logarithmic."""
+"""Overhead in percent; where a point is above it, the upper part of the axis is logarithmic."""
 
 LINEAR = 20.0
-"""Percent up to which it is not."""
+"""Overhead in percent up to which a logarithmic axis is linear."""
 
 TICKS = (0, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 @dataclass(frozen=True)
 class Point:
-    """Measured and predicted peak, and time over that of keeping everything, less 1; a peak of -1 where there is no
-    prediction."""
+    """Measured and predicted peak and overhead, which is the time over that of keeping everything, less 1.
+
+    The predicted peak is -1 where there is no prediction.
+    """
 
     peak_bytes: int
     overhead: float
@@ -44,13 +46,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One model.
+    """One model's points.
 
     Attributes:
-        methods: of planning: name -> points, ascending in measured peak.
-        peers: what others do, likewise.
-        fixed_bytes, activation_bytes: what of a peak is no activation, and what activations take when everything is
-            kept: for a second axis; -1 for none.
+        methods: method of planning -> points, ascending in measured peak.
+        peers: peer -> points, ascending in measured peak.
+        fixed_bytes: bytes of a peak that are no activations, for a second axis; -1 for none.
+        activation_bytes: bytes of activations when everything is kept, for a second axis; -1 for none.
     """
 
     methods: Mapping[str, Sequence[Point]]
@@ -60,8 +62,9 @@ class Panel:
 
 
 def remat_figure(panels: Mapping[str, Panel]) -> Figure:
-    """A panel for each model: lines for methods of planning as measured, dotted ones with hollow marks as predicted,
-    grey marks for peers.
+    """Draw a panel for each model: lines for methods of planning, grey marks for peers.
+
+    Lines are as measured; dotted ones with hollow marks as predicted.
 
     Args:
         panels: title -> panel; a name has the same colour in all.
@@ -98,7 +101,7 @@ def _draw(axes: Axes, panel: Panel, colours: Mapping[str, str], marks: Mapping[s
         mark, colour = marks[peer]
         x, y = _measured(points, unit)
         axes.plot(x, y, lw=0, marker=mark, ms=6, mew=0.5, mec="white", color=colour, label=peer, zorder=4)
-    for lower_tier, (method, points) in enumerate(panel.methods.items()):  # where lines meet, each shows a rim
+    for lower_tier, (method, points) in enumerate(panel.methods.items()):  # all marks stay visible where lines meet
         style: dict[str, Any] = {"color": colours[method], "marker": "o", "ms": 4.5 + 1.6 * lower_tier}
         x, y = _predicted(points, unit)
         axes.plot(x, y, ":", lw=1.1, alpha=0.8, mfc="white", label=f"{method}, predicted", zorder=2, **style)
@@ -112,7 +115,7 @@ def _draw(axes: Axes, panel: Panel, colours: Mapping[str, str], marks: Mapping[s
 
 
 def _add_shares(axes: Axes, fixed: float, activations: float) -> None:
-    """A second axis on top: the share of the activation budget."""
+    """Add a second axis on top: the share of the activation budget."""
 
     def share(peak: Any) -> Any:
         return (peak - fixed) / activations

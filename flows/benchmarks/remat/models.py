@@ -1,5 +1,7 @@
-"""Models of the rematerialization benchmark, each in two sizes: `tiny` for tests, `small` for steps below a second or
-two on a CPU."""
+"""Builds the models of the rematerialization benchmark, each in two sizes.
+
+`tiny` is for tests, `small` for steps of less than a second or two on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ from stowage.stages.workload.samples import Batch, sample_batch
 
 @dataclass(frozen=True)
 class RematCase:
-    """A model, what it trains on, and what peers may hold on to.
+    """A model, what it trains on, and its lists of layers for peers.
 
     Attributes:
         model: in training mode, dropout on where it has any.
         batch: keyword arguments of its forward.
         loss: `loss(outputs, batch)`; None where the outputs have a `.loss`.
         layers: paths of lists of layers for checkpointing by hand.
-        grouped: whether a list calls its layers one after another on nothing but what the one before returned, so that
-            several may share a checkpoint.
+        grouped: a list calls its layers one after another on nothing but what the one before returned, so that several
+            may share a checkpoint.
     """
 
     model: nn.Module
@@ -40,19 +42,19 @@ class RematCase:
 
 
 def mean_square(outputs: Any, batch: Batch) -> Any:
-    """A loss for outputs without labels."""
+    """Return a loss for outputs without labels."""
     del batch
     return (outputs.float() ** 2).mean()
 
 
 def classify(outputs: Any, batch: Batch) -> Any:
-    """Cross-entropy with the sample's number as its class."""
+    """Return the cross-entropy with the sample's number as its class."""
     del batch
     return F.cross_entropy(outputs, torch.arange(outputs.shape[0], device=outputs.device) % outputs.shape[1])
 
 
 def next_token(outputs: Any, batch: Batch) -> Any:
-    """Cross-entropy with the next of the batch's `ids`."""
+    """Return the cross-entropy with the next of the batch's `ids`."""
     return F.cross_entropy(outputs[:, :-1].flatten(0, 1), batch["ids"][:, 1:].flatten())
 
 
@@ -72,7 +74,7 @@ def _unet(size: Size, depth: int | None) -> RematCase:
 
 
 def transformer(size: Size, depth: int | None = None) -> RematCase:
-    """`nn.Transformer` with as many decoder layers as encoder layers, 6 + 6 by default."""
+    """Build an `nn.Transformer` with as many decoder layers as encoder layers, 6 + 6 by default."""
     layers = depth or 6
     width, heads, samples, length = (32, 4, 2, 12) if size == "tiny" else (256, 8, 8, 64)
     model = nn.Transformer(width, heads, layers, layers, 4 * width, dropout=0.1, batch_first=True)
@@ -149,11 +151,11 @@ MODELS = tuple(_BUILDERS)
 
 
 def build(name: str, size: Size = "small", depth: int | None = None) -> RematCase:
-    """A model with its batch, the same each time; global generators are left alone.
+    """Build a model with its batch, the same each time; global generators are left alone.
 
     Args:
         name: one of `MODELS`.
-        size: how large.
+        size: the size of the model.
         depth: layers, of each half where there are two; `unet`, `resnet101` and `regnet` have one depth only.
 
     Raises:

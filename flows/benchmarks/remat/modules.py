@@ -1,7 +1,7 @@
-"""Networks that are no plain chain of small blocks: what chapters 2 and 3 of the thesis are about, written small.
+"""Networks that are no plain chain of small blocks, the subject of chapters 2 and 3 of the thesis, written small.
 
-Each is a plain module with random weights. Where checkpointing by hand has something to hold on to, it is a list of
-layers (`nn.ModuleList` or `nn.Sequential`).
+Each is a plain module with random weights. The layers that can be checkpointed by hand are a list
+(`nn.ModuleList` or `nn.Sequential`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DoubleConv(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Skips from every level of the way down to the same level of the way up: `(N, 3, side, side)` to one channel."""
+    """A U-Net from `(N, 3, side, side)` to one channel, with skips from every level down to that on the way up."""
 
     def __init__(self, widths: Sequence[int], dropout: float = 0.1) -> None:
         super().__init__()
@@ -40,6 +40,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(widths[0], 1, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Map `(N, 3, side, side)` to `(N, 1, side, side)`."""
         skips: list[torch.Tensor] = []
         for layer in self.down:
             x = layer(F.max_pool2d(x, 2) if skips else x)
@@ -71,6 +72,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Apply the three convolutions, and add the shortcut."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -98,6 +100,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Map images to one number for each class."""
         return self.head(F.adaptive_avg_pool2d(self.layers(self.stem(x)), 1).flatten(1))
 
 
@@ -111,7 +114,7 @@ class SpectralConv(nn.Module):
         self.weight = nn.Parameter(torch.randn(shape, dtype=torch.cfloat) / channels_in)
 
     def forward(self, x: torch.Tensor, side: int) -> Any:
-        """`(N, channels_in, s, s)` to `(N, channels, side, side)`."""
+        """Map `(N, channels_in, s, s)` to `(N, channels, side, side)`."""
         m = self.modes
         low = torch.fft.rfft2(x, norm="forward")
         high = low.new_zeros(x.shape[0], self.weight.shape[2], side, side // 2 + 1)
@@ -131,6 +134,7 @@ class OperatorLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Add both convolutions, and apply GELU and dropout."""
         beside = self.pointwise(x)
         if x.shape[-1] != self.side:
             beside = F.interpolate(beside, size=(self.side, self.side), mode="bilinear", align_corners=True)
@@ -138,8 +142,10 @@ class OperatorLayer(nn.Module):
 
 
 class UNO(nn.Module):
-    """A U-shaped neural operator: each level on half the grid with twice the channels, `depth` layers a level on the
-    way down and on the way up, skips between."""
+    """A U-shaped neural operator: each level on half the grid with twice the channels, skips between.
+
+    It has `depth` layers a level on the way down and on the way up.
+    """
 
     def __init__(self, width: int, side: int, levels: int, depth: int, modes: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -157,6 +163,7 @@ class UNO(nn.Module):
         self.project = nn.Conv2d(width, 1, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Map `(N, 3, side, side)` to `(N, 1, side, side)`."""
         x = self.lift(x)
         skips = []
         for layers in self.down:
@@ -179,7 +186,7 @@ class LSTM(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> Any:
-        """`(N, steps)` to `(N, steps, vocabulary)`."""
+        """Map `(N, steps)` to `(N, steps, vocabulary)`."""
         inputs = self.dropout(self.embed(ids)).unbind(1)
         for cell in self.cells:
             state, outputs = None, []
@@ -209,7 +216,7 @@ class SelectiveScan(nn.Module):
         self.outer = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:
-        """`(N, tokens, width)` to the same."""
+        """Map `(N, tokens, width)` to the same shape."""
         tokens = x.shape[1]
         u, gate = self.inner(self.norm(x)).chunk(2, dim=-1)
         u = F.silu(self.conv(u.transpose(1, 2))[..., :tokens].transpose(1, 2))
@@ -241,6 +248,7 @@ class Mamba(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids: torch.Tensor) -> Any:
+        """Map `(N, tokens)` to `(N, tokens, vocabulary)`."""
         x = self.dropout(self.embed(ids))
         for layer in self.layers:
             x = layer(x)
@@ -262,6 +270,7 @@ class MixerLayer(nn.Module):
         self.tokens, self.channels = mlp(tokens, 2 * tokens), mlp(width, 4 * width)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Map `(N, tokens, width)` to the same shape."""
         x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
         return x + self.channels(self.norm2(x))
 
@@ -277,5 +286,6 @@ class Mixer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> Any:
+        """Map images to one number for each class."""
         x = self.patches(x).flatten(2).transpose(1, 2)
         return self.head(self.norm(self.layers(x)).mean(dim=1))

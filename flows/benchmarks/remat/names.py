@@ -1,11 +1,11 @@
-"""Words that the sides of the rematerialization benchmark share; no torch, so that its command starts fast."""
+"""Constants that the processes of the benchmark share; no torch, so that its command starts fast."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Size = Literal["tiny", "small"]
-"""Of models: for tests, or for steps of about a second on a CPU."""
+"""Size of a model: for tests, or for steps of about a second on a CPU."""
 
 EAGER = "plain PyTorch"
 CHECKPOINTING = "gradient_checkpointing_enable"

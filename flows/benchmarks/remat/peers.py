@@ -1,6 +1,7 @@
-"""What others do against memory, for the rematerialization benchmark: forward and backward, gradients left in `.grad`.
+"""Peers of the rematerialization benchmark: what others do to save memory.
 
-Each peer is plain PyTorch with one thing switched on.
+An iteration is forward and backward, with gradients left in `.grad`. Each peer is plain PyTorch with one thing switched
+on.
 """
 
 from __future__ import annotations
@@ -19,31 +20,37 @@ from stowage.stages.runtime.observe.measure import Measurement, measure_iteratio
 from stowage.stages.workload.calls import call_model, loss_of
 
 BACKENDS = ("aot_eager", "aot_eager_decomp_partition")
-"""Of `torch.compile`, with the partitioner that knows the budget. The first runs the operators of plain PyTorch, but
-some of its programs end with an error (a view of strides that the operator does not give); the second takes operators
-apart first, which is slower without a compiler and rounds otherwise."""
+"""Backends of `torch.compile`, with the partitioner that knows the budget; the first that runs is used.
+
+The first runs the operators of plain PyTorch, but some of its programs end with an error (a view of strides that the
+operator does not give); the second takes operators apart first, which is slower without a compiler and rounds
+otherwise.
+"""
 
 
 class Peer:
-    """One contestant: `peer(batch)` is an iteration, `peer.measure(batch)` the same under the profiler; `how` says
-    more about it."""
+    """One contestant: `peer(batch)` runs an iteration, `peer.measure(batch)` runs one under the profiler.
+
+    Attributes:
+        how: says more about the contestant, such as its backend.
+    """
 
     def __init__(self, case: RematCase, model: Any, how: str = "") -> None:
         self._case, self._model, self.how = case, model, how
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """Forward and backward."""
+        """Run forward and backward."""
         loss = loss_of(call_model(self._model, batch), batch, self._case.loss)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def measure(self, batch: Any) -> Measurement:
-        """One iteration, with its peak."""
+        """Run one iteration, and measure its peak."""
         return measure_iteration(self, self._case.model, None, batch, [])
 
 
 def available(case: RematCase) -> list[str]:
-    """Names of the peers that apply to a model; `make_peer` takes them."""
+    """Return the names of the peers that apply to a model; `make_peer` takes them."""
     found = [EAGER]
     if getattr(case.model, "supports_gradient_checkpointing", False):
         found.append(CHECKPOINTING)
@@ -53,11 +60,11 @@ def available(case: RematCase) -> list[str]:
 
 
 def make_peer(name: str, case: RematCase, setting: float = 1.0) -> Peer:
-    """Switch one thing on.
+    """Make a peer: plain PyTorch with one thing switched on.
 
     Args:
         name: one of `available`.
-        case: changed in place.
+        case: the model, changed in place.
         setting: for PyTorch's activation memory budget, its value between 0 and 1.
 
     Raises:
@@ -77,7 +84,7 @@ def make_peer(name: str, case: RematCase, setting: float = 1.0) -> Peer:
 
 
 def _compiled(case: RematCase, setting: float) -> Peer:
-    """The first backend whose program runs."""
+    """Compile a model with the first backend whose program runs."""
     from torch._functorch import config
 
     config.activation_memory_budget = setting
@@ -87,7 +94,7 @@ def _compiled(case: RematCase, setting: float) -> Peer:
         peer = Peer(case, torch.compile(case.model, backend=backend, dynamic=False), backend)
         try:
             peer(case.batch)
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # a compiler may raise anything
             failure = failure or error
             continue
         return peer
@@ -106,7 +113,7 @@ def _checkpoint_list(model: nn.Module, path: str, *, grouped: bool) -> None:
 
 
 class _Segment(nn.Module):
-    """Layers one after another in one checkpoint; what else the first one is asked for, it answers."""
+    """Runs layers one after another in one checkpoint; other attributes are those of the first layer."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()

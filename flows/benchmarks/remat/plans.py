@@ -1,4 +1,4 @@
-"""Plans of one model for many budgets and methods, from one trace and the same stores."""
+"""Plans one model for many budgets and methods, from one trace and the same stores."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, StowageError
 
 NOT_MUCH = 1
-"""A budget that nothing meets: the answer says which would be met."""
+"""A budget in bytes that nothing meets: the error says which would be met."""
 
 PLAIN_SHARE, PLAIN_ITERATIONS = 0.6, 3
-"""Plain PyTorch runs among the calls that are profiled: for so much of the time, and so many iterations at least. One
-iteration differs from the next by up to 20% on a shared machine, so that a dozen of them say little."""
+"""Least share of profiling time, and least number of iterations, in which plain PyTorch runs among the calls.
+
+One iteration differs from the next by up to 20% on a shared machine, so that a dozen of them say little.
+"""
 
 
 class Planner:
-    """Answers which plans there are; those who run them find them in `home`.
+    """Answers which plans there are; processes that run them find them in `stores`.
 
     Args:
         case: the model; its parameters stay as they are.
-        home: as `cache_dir` of `fit`.
+        stores: as `cache_dir` of `fit`.
         quick: as for `fit`.
     """
 
@@ -52,8 +54,10 @@ class Planner:
         return plan_costed(self._costed, device_budget=budget, method=method, stores=self._stores, effort=self._effort)
 
     def about(self) -> dict[str, Any]:
-        """Of the step that keeps everything: its peak and time, the part of the peak that is no activation, and how
-        many calls there are; and plain PyTorch's time while the calls were profiled."""
+        """Return peak, time and call count of keep-all, its bytes that are no activations, and plain PyTorch's time.
+
+        Plain PyTorch's time is the one measured while the calls were profiled.
+        """
         return {
             "fixed_bytes": self._fixed,
             "keep_all_peak_bytes": self._whole.keep_all_peak_bytes,
@@ -63,8 +67,12 @@ class Planner:
         }
 
     def reply(self, request: Any) -> dict[str, Any]:
-        """What became of a method, and a share of keep-all's activation budget or bytes, or without both the method's
-        smallest feasible budget: its budget, prediction, hash and planning time, or the reason why there is no plan."""
+        """Plan with a method, within a share of keep-all's activation budget or within bytes, and say what came of it.
+
+        Without both, the budget is the method's smallest feasible one. The answer is its budget, prediction, hash and
+        planning
+        time, or the reason why there is no plan.
+        """
         method, share, budget = request
         try:
             return self._reply(method, share, budget)
@@ -73,7 +81,7 @@ class Planner:
             return {"budget": infeasible.budget_bytes, "why": f"the smallest feasible budget is {least:,.1f} MiB"}
         except StowageError as error:
             return {"budget": -1, "why": str(error)}
-        except Exception as error:  # a defect of a planner is a line of the table; the other points are measured
+        except Exception as error:  # a failure of a planner is a line of the table
             return {"budget": -1, "why": f"{type(error).__name__}: {error}"}
 
     def _reply(self, method: str, share: float | None, budget: int | None) -> dict[str, Any]:
@@ -110,17 +118,17 @@ class _PlainAmongCalls:
         self._case = case
         self._plain = make_peer(EAGER, case)
         self._times: list[float] = []
-        self._run()  # the first is not timed
+        self._run()  # the first iteration is not timed
         self._began = time.perf_counter()
 
     def look(self, done: int, total: int) -> None:
-        """Before a call: run an iteration if it is time."""
+        """Run an iteration of plain PyTorch before a call is profiled, if it is time for one."""
         del done, total
         if sum(self._times) < PLAIN_SHARE * (time.perf_counter() - self._began):
             self._timed()
 
     def time_s(self) -> float:
-        """Of an iteration: the mean, as what interrupts the calls is in their times too."""
+        """Return the mean time of an iteration: what interrupts the calls is in their times too."""
         while len(self._times) < PLAIN_ITERATIONS:
             self._timed()
         return statistics.fmean(self._times)

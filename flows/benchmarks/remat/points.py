@@ -1,4 +1,4 @@
-"""Rematerialization, measured: models × activation budgets × methods, beside what others do against memory.
+"""Measures rematerialization: models × activation budgets × methods, beside what others do to save memory.
 
 Every point is a process of its own that takes turns, iteration by iteration, with one of plain PyTorch: what slows the
 machine slows both. Peaks come from the allocator's events. An iteration is forward and backward; gradients stay.
@@ -57,13 +57,13 @@ MEASURED = (
     "note",
     "processes",
 )
-"""Columns; methods that find the same plan share its measurement."""
+"""Columns that are measured; methods that find the same plan share its measurement."""
 
 SECOND_LOOK = 15
-"""Rounds, at least, of a plan and a contestant that seemed faster within the same peak, in turns with each other."""
+"""Least number of rounds of a plan and a contestant that seemed faster within the same peak, in turns."""
 
 PROCESSES = 3
-"""That measure a plan which took another time than predicted in the first."""
+"""Number of processes that measure a plan which took another time than predicted in the first."""
 
 MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 """Values of PyTorch's `activation_memory_budget`; 1 keeps what its partitioner keeps."""
@@ -71,21 +71,22 @@ MEMORY_BUDGETS = (0.1, 0.3, 0.5, 0.7)
 
 @dataclass(frozen=True)
 class RematJob:
-    """What to measure.
+    """The points to measure.
 
     Attributes:
-        models: names in `_remat_models.MODELS`.
-        methods: of planning, as for `fit`.
-        shares: of keep-all's activation budget.
-        memory_budgets: values of PyTorch's own.
-        peers: what stands beside; all that apply by default.
+        models: names in `models.MODELS`.
+        methods: methods of planning, as for `fit`.
+        shares: shares of keep-all's activation budget.
+        memory_budgets: values of PyTorch's `activation_memory_budget`.
+        peers: the peers to compare with; all that apply by default.
         rounds: iterations timed of each point, at least.
         timed_s: as for `Turns`.
-        size, depth: of the models.
+        size: size of the models.
+        depth: depth of the models; None for their own.
         quick: plan in seconds.
-        threads: of PyTorch in every process, 0 for its default.
-        limit_s: a point that does not answer for so long is left out.
-        planning_limit_s: the same for one plan; the first makes the options of all blocks.
+        threads: threads of PyTorch in every process, 0 for its default.
+        limit_s: seconds after which a point that does not answer is left out.
+        planning_limit_s: seconds after which a plan is left out; the first makes the options of all blocks.
     """
 
     models: tuple[str, ...] = tuple(TITLES)
@@ -104,7 +105,7 @@ class RematJob:
 
 
 def job_of(models: str, methods: str, shares: str, *, rounds: int, threads: int, quick: bool) -> RematJob:
-    """From what is written on a command line: names with commas, shares in percent; empty for the defaults.
+    """Make the job from a command line: names with commas, shares in percent; empty for the defaults.
 
     Raises:
         ParameterError: a share is not a percentage.
@@ -121,16 +122,17 @@ def job_of(models: str, methods: str, shares: str, *, rounds: int, threads: int,
 
 
 def words(text: str) -> tuple[str, ...]:
-    """What is between commas."""
+    """Split a text at its commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def remat_rows(
     job: RematJob, stores: Path, root: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[RematRow]:
-    """Every point of every model, peers first; what cannot be traced, planned or run is a row that says why.
+    """Measure every point of every model, peers first; what cannot be traced, planned or run is a row that says why.
 
-    A plan that took another time than predicted comes a second time, measured in more processes; so does a point beside
+    A plan that took another time than predicted is yielded a second time, measured in more processes; so is a point
+    beside
     which `AUTO` seemed slower, compared with it. The later row counts.
     """
     for model in job.models:
@@ -144,7 +146,7 @@ def remat_rows(
 
 @dataclass(frozen=True)
 class _Model:
-    """One model with everyone who takes part."""
+    """One model with all its contestants."""
 
     job: RematJob
     name: str
@@ -153,8 +155,10 @@ class _Model:
     say: Callable[[str], None]
 
     def rows(self) -> Iterator[RematRow]:
-        """Measure the peers, plan for every budget and for what they took, then measure the plans, and look again where
-        one is not as predicted or another seemed faster."""
+        """Measure the peers, plan for every budget and for the peers' peaks, then measure the plans.
+
+        Measure again where a plan is not as predicted, or where another contestant seemed faster.
+        """
         rows: list[RematRow] = []
         for row in self._once():
             rows.append(row)
@@ -211,7 +215,7 @@ class _Model:
         return Served(name, module, common | what, self.root, limit_s=limit_s, environment=environment)
 
     def _contestant(self, row: RematRow) -> Served:
-        """The process of a row that is to be measured."""
+        """Start the process of a row that is to be measured."""
         name = f"{row.contestant} {row.setting}".strip()
         if row.predicted_peak_bytes >= 0:
             return self._enter(name, runs="plan", method=row.contestant, budget=row.budget_bytes)
@@ -248,11 +252,13 @@ class _Model:
         except StowageError as error:
             return replace(row, note=str(error))
         share = activation_share(about["fixed_bytes"], about["keep_all_peak_bytes"], found["peak_bytes"])
-        return replace(row, **served.about, **found, activation_share=share)  # `about` of a peer: how it is done
+        return replace(row, **served.about, **found, activation_share=share)  # `about` of a peer has `found_by`
 
     def _in_more_processes(self, row: RematRow) -> RematRow:
-        """The median of three, each beside a process of plain PyTorch of its own: where the system places a process'
-        memory is chance that no number of rounds averages out."""
+        """Return the median of three measurements, each beside a process of plain PyTorch of its own.
+
+        Where the system places a process' memory is chance that no number of rounds averages out.
+        """
         found, turns = [row], Turns(self.job.rounds, self.job.timed_s)
         while len(found) < PROCESSES:
             with contextlib.ExitStack() as stack:
@@ -273,14 +279,15 @@ class _Model:
 def run_remat(
     job: RematJob, folder: Path, say: Callable[[str], None], stores: Path | None = None, root: Path | None = None
 ) -> str:
-    """Measure, write `remat.parquet`, tables (`remat.md`, `remat_summary.md`), a picture a model and `remat.png` with
-    all of them into `folder`, and return the table.
+    """Measure, write rows, tables and pictures into `folder`, and return the table.
+
+    They are `remat.parquet`, `remat.md`, `remat_summary.md`, a picture a model, and `remat.png` with all of them.
 
     Args:
         job: what to measure.
         folder: where to write; what an earlier run wrote there of other models stays, in the tables too.
         say: receives a line a point.
-        home: stores of costs, options and plans; empty ones by default.
+        stores: folder of stores of costs, options and plans; empty ones by default.
         root: a folder of the project; the current folder by default.
 
     Raises:
@@ -309,6 +316,6 @@ def run_remat(
 
 
 def _in_order(rows: Iterable[RematRow]) -> list[RematRow]:
-    """By model, as tables have them."""
+    """Sort rows by model, in the order of tables."""
     places = {model: place for place, model in enumerate(TITLES)}
     return sorted(rows, key=lambda r: places.get(r.model, len(places)))

@@ -1,5 +1,7 @@
-"""Which plans the rematerialization benchmark asks for: shares of an activation budget, the smallest budget, and the
-peaks that others were measured to take."""
+"""Chooses which plans the rematerialization benchmark asks for.
+
+They are for shares of an activation budget, for the smallest budget, and for the peaks that others were measured at.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from stowage.flows.benchmarks.remat.names import AUTO
 from stowage.stages.ir.errors import StowageError, size_text
 
 Plan = dict[str, Any]
-"""What `_remat_plans.Planner` answers."""
+"""An answer of `plans.Planner`."""
 
 CLOSE = 0.99
-"""A plan for this part of a peak, or more of it, stands for a plan within the peak."""
+"""Share of a peak from which a plan with so much memory stands for a plan within the peak."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A method, and what it may take: a share of keep-all's activation budget, bytes, or (neither) its least budget."""
+    """A method and its budget: a share of keep-all's activation budget, bytes, or (neither) its least budget."""
 
     method: str
     share: float | None = None
@@ -28,15 +30,19 @@ class Asked:
 
     @property
     def setting(self) -> str:
-        """For people."""
+        """Return the budget as people read it."""
         if self.budget_bytes is not None:
             return f"in {size_text(self.budget_bytes)}"
         return "smallest" if self.share is None else f"{self.share:.0%}"
 
 
 def peaks_to_match(peaks: Iterable[int], taken: Sequence[int], lower_tier: int) -> list[int]:
-    """Peaks worth a plan, smallest first: those less than `below` for which neither a plan in `taken` nor one for a
-    peak chosen before takes nearly as much (`CLOSE`), and not more."""
+    """Return the peaks that are worth a plan, smallest first.
+
+    They are less than `lower_tier`, a limit in bytes, and neither a plan in `taken` nor one for a peak chosen before
+    takes
+    nearly as much (`CLOSE`), and not more.
+    """
     chosen: list[int] = []
     for peak in sorted(set(peaks)):
         if peak < lower_tier and not any(CLOSE * peak <= other <= peak for other in (*taken, *chosen)):
@@ -45,21 +51,23 @@ def peaks_to_match(peaks: Iterable[int], taken: Sequence[int], lower_tier: int) 
 
 
 class Planners:
-    """The process that plans a model. When an answer is late, or the process ended, another one goes on."""
+    """The process that plans a model, replaced by another one when an answer is late or it has ended."""
 
     def __init__(self, enter: Callable[[], Served]) -> None:
-        """`enter` starts one."""
+        """Start a process with `enter`."""
         self._enter = enter
         self._served = enter()
         self.about = self._served.about
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._served.close()
 
     def plans(self, methods: Sequence[str], shares: Sequence[float], peaks: Iterable[int]) -> dict[Asked, Plan]:
-        """What became of every method and share; of `AUTO` also of the budgets that others take: `peaks`, and those of
-        the other methods' plans."""
+        """Plan with every method and share, and say what became of each.
+
+        `AUTO` also plans for the budgets that others take: `peaks`, and those of the other methods' plans.
+        """
         asked = [Asked(method, share) for method in methods for share in (*shares, None)]
         found = {one: self._plan(one) for one in asked}
         if AUTO in methods:

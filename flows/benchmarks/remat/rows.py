@@ -1,4 +1,4 @@
-"""The rows of the rematerialization benchmark, as they are stored, said, tabulated and drawn."""
+"""Defines the rows of the rematerialization benchmark, and writes them as sentences, tables and pictures."""
 
 from __future__ import annotations
 
@@ -20,40 +20,42 @@ from stowage.stages.report.frames import frame_of
 NAN = float("nan")
 
 SURELY = 0.05
-"""A plan is slower where chance makes it seem so less often."""
+"""Probability of chance under which a plan counts as slower."""
 
 CLOSE_TIME = 0.1
-"""Of the predicted time: what counts as close."""
+"""Share of the predicted time by which a time that counts as close may differ."""
 
 
 @dataclass(frozen=True)
 class RematRow:
-    """One point.
+    """One point: a model under a plan within a budget, or under a peer.
 
     Attributes:
         model: its name.
         contestant: a method of planning, or a peer.
         setting: the share of keep-all's activation budget that was asked for (`50%`), `smallest` for the method's
             smallest feasible budget, `in … MiB` for what another contestant takes, or a peer's value.
-        budget_bytes, predicted_peak_bytes: of the device; -1 for peers.
-        predicted_time_s: of an iteration; for plain PyTorch that of keeping everything, for other peers NaN.
+        budget_bytes: device budget; -1 for peers.
+        predicted_peak_bytes: predicted peak of the device; -1 for peers.
+        predicted_time_s: predicted time of an iteration; for plain PyTorch that of keeping everything, for peers NaN.
         predicted_overhead: predicted time over the prediction for keeping everything, less 1; NaN for peers.
-        plain_time_s: of an iteration of plain PyTorch while the calls were profiled, timed as they are.
+        plain_time_s: time of an iteration of plain PyTorch while the calls were profiled, timed as they are.
         found_by: the planner that found the plan, or the backend of a compiled peer.
         plan_s: time to plan, after the model was traced and profiled; stores are shared, so what the first point of a
             model solves, later ones find.
-        peak_bytes: measured; -1 where there is no measurement.
-        activation_share: of keep-all's activation budget, at that peak.
-        eager_peak_bytes: of plain PyTorch, measured.
-        time_s, eager_time_s: medians over rounds.
+        peak_bytes: measured peak; -1 where there is no measurement.
+        activation_share: share of keep-all's activation budget, at that peak.
+        eager_peak_bytes: measured peak of plain PyTorch.
+        time_s: median time over rounds.
+        eager_time_s: median time of plain PyTorch over rounds.
         overhead: median over rounds of the ratio to plain PyTorch's time in the same round, less 1.
         rounds: iterations timed.
-        equal: loss and every gradient to plain PyTorch's, bit for bit, in every iteration.
+        equal: loss and every gradient are plain PyTorch's, bit for bit, in every iteration.
         note: why there is no measurement.
         ours_over_it: where a plan of `AUTO` within that peak seemed slower: its time over this point's, both in turns
             with each other, median, less 1; NaN elsewhere.
         by_chance: how likely chance alone makes the plan slower in as many of those rounds.
-        processes: that measured it; of several the one with the median overhead counts.
+        processes: number of processes that measured it; of several the one with the median overhead counts.
     """
 
     model: str
@@ -81,13 +83,15 @@ class RematRow:
 
     @property
     def over_prediction(self) -> float:
-        """Time over predicted time, both relative to plain PyTorch's, in the same turns and while the calls were
-        profiled: in between the machine's own speed drifts. NaN where nothing was predicted."""
+        """Return measured over predicted time, both relative to plain PyTorch's; NaN where nothing was predicted.
+
+        Plain PyTorch's are those of the same turns, and of profiling: in between the machine's own speed drifts.
+        """
         return (1 + self.overhead) / (self.predicted_time_s / self.plain_time_s)
 
 
 def describe(row: RematRow) -> str:
-    """One line for people."""
+    """Describe a row in one line for people."""
     name = f"{row.model}, {row.contestant} {row.setting}".strip()
     if row.note:
         return f"{name}: {row.note}"
@@ -100,13 +104,13 @@ def describe(row: RematRow) -> str:
 
 
 def describe_comparison(ours: RematRow, row: RematRow) -> str:
-    """One line for people about a second look."""
+    """Describe a second measurement in one line for people."""
     names = f"{row.model}, {ours.contestant} {ours.setting} in turns with {row.contestant} {row.setting}".rstrip()
     return f"{names}: {row.ours_over_it:+.1%} (by chance {row.by_chance:.0%})"
 
 
 def markdown_of(rows: Sequence[RematRow]) -> str:
-    """The rows as a Markdown table, and what they say of predictions and of the others."""
+    """Return the rows as a Markdown table, with sentences about predictions and other contestants."""
     beside = pl.Series("auto within that peak", [_beside(rows, r) for r in rows], dtype=pl.String)
     ratio = pl.Series("time ÷ predicted", [r.over_prediction for r in rows], dtype=pl.Float64)
     frame = frame_of(RematRow, rows).with_columns(beside, ratio)
@@ -150,7 +154,7 @@ def markdown_of(rows: Sequence[RematRow]) -> str:
 
 
 def accuracy(rows: Sequence[RematRow]) -> str:
-    """How close predictions came, one sentence; nothing where no plan was measured."""
+    """Say in one sentence how close predictions were; nothing where no plan was measured."""
     measured = _plans(rows)
     plans = measured_plans(rows)
     if not plans:
@@ -169,8 +173,7 @@ def accuracy(rows: Sequence[RematRow]) -> str:
 
 
 def unlike_predicted(rows: Sequence[RematRow]) -> list[list[RematRow]]:
-    """Plans that took more or less than about the predicted time (`CLOSE_TIME`); those that share a measurement
-    together."""
+    """Return plans whose time was not close to the predicted one (`CLOSE_TIME`), grouped by measurement."""
     return [same for same in _measured_together(_plans(rows)) if abs(same[0].over_prediction - 1) > CLOSE_TIME]
 
 
@@ -191,7 +194,7 @@ def _measured_together(plans: Sequence[RematRow]) -> list[list[RematRow]]:
 
 
 def _beside(rows: Sequence[RematRow], row: RematRow) -> str:
-    """A cell: the overhead of `AUTO` within a row's peak, and how it did in turns with it."""
+    """Make a cell: the overhead of `AUTO` within a row's peak, and its ratio to the row in turns."""
     ours = None if row.contestant == AUTO else fastest_within(rows, row)
     if ours is None:
         return ""
@@ -199,7 +202,7 @@ def _beside(rows: Sequence[RematRow], row: RematRow) -> str:
 
 
 def comparison(rows: Sequence[RematRow]) -> str:
-    """How `AUTO`'s plans compare with all others within the same peak, one sentence; nothing where nobody else is."""
+    """Say in one sentence how `AUTO`'s plans compare with others within the same peak; nothing where there are none."""
     others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
     compared = [r for r in others if fastest_within(rows, r) is not None]
     if not compared:
@@ -220,8 +223,10 @@ def comparison(rows: Sequence[RematRow]) -> str:
 
 
 def seemed_slower(rows: Sequence[RematRow]) -> list[tuple[RematRow, RematRow]]:
-    """The fastest plan of `AUTO` within a contestant's peak, and the contestant, where the plan was not as fast, each
-    in turns with plain PyTorch."""
+    """Return pairs of `AUTO`'s fastest plan within a contestant's peak and the contestant, where the plan was slower.
+
+    Both were measured in turns with plain PyTorch.
+    """
     others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
     pairs = [(ours, r) for r in others if (ours := fastest_within(rows, r)) is not None]
     return [(ours, theirs) for ours, theirs in pairs if ours.overhead > theirs.overhead]
@@ -233,19 +238,19 @@ def _least_peak(rows: Sequence[RematRow], model: str, contestant: str) -> float:
 
 
 def fastest_within(rows: Sequence[RematRow], of: RematRow) -> RematRow | None:
-    """The plan by `AUTO` that had least overhead and took no more memory than a row; None where there are none."""
+    """Return `AUTO`'s plan with least overhead that took no more memory than a row; None where there is none."""
     ours = [r for r in rows if (r.model, r.contestant) == (of.model, AUTO) and not r.note]
     return min((r for r in ours if r.peak_bytes <= of.peak_bytes), key=lambda r: r.overhead, default=None)
 
 
 def picture(rows: Sequence[RematRow]) -> bytes:
-    """Overhead against peak, a panel for each model, as PNG."""
+    """Draw overhead against peak, a panel for each model, as PNG."""
     models = dict.fromkeys(r.model for r in rows)
     return render(lambda: remat_figure({m: panel_of([r for r in rows if r.model == m]) for m in models}))[1]
 
 
 def panel_of(rows: Sequence[RematRow]) -> Panel:
-    """The measured points of one model; methods and peers keep the order of the rows."""
+    """Return the measured points of one model; methods and peers keep the order of the rows."""
     methods: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant in NAMES}
     peers: dict[str, list[Point]] = {r.contestant: [] for r in rows if r.contestant not in NAMES}
     measured = sorted((r for r in rows if not r.note), key=lambda r: r.peak_bytes)

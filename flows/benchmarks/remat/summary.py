@@ -1,5 +1,7 @@
-"""The rows of the rematerialization benchmark in three small tables: beside peers, by share of the activation budget,
-beside other methods of planning."""
+"""Writes the rows of the rematerialization benchmark as three small tables.
+
+They are beside peers, by share of the activation budget, and beside other methods of planning.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ SMALLEST = "smallest"
 NONE = "none"
 
 Cells = Callable[[Sequence[RematRow], str], Sequence[str]]
-"""Of a model's line, from all rows."""
+"""Makes the cells of a model's line from all rows."""
 
 
 def summary_of(rows: Sequence[RematRow]) -> str:
-    """Overheads over plain PyTorch as Markdown, a line a model. Those of `auto`'s plans stand bold, with the prediction
-    over keeping everything in brackets; *Stowage there* is the fastest of them within the peak to the left, for several
-    peaks from the least overhead to the most."""
+    """Return overheads over plain PyTorch as Markdown, a line a model.
+
+    Those of `auto`'s plans are bold, with the prediction over keeping everything in brackets; *Stowage there* is the
+    fastest of them within the peak to the left, for several peaks from the least overhead to the most.
+    """
     tables: tuple[tuple[Sequence[str], Cells], ...] = (
         (("plain PyTorch", f"`{EVERY_ROOT}`", "Stowage there", f"`{MEMORY_BUDGET}`", "Stowage there"), beside_peers),
         ((*(f"Stowage at {share}" for share in SHARES), "smallest: peak, share, overhead"), by_share),
@@ -93,7 +97,7 @@ def beside_methods(rows: Sequence[RematRow], model: str) -> list[str]:
 
 
 def _of(rows: Sequence[RematRow], model: str, contestant: str, setting: str | None = None) -> list[RematRow]:
-    """What was measured of a contestant."""
+    """Return the measured rows of a contestant."""
     return [
         r
         for r in rows
@@ -116,5 +120,5 @@ def _between(texts: Sequence[str], to: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded; with a minus that is as wide as digits."""
+    """Write a share in whole percent, with a minus that is as wide as digits."""
     return f"{round(share * 100)}%".replace("-", "−")

@@ -1,4 +1,4 @@
-"""Two processes take turns, iteration by iteration: what slows the machine slows both."""
+"""Lets two processes take turns, iteration by iteration: what slows the machine slows both."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from stowage.flows.benchmarks.child_process import Served
 
 MOST_ROUNDS = 25
-"""More are timed only if they are asked for."""
+"""Number of rounds after which no more are timed, unless they are asked for."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How long.
+    """Times two processes in turns.
 
     Attributes:
         rounds: iterations timed of each, at least.
-        timed_s: of short iterations more are timed, up to `MOST_ROUNDS`, until they took so long.
+        timed_s: seconds until which more short iterations are timed, up to `MOST_ROUNDS`.
     """
 
     rounds: int
     timed_s: float
 
     def measure(self, point: Served, eager: Served) -> dict[str, Any]:
-        """Peak, times and equality of one point beside plain PyTorch; `point` may be plain PyTorch itself."""
+        """Measure peak, times and equality of one point beside plain PyTorch; `point` may be plain PyTorch itself."""
         own, theirs = [point.ask([0])], [eager.ask([0])]
         for one, other in self._rounds(point, eager):
             own.append(one)
@@ -44,8 +44,10 @@ class Turns:
         }
 
     def compare(self, ours: Served, theirs: Served) -> tuple[float, float]:
-        """Median of our time over theirs in the same round, less 1, and how likely chance alone makes ours slower in as
-        many rounds (sign test, one-sided)."""
+        """Compare two processes: return the median of our time over theirs in one round, less 1, and a probability.
+
+        It is how likely chance alone makes ours slower in as many rounds (sign test, one-sided).
+        """
         theirs.ask(1)
         ratios = _ratios(*zip(*self._rounds(ours, theirs), strict=True))
         slower = sum(ratio > 1 for ratio in ratios)
@@ -63,7 +65,7 @@ class Turns:
         return found
 
     def _enough(self, times_s: list[float]) -> bool:
-        """Medians of few short iterations differ by more than what is compared."""
+        """Return whether enough rounds are timed: medians of few short iterations are too uncertain."""
         count = len(times_s)
         return count >= self.rounds and (count >= MOST_ROUNDS or sum(times_s) >= self.timed_s)
 

@@ -1,4 +1,4 @@
-"""Plan models that do not fit this machine: no weights in memory, costs from the roofline, a process for each.
+"""Plans models that do not fit this machine: no weights in memory, costs from the roofline, a process for each.
 
 `python -m stowage.flows.benchmarks.scaling.big_model NAME` plans one and prints its `BigPlan` as JSON.
 """
@@ -30,16 +30,17 @@ TB = 10**12
 
 @dataclass(frozen=True)
 class BigModel:
-    """What is planned.
+    """A model to plan.
 
     Attributes:
-        label: for people.
-        overrides: of transformers' Llama, whose defaults are those of Llama2-7B.
+        label: name for people.
         method: see `fit`.
-        machine: a machine of the preprint with what is behind it; None for this machine without offloading.
+        overrides: overrides of transformers' Llama, whose defaults are those of Llama2-7B.
+        machine: a machine of the preprint with its lower tier; None for this machine without offloading.
         budget: device budget where there is no `machine`.
-        dtype: of weights, gradients and states.
-        batch_size, length: of the batch.
+        dtype: type of weights, gradients and states.
+        batch_size: samples of the batch.
+        length: tokens of a sample.
     """
 
     label: str
@@ -76,18 +77,22 @@ MODELS = {
 
 @dataclass(frozen=True)
 class BigPlan:
-    """What planning took, and what it found.
+    """The result of planning, and what planning took.
 
     Attributes:
         label: what was planned, and for which device.
         stages: seconds by stage, in order; `model` is building it.
         total_s: from nothing to `step.py`, building the model included.
-        processor_s: of it on processors, child processes included: less than `total_s` where others were busy.
+        processor_s: processor time, child processes included: less than `total_s` where others were busy.
         process_bytes: highest resident memory of the planning process.
         parameter_bytes: what the weights alone would take.
-        calls, distinct_calls, blocks: size of the problem.
-        budget_bytes, peak_bytes, overhead: of the plan; overhead is predicted time over the lower bound.
-        lines: of `step.py`.
+        calls: number of calls.
+        distinct_calls: number of distinct calls.
+        blocks: number of blocks.
+        budget_bytes: device budget of the plan.
+        peak_bytes: predicted peak of the plan.
+        overhead: predicted time over the lower bound.
+        lines: lines of `step.py`.
     """
 
     label: str
@@ -149,7 +154,7 @@ def plan_big(name: str) -> BigPlan:
 
 
 def plan_all(say: Callable[[str], None] = lambda text: None, root: Path | None = None) -> Iterator[BigPlan]:
-    """Every model, each in a process of its own, so that its memory can be told.
+    """Plan every model, each in a process of its own, so that its memory can be told.
 
     Raises:
         StowageError: one could not be planned.
@@ -168,7 +173,7 @@ def plan_all(say: Callable[[str], None] = lambda text: None, root: Path | None =
 
 
 def describe(plan: BigPlan) -> str:
-    """A few lines for people."""
+    """Describe a plan in a few lines for people."""
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in plan.stages.items())
     process, weights = f"{plan.process_bytes / MIB:,.0f} MiB", f"{plan.parameter_bytes / MIB:,.0f} MiB"
     return (

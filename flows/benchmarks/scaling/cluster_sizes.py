@@ -1,8 +1,7 @@
-"""What the size of clusters does to plans and to planning time (thesis, figure 3.14): the whole step as one block, by
-clusters of several sizes, on estimated costs.
+"""Measures how the size of clusters changes plans and planning time (thesis, figure 3.14).
 
-Clusters with more compute nodes, forward and backward, than `GridSize.max_exact_nodes` are solved as H-Graphs of nodes,
-smaller ones exactly.
+The whole step is one block, planned by clusters of several sizes, on estimated costs. Clusters with more compute nodes,
+forward and backward, than `GridSize.max_exact_nodes` are solved as H-Graphs of nodes, smaller ones exactly.
 """
 
 from __future__ import annotations
@@ -40,30 +39,37 @@ DEFAULT_METHODS = ("hiremate", "h_retention")
 SIZES = (8, 12, 20, 30, 45)
 SHARES = (0.3, 0.5, 0.7)
 METHODS = ("hiremate", "h_retention", "h_ilp")
-"""Which solve the whole step by clusters. H-ILP takes minutes a plan, and for large clusters finds none of its own."""
+"""Methods that solve the whole step by clusters. H-ILP takes minutes a plan, and finds none for large clusters."""
 
 TOP = 1.5
-"""M^t over M^l, as the defaults have it."""
+"""Ratio of M^t to M^l, as in the defaults."""
 
 
 @dataclass(frozen=True)
 class ClusterSizeRow:
-    """One plan.
+    """One row: the plan of a model by clusters of one size.
 
     Attributes:
-        model, method: which.
-        cluster_size, top_size: M^l and M^t, members of a cluster and of the top at most.
-        share: of keep-all's activation budget that was asked for.
-        calls: of the traced step.
-        clusters, distinct, levels: of the partition of the step as recorded; 0 where the step is too small for one.
-        budget_bytes, peak_bytes: of the device, the second predicted; -1 without a plan.
-        activation_share: of keep-all's activation budget, at that peak.
+        model: name of the model.
+        method: method of planning.
+        cluster_size: M^l, members of a cluster at most.
+        top_size: M^t, members of the top at most.
+        share: share of keep-all's activation budget that was asked for.
+        calls: calls of the traced step.
+        clusters: clusters of the step as recorded; 0 where it is too small for a partition.
+        distinct: distinct clusters.
+        levels: levels of the partition.
+        budget_bytes: device budget.
+        peak_bytes: predicted peak of the device; -1 without a plan.
+        activation_share: share of keep-all's activation budget, at that peak.
         overhead: predicted time over the prediction for keeping everything, less 1; NaN without a plan.
         found_by: the planner that found the plan.
-        options_s, options_wall_s: to partition and solve all clusters, once for all shares of a size and all
-            methods with that formulation of clusters, from an empty store; of the processor, child processes included,
-            and by the clock.
-        solve_s, solve_wall_s: to plan from those options, likewise.
+        options_s: processor time, child processes included, to partition and solve all clusters, once for all shares of
+            a
+            size and all methods with that formulation of clusters, from an empty store.
+        options_wall_s: time by the clock of the same work.
+        solve_s: processor time to plan from those options.
+        solve_wall_s: time by the clock to plan from those options.
         note: why there is no plan.
     """
 
@@ -90,15 +96,16 @@ class ClusterSizeRow:
 
 @dataclass(frozen=True)
 class ClusterSizeJob:
-    """What to plan.
+    """The plans to make.
 
     Attributes:
-        models: names in `_remat_models.MODELS`.
-        methods: of `METHODS`.
+        models: names in `remat.models.MODELS`.
+        methods: some of `METHODS`.
         sizes: M^l of each partition; M^t is `TOP` times that.
-        shares: of keep-all's activation budget.
-        size, depth: of the models.
-        effort: of planning.
+        shares: shares of keep-all's activation budget.
+        size: size of the models.
+        depth: depth of the models; None for their own.
+        effort: effort of planning.
     """
 
     models: tuple[str, ...] = DEFAULT_MODELS
@@ -111,7 +118,7 @@ class ClusterSizeJob:
 
 
 def cluster_size_job(models: str, methods: str, sizes: str, shares: str, layers: str, *, quick: bool) -> ClusterSizeJob:
-    """From what is written on a command line; empty for the defaults.
+    """Make the job from a command line; empty for the defaults.
 
     Raises:
         ParameterError: a model or method is not known here, or something is no number.
@@ -135,7 +142,7 @@ def cluster_size_job(models: str, methods: str, sizes: str, shares: str, layers:
 
 
 def cluster_size_rows(job: ClusterSizeJob, say: Callable[[str], None] = lambda text: None) -> Iterator[ClusterSizeRow]:
-    """Every combination: model by model, small clusters first."""
+    """Plan every combination: model by model, small clusters first."""
     for model in job.models:
         case = build(model, job.size, job.depth)
         with tempfile.TemporaryDirectory() as stores:
@@ -156,7 +163,7 @@ def cluster_size_rows(job: ClusterSizeJob, say: Callable[[str], None] = lambda t
 
 
 def limits_of(size: int) -> Limits:
-    """M^l and M^t."""
+    """Return the limits M^l and M^t."""
     return Limits(top_size=round(TOP * size), size=size)
 
 
@@ -220,7 +227,7 @@ def _since(started: tuple[float, float]) -> tuple[float, float]:
 
 
 def describe(row: ClusterSizeRow) -> str:
-    """One line for people."""
+    """Describe a row in one line for people."""
     found = row.note or f"overhead {row.overhead:+.1%}"
     return (
         f"{row.model}, {row.method}, clusters of {row.cluster_size} ({row.clusters}, {row.distinct} distinct, "
@@ -230,7 +237,7 @@ def describe(row: ClusterSizeRow) -> str:
 
 
 def markdown_of(rows: Sequence[ClusterSizeRow]) -> str:
-    """A Markdown table, a line for each model, method and size."""
+    """Return a Markdown table, a line for each model, method and size."""
     shares = sorted({r.share for r in rows})
     at = {share: f"overhead at {share:.0%}" for share in shares}
     formats: dict[str, Callable[[Any], str]] = {
@@ -265,13 +272,13 @@ def _seconds(x: Mapping[str, float]) -> str:
 
 
 def _at(share: float) -> pl.Expr:
-    """Of the points of a size the one at a share; nothing where there is none."""
+    """Select, among the points of a size, the one at a share; null where there is none."""
     at = pl.element().struct.field("share") == share
     return pl.col("points").list.eval(pl.element().filter(at)).list.first()
 
 
 def by_size(rows: Sequence[ClusterSizeRow]) -> pl.DataFrame:
-    """A line for each model, method and M^l: its first row, means of the times of planning, and all its `points`."""
+    """Return a line for each model, method and M^l: its first row, mean times of planning, and all its `points`."""
     means = ("solve_s", "solve_wall_s")
     points = pl.struct("share", "overhead", "note").alias("points")
     key = ["model", "method", "cluster_size"]
@@ -283,7 +290,7 @@ def by_size(rows: Sequence[ClusterSizeRow]) -> pl.DataFrame:
 
 
 def picture(rows: Sequence[ClusterSizeRow]) -> bytes:
-    """Overhead and planning time against the size of clusters, a column for each model, as PNG."""
+    """Draw overhead and planning time against the size of clusters, a column for each model, as PNG."""
     overheads: dict[str, dict[tuple[str, str], list[tuple[int, float]]]] = {}
     seconds: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for r in rows:

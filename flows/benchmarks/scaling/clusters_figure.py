@@ -1,4 +1,4 @@
-"""Overhead and planning time against the size of clusters (thesis, figure 3.14)."""
+"""Draws overhead and planning time against the size of clusters (thesis, figure 3.14)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Totals = Mapping[str, Sequence[tuple[int, float]]]
 
 
 def clusters_figure(overheads: Mapping[str, Lines], seconds: Mapping[str, Totals]) -> Figure:
-    """A column for each model: overhead in percent on top, processor time below.
+    """Draw a column for each model: overhead in percent on top, processor time under it.
 
     Args:
         overheads: model -> lines, in percent; colours are shares of the activation budget, dashes are methods.

@@ -1,5 +1,8 @@
-"""Planning time against depth for models that recompute (thesis, figures 2.6 and 3.12): every stage, empty stores,
-estimated or measured costs, half of the activation budget that keeping everything needs."""
+"""Measures planning time against depth for models that recompute (thesis, figures 2.6 and 3.12).
+
+Every stage, with empty stores, estimated or measured costs, and half of the activation budget that keeping everything
+needs.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +29,27 @@ from stowage.stages.options.tasks import GridSize
 from stowage.stages.solver.outcome import SolverSettings
 
 MODELS = ("transformer", "gpt2")
-"""With a depth: L + L layers, and L."""
+"""Models with a depth: L + L layers, and L."""
 
 LAYERS = (2, 4, 6, 12, 24)
 SHARE = 0.5
 MACHINE = "RTX 3060"
-"""Whose rates are used, unless costs are measured on this one."""
+"""The machine whose rates are used, unless costs are measured on this one."""
 
 EFFORT = Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0))
 
 
 @dataclass(frozen=True)
 class DepthJob:
-    """What to plan.
+    """The plans to make.
 
     Attributes:
-        models: of `MODELS`.
-        methods: of planning.
+        models: some of `MODELS`.
+        methods: methods of planning.
         layers: depths.
-        size: of the models besides.
-        effort: of planning.
-        measured: costs on this machine, not estimated ones.
+        size: size of the models besides their depth.
+        effort: effort of planning.
+        measured: use costs measured on this machine, not estimated ones.
     """
 
     models: tuple[str, ...] = MODELS
@@ -58,7 +61,7 @@ class DepthJob:
 
 
 def depth_job(models: str, methods: str, layers: str, *, measured: bool = False) -> DepthJob:
-    """From what is written on a command line; empty for the defaults. With measured costs everything is as in `fit`.
+    """Make the job from a command line; empty for the defaults. With measured costs everything is as in `fit`.
 
     Raises:
         ParameterError: a model has no depth, or a depth is no number.
@@ -78,7 +81,7 @@ def plan_rows(
 ) -> list[GrowthRow]:
     """Plan one model from nothing to `step.py`.
 
-    A budget that the method cannot meet has a row too: what its answer took; its overhead is NaN.
+    A budget that the method cannot meet has a row too, with the time until that was known; its overhead is NaN.
     """
     case = build(model, size, layers)
     costs: dict[str, Any] = {} if measured else {"costs": "roofline", "target": MACHINES[MACHINE].device}
@@ -124,7 +127,7 @@ def plan_rows(
 
 
 def depth_rows(job: DepthJob, say: Callable[[str], None] = lambda text: None) -> Iterator[GrowthRow]:
-    """Every combination, shallow models first."""
+    """Plan every combination, shallow models first."""
     for layers in job.layers:
         for model in job.models:
             for method in job.methods:
@@ -148,7 +151,7 @@ def run_depth(job: DepthJob, folder: Path, say: Callable[[str], None]) -> str:
 
 
 def closing(rows: Sequence[GrowthRow]) -> str:
-    """What each stage took for the deepest model, over what it took for the shallowest."""
+    """Say how much longer each stage took for the deepest model than for the shallowest."""
     least, most = min(r.layers for r in rows), max(r.layers for r in rows)
     return "\n".join(
         f"{model}, {method}, {most} over {least} layers: "

@@ -1,4 +1,4 @@
-"""How planning time grows with the number of layers: every stage, for shapes of GPT-2 and Llama, with empty stores."""
+"""Measures how planning time grows with the number of layers: every stage, for GPT-2 and Llama, with empty stores."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ LAYERS = (8, 16, 32, 64, 128)
 WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 512, 8, 128, 16, 1024
 
 MACHINE = "RTX 3060"
-"""Whose rates are used; `BUDGET` is of it."""
+"""The machine whose rates are used."""
 
 BUDGET = {"rockmate": "60%", "offmate": "20%"}
-"""Device budgets, of plain PyTorch's peak: the second is less than parameters and states take."""
+"""Method -> device budget as a share of plain PyTorch's peak; the second is less than parameters and states take."""
 
 METHODS = tuple(BUDGET)
 
 
 def shape(architecture: str, layers: int) -> dict[str, Any]:
-    """Configuration of a narrow model."""
+    """Return the configuration of a narrow model."""
     if architecture == "gpt2":
         return {
             "n_layer": layers,
@@ -62,10 +62,13 @@ class GrowthRow:
     """One stage of one plan.
 
     Attributes:
-        model, method, layers: which plan.
+        model: name of the model.
+        method: method of planning.
+        layers: number of layers.
         stage: its name; `total` is all of them.
-        seconds: of processor time, child processes included: others on the machine do not count.
-        calls, blocks: size of the problem.
+        seconds: processor time, child processes included: others on the machine do not count.
+        calls: number of calls.
+        blocks: number of blocks.
         overhead: predicted step time over the lower bound, less 1.
     """
 
@@ -114,7 +117,7 @@ def growth(
     methods: Sequence[str] = METHODS,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[GrowthRow]:
-    """Every combination, shallow models first."""
+    """Plan every combination, shallow models first."""
     for model in models:
         for method in methods:
             for count in layers:
@@ -125,8 +128,10 @@ def growth(
 
 
 def ratios(rows: Sequence[GrowthRow]) -> dict[tuple[str, str], dict[str, float]]:
-    """(model, method) -> stage -> its time for the deepest model over that for the shallowest; a stage that one of the
-    two did not reach, for want of a plan, is left out."""
+    """Map (model, method) and stage to the stage's time for the deepest model over that for the shallowest.
+
+    A stage that one of the two did not reach, for want of a plan, is left out.
+    """
     frame = frame_of(GrowthRow, rows)
     key = ["model", "method", "stage"]
     deepest = frame.filter(pl.col("layers") == pl.col("layers").max())
@@ -152,7 +157,7 @@ def run_growth(folder: Path, say: Callable[[str], None]) -> str:
 
 
 def picture(rows: Sequence[GrowthRow]) -> bytes:
-    """The plot as PNG."""
+    """Draw the plot as PNG."""
     cases: dict[str, dict[str, list[tuple[int, float]]]] = {}
     case = pl.format("{}, {}", "model", "method").alias("case")
     lines = frame_of(GrowthRow, rows).sort("layers", maintain_order=True)

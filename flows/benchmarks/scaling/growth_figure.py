@@ -1,4 +1,4 @@
-"""How long each stage of planning takes for deeper and deeper models."""
+"""Draws how long each stage of planning takes for deeper and deeper models."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STAGE_COLOURS = {
 }
 
 COLUMNS = 4
-"""Panels beside each other, at most."""
+"""Number of panels beside each other, at most."""
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 """Stage -> (layers, seconds), ascending in layers."""
 
 
 def growth_figure(cases: Mapping[str, Series]) -> Figure:
-    """One log-log panel for each case, a line for each stage, and a dotted line that grows with the layers."""
+    """Draw a log-log panel for each case, a line for each stage, and a dotted line that grows with the layers."""
     count = max(len(cases), 1)
     rows = math.ceil(count / COLUMNS)
     columns = math.ceil(count / rows)

@@ -1,4 +1,4 @@
-"""How long H-Partition takes for larger and larger graphs."""
+"""Draws how long H-Partition takes for larger and larger graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLOURS = ("#4477aa", "#ee9933", "#44996b", "#aa5599", "#66ccee", "#555c64")
 
 
 def partition_figure(shapes: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Log-log: a line for each shape of graph, a dotted line that grows with the nodes, and the thesis's one number.
+    """Draw a log-log line for each shape of graph, a dotted one that grows with the nodes, and the thesis's number.
 
     Args:
         shapes: name -> (nodes, seconds), ascending in nodes.

@@ -1,4 +1,4 @@
-"""How H-Partition grows with the size of the graph: 10^3 to 10^6 nodes, on one core."""
+"""Measures how H-Partition grows with the size of the graph: 10^3 to 10^6 nodes, on one core."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
 @dataclass(frozen=True)
 class PartitionGrowthRow:
-    """One partition.
+    """One row: the partition of a graph.
 
     Attributes:
         shape: name in `SHAPES`.
-        nodes: of the graph.
-        seconds: of processor time, from the graph to the rows of its hierarchy.
-        clusters, distinct: how many, and how many different ones.
-        levels: of the top.
-        largest, top: members of the largest cluster and of the top.
+        nodes: nodes of the graph.
+        seconds: processor time, from the graph to the rows of its hierarchy.
+        clusters: number of clusters.
+        distinct: number of different clusters.
+        levels: level of the top.
+        largest: members of the largest cluster.
+        top: members of the top.
         score: equation 3.1, summed over the clusters.
     """
 
@@ -72,7 +74,7 @@ def partition_growth(
     shapes: Sequence[str] = tuple(SHAPES),
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[PartitionGrowthRow]:
-    """Every combination, small graphs first."""
+    """Partition graphs of every size and shape, small ones first."""
     for size in sizes:
         for shape in shapes:
             row = measure(shape, size)
@@ -100,7 +102,7 @@ def run_partition_growth(folder: Path, say: Callable[[str], None], sizes: Sequen
 
 
 def picture(rows: Sequence[PartitionGrowthRow]) -> bytes:
-    """The plot as PNG."""
+    """Draw the plot as PNG."""
     lines: dict[str, list[tuple[int, float]]] = {}
     frame = frame_of(PartitionGrowthRow, rows).sort("nodes", maintain_order=True)
     for shape, nodes, seconds in frame.select("shape", "nodes", "seconds").iter_rows():

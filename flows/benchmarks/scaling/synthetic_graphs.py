@@ -1,4 +1,4 @@
-"""Forward graphs of any size, without a model: what H-Partition is timed on. Bytes are those of a plausible model."""
+"""Makes forward graphs of any size, without a model, that H-Partition is timed on; bytes are plausible."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stowage.stages.ir.hierarchy import FlowGraph, FlowNode
 
 HIDDEN = 8 << 20
 TOKENS = 256
-"""Steps of a scan."""
+"""Number of steps of a scan."""
 
 
 class _Builder:
-    """Adds nodes that make one value each, numbered alike."""
+    """Adds nodes that make one value each; node and value have the same number."""
 
     def __init__(self) -> None:
         self.nodes: list[FlowNode] = []
@@ -35,7 +35,7 @@ class _Builder:
 
 
 def _attention(build: _Builder, x: int, memory: int | None = None) -> int:
-    """Pre-norm attention with a drawn mask, over itself or a memory, and its residual."""
+    """Add pre-norm attention with a drawn mask, over itself or a memory, and its residual."""
     normed = build.add("norm", [x], HIDDEN)
     of = normed if memory is None else memory
     q, k, v = build.add("q", [normed], HIDDEN), build.add("k", [of], HIDDEN), build.add("v", [of], HIDDEN)
@@ -51,7 +51,7 @@ def _feed_forward(build: _Builder, x: int) -> int:
 
 
 def transformer(size: int) -> FlowGraph:
-    """Equal layers of attention and feed-forward."""
+    """Make equal layers of attention and feed-forward."""
     build = _Builder()
     x = build.add("embed", [], HIDDEN, enters=True)
     while len(build.nodes) < size - 20:
@@ -60,7 +60,7 @@ def transformer(size: int) -> FlowGraph:
 
 
 def encoder_decoder(size: int) -> FlowGraph:
-    """Layers of which the second half reads what the first half ends with."""
+    """Make layers of which the second half reads the last result of the first half."""
     build = _Builder()
     x = build.add("embed", [], HIDDEN, enters=True)
     while len(build.nodes) < size // 2:
@@ -72,7 +72,7 @@ def encoder_decoder(size: int) -> FlowGraph:
 
 
 def unet(size: int) -> FlowGraph:
-    """As many nested skips as a tenth of the nodes: each stage's result is read again on the way up."""
+    """Make as many nested skips as a tenth of the nodes: each stage's result is read again on the way up."""
     build = _Builder()
     x = build.add("stem", [], HIDDEN, enters=True)
     skips: list[int] = []
@@ -87,7 +87,7 @@ def unet(size: int) -> FlowGraph:
 
 
 def scan(size: int) -> FlowGraph:
-    """Layers of a state-space model: a step for each of `TOKENS` tokens, and one node that reads all of them."""
+    """Make layers of a state-space model: a step for each of `TOKENS` tokens, and one node that reads all of them."""
     build = _Builder()
     x = build.add("embed", [], HIDDEN, enters=True)
     while len(build.nodes) < size - 3 * TOKENS:
@@ -104,12 +104,12 @@ def scan(size: int) -> FlowGraph:
 
 
 def skips(size: int, *, seed: int = 0, share: float = 0.2, longest: int = 0) -> FlowGraph:
-    """Random: each node reads the one before or one close by, and some read any other as well.
+    """Make a random graph: each node reads the one before or one close by, and some read any other as well.
 
     Args:
-        size: nodes.
-        seed: of everything random.
-        share: of nodes that read another one.
+        size: number of nodes.
+        seed: seed of everything random.
+        share: share of nodes that read another one.
         longest: how far back that may be; anywhere by default.
     """
     draw = random.Random(seed)
@@ -129,4 +129,4 @@ SHAPES: dict[str, Callable[[int], FlowGraph]] = {
     "scan": scan,
     "skips": skips,
 }
-"""Name -> a graph of about as many nodes as asked for."""
+"""Name -> function that makes a graph of about as many nodes as asked for."""

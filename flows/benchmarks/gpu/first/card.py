@@ -1,4 +1,4 @@
-"""What there is: versions, the card, which attention PyTorch chooses, free memory, direct writes from pinned memory."""
+"""Reports versions, the card, the attention that PyTorch chooses, free memory, and direct writes from pinned memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Answer
 from stowage.stages.device.heap import available_bytes
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""In torch 2.11 the second wins where both are set."""
+"""Names of the allocator's settings; in torch 2.11 the second wins where both are set."""
 
 SDP = {0: "math", 1: "flash", 2: "efficient", 3: "cuDNN", 4: "overrideable"}
 SHAPES = {
@@ -32,7 +32,7 @@ PINNED_BYTES = 1 << 30
 
 
 def look(asked: dict[str, Any]) -> Answer:
-    """Everything that can be read off."""
+    """Read everything that the machine tells about itself."""
     cuda = asked["device"] == "cuda"
     numbers: dict[str, Any] = {
         "versions": _versions(),
@@ -58,7 +58,7 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     found["CUDA"] = str(torch.version.cuda)
-    with contextlib.suppress(Exception):  # a build without it
+    with contextlib.suppress(Exception):  # a build without cuDNN
         version: Any = torch.backends.cudnn.version
         found["cuDNN"] = str(version())
     return found
@@ -88,18 +88,18 @@ def _choice(device: str, shape: tuple[int, ...], dtype: torch.dtype, dropout: fl
 
 
 def _philox() -> str:
-    """Where they live: its backward reads both on that side."""
+    """Say on which device the seed and offset of efficient attention are, from which its backward reads them."""
     attend: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
     q, k, v = (torch.randn(1, 2, 64, 64, device="cuda") for _ in range(3))
     try:
         found = attend(q, k, v, None, True, 0.1, True)
-    except Exception as error:  # not built for this card
+    except Exception as error:  # the operator is not built for this card
         return f"not known ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})"
     return " and ".join(f"{t.device} {tuple(t.shape)} {t.dtype}" for t in found[2:4])
 
 
 def _pinning(nbytes: int) -> float:
-    """Pinning what a plan needs takes as long as its bytes say."""
+    """Return the rate of pinning host memory, in bytes per second."""
     began = time.perf_counter()
     kept = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     elapsed = time.perf_counter() - began
@@ -108,7 +108,7 @@ def _pinning(nbytes: int) -> float:
 
 
 def _direct_write(device: str, folder: str) -> str:
-    """One write past the page cache, from memory that the card can reach by itself."""
+    """Try one write past the page cache, from pinned memory where there is a card."""
     if device == "cuda":
         memory = torch.empty(WRITE_BYTES, dtype=torch.uint8, pin_memory=True)
     else:

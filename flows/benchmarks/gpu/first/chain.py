@@ -1,4 +1,4 @@
-"""The command's own steps on a model of a few layers: measure, plan where a solver is, train, and plain PyTorch."""
+"""Runs the command's own steps on a small model: measure, plan where a solver is, train, and plain PyTorch."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from stowage.flows.benchmarks.gpu.steps import Answer
 from stowage.flows.benchmarks.gpu.table import GpuRow, text_of
 
 SOLVERS = ("pulp", "highspy", "ortools")
-"""What planning needs, and a machine that only trains has not."""
+"""Packages that planning needs, and that a machine that only trains lacks."""
 
 SPARE_S = 10.0
-"""Of a step's time, for what comes after its contestants."""
+"""Seconds of a step's limit that are kept for what follows its contestants."""
 
 
 class Told:
-    """Prints, and remembers."""
+    """Prints texts, and remembers them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def __call__(self, text: str) -> None:
+        """Print a text, and remember it."""
         print(text, flush=True)
         self.lines.append(text)
 
 
 def measure(asked: dict[str, Any]) -> Answer:
-    """Rates, trace and costs."""
+    """Measure rates, trace and costs."""
     told = Told()
     job = Job(**asked["job"] | {"host_bytes": asked["host_bytes"]})
     measure_job(
@@ -49,7 +50,7 @@ def measure(asked: dict[str, Any]) -> Answer:
 
 
 def why_no_plan() -> str:
-    """What is missing for planning on this machine; empty where nothing is."""
+    """Say what this machine lacks for planning; empty where it lacks nothing."""
     missing = [name for name in SOLVERS if importlib.util.find_spec(name) is None]
     if missing:
         return f"{', '.join(missing)} cannot be imported here"
@@ -61,7 +62,7 @@ def why_no_plan() -> str:
 
 
 def what_to_carry(folder: Path, why: str) -> str:
-    """What people do where this machine cannot plan."""
+    """Say what people do where this machine cannot plan."""
     return (
         f"{why}: carry {folder / MEASURED} to a machine that plans, run `python -m stowage.flows.gpu plan --out "
         f"FOLDER` there, bring FOLDER/{PLANNED} back to {folder}, and give the same call again"
@@ -69,7 +70,7 @@ def what_to_carry(folder: Path, why: str) -> str:
 
 
 def plan(asked: dict[str, Any]) -> Answer:
-    """Plan here, or take what was carried."""
+    """Plan here, or take the plans that were carried here."""
     folder = Path(asked["folder"])
     if not (folder / MEASURED).is_file():
         return Answer("not run", "nothing was measured before")
@@ -88,7 +89,7 @@ def plan(asked: dict[str, Any]) -> Answer:
 
 
 def train(asked: dict[str, Any]) -> Answer:
-    """Contestants of some names."""
+    """Train the contestants that are asked for."""
     folder = Path(asked["folder"])
     if not is_planned(folder):
         return Answer("not run", f"{folder / PLANNED} is not there yet, or is of another measuring")
@@ -108,7 +109,7 @@ def train(asked: dict[str, Any]) -> Answer:
 
 
 def peaks_of(row: GpuRow) -> dict[str, Any]:
-    """For the page."""
+    """Return a contestant's peaks, times and clocks for the page."""
     return {
         "requested": row.requested_bytes,
         "allocated": row.peak_bytes,

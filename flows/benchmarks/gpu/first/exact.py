@@ -1,4 +1,4 @@
-"""What must be equal bit for bit: plans by rules against plain PyTorch, also while copies or computing are late."""
+"""Compares plans by rules with plain PyTorch, bit for bit, also while copies or computing are late."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from stowage.flows.planning.by_rules import RulePlan
 from stowage.stages.device.tiers import PinnedTier
 
 ROUNDING = 1e-3
-"""Relative difference of losses, and absolute one of weights, that updates by the CPU are allowed on a card: Adam
-divides by the root of the second moment, and near zero one rounding counts in full."""
+"""Differences that CPU updates may cause on a card: relative of losses, absolute of weights.
+
+Adam divides by the root of the second moment, and near zero one rounding counts in full.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class Run:
     """A few iterations.
 
     Attributes:
-        losses: of each.
-        weights: at the end, in host memory.
-        seconds: of one, the last.
+        losses: loss of each.
+        weights: weights at the end, in host memory.
+        seconds: time of the last one.
     """
 
     losses: list[float]
@@ -42,12 +44,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Difference:
-    """Between two runs.
+    """The difference between two runs.
 
     Attributes:
-        equal: bit for bit, losses and weights.
-        loss: largest relative difference.
-        weight: largest absolute difference.
+        equal: losses and weights are equal bit for bit.
+        loss: largest relative difference of losses.
+        weight: largest absolute difference of weights.
         first: the iteration whose losses differ first, -1 for none.
     """
 
@@ -64,7 +66,7 @@ class Difference:
 
 
 def difference(one: Run, other: Run) -> Difference:
-    """NaN differs from everything, itself included."""
+    """Compare two runs; NaN differs from everything, itself included."""
     unequal = [i for i, (a, b) in enumerate(zip(one.losses, other.losses, strict=True)) if a != b]
     pairs = [(w, other.weights[name]) for name, w in one.weights.items()]
     return Difference(
@@ -76,20 +78,20 @@ def difference(one: Run, other: Run) -> Difference:
 
 
 def _worst(values: Iterable[float]) -> float:
-    """The largest; NaN if there is one, which `max` would lose."""
+    """Return the largest value; NaN if there is one, which `max` would lose."""
     found = list(values)
     return math.nan if any(v != v for v in found) else max(found, default=0.0)
 
 
 def plain_run(job: Job, steps: int) -> Run:
-    """Of plain PyTorch."""
+    """Run a few iterations of plain PyTorch."""
     contestant = Plain(job)
     losses, seconds = _iterate(contestant, job, steps)
     return Run(losses, weights_of(contestant.model), seconds)
 
 
 def ruled_run(traced: Traced, plan: RulePlan, steps: int, late: Sequence[Late] = (), late_s: float = 0.0) -> Run:
-    """Under a plan by rules, with lanes that are late."""
+    """Run a few iterations under a plan by rules, with lanes that are late."""
     tier = PinnedTier(lanes=late_lanes(traced.job.device, late, late_s)) if plan.slots else None
     try:
         contestant = ByRules(traced, plan, tier)
@@ -112,14 +114,14 @@ def _iterate(contestant: Any, job: Job, steps: int) -> tuple[list[float], float]
 
 
 def tidy(job: Job) -> None:
-    """Give back what the last run has held."""
+    """Release what the last run still occupies."""
     gc.collect()
     if job.device == "cuda":
         torch.cuda.empty_cache()
 
 
 def strict(asked: dict[str, Any]) -> Answer:
-    """Every job under every plan by rules, and plain PyTorch twice, with kernels that repeat."""
+    """Compare every job under every plan by rules with plain PyTorch, with kernels that repeat bit for bit."""
     numbers: dict[str, Any] = {}
     fallen: list[str] = []
     with strictly():
@@ -145,7 +147,7 @@ LATE: tuple[tuple[Late, ...], ...] = ((), ("offload",), ("reload",), ("offload",
 
 
 def lanes(asked: dict[str, Any]) -> Answer:
-    """Everything streamed, while copies or computing are late, against everything kept."""
+    """Compare everything streamed, while copies or computing are late, with everything kept."""
     job = Job(**asked["job"])
     numbers: dict[str, Any] = {}
     fallen: list[str] = []
@@ -163,7 +165,7 @@ def lanes(asked: dict[str, Any]) -> Answer:
                 to_kept = difference(found, kept)
                 on_time = on_time or found
                 to_on_time = difference(found, on_time)
-                rounds = lower_tier and job.device == "cuda"  # the CPU rounds otherwise
+                rounds = lower_tier and job.device == "cuda"  # CPU updates round differently from the card's
                 ok = (to_on_time.equal and _is_rounding(to_kept)) if rounds else to_kept.equal
                 numbers[name] = {
                     "against keep all": str(to_kept),
@@ -176,7 +178,7 @@ def lanes(asked: dict[str, Any]) -> Answer:
 
 
 def noise(asked: dict[str, Any]) -> Answer:
-    """Plain PyTorch twice, as it comes: how equal anything can be expected to be without strictness."""
+    """Run plain PyTorch twice without strictness, to learn how equal two runs can be expected to be."""
     job = Job(**asked["job"])
     runs = [plain_run(job, asked["steps"]) for _ in _tidied(job, asked["times"])]
     worst = [difference(a, b) for a, b in itertools.pairwise(runs)]

@@ -1,4 +1,4 @@
-"""The first ten minutes on a card, in order: what must hold before anything is measured in earnest, cheapest first."""
+"""Runs the checks of the first ten minutes on a card in order, cheapest first."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FRACTIONS = (0.95, 0.85)
 TESTS_OF_TIERS = ["test_machine.py", "test_pinned_on_gpu.py", "test_staged_on_gpu.py"]
 TESTS_OF_TRAINING = ["test_training.py"]
 CARRIED = "carried"
-"""Folder of what is carried to a machine that plans, and back."""
+"""Name of the folder with what is carried to a machine that plans, and back."""
 
 GPT2_VOCABULARY = 256
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of everything that is run.
+    """Sizes of everything that is run.
 
     Attributes:
         dropout: the job with dropout that is profiled.
@@ -35,10 +35,10 @@ class Sizes:
         streamed: the job that is streamed while lanes are late.
         measured: the job of the command's own steps.
         small: the job of a small model.
-        steps: iterations of comparisons; of timings.
+        steps: number of iterations of comparisons, and of timings.
         late_s: seconds that lanes are late.
-        pinned_bytes: pinned for its rate.
-        method: of planning.
+        pinned_bytes: bytes that are pinned to measure the rate.
+        method: the method of planning.
     """
 
     dropout: Job
@@ -53,7 +53,7 @@ class Sizes:
 
 
 def gpt2(layers: int, width: int, batch: int, length: int, device: str) -> Job:
-    """A GPT-2 over bytes in float32, with its dropout."""
+    """Make the job of a GPT-2 over bytes in float32, with its dropout."""
     overrides = {
         "n_layer": layers,
         "n_embd": width,
@@ -65,7 +65,7 @@ def gpt2(layers: int, width: int, batch: int, length: int, device: str) -> Job:
 
 
 def llama(layers: int, width: int, vocabulary: int, batch: int, length: int, dtype: str, device: str) -> Job:
-    """A Llama with heads of 64."""
+    """Make the job of a Llama with heads of 64."""
     heads = max(1, width // 64)
     overrides = {
         "num_hidden_layers": layers,
@@ -79,7 +79,7 @@ def llama(layers: int, width: int, vocabulary: int, batch: int, length: int, dty
 
 
 def sizes_of(device: str) -> Sizes:
-    """What a card needs to be busy, or what a CPU does in seconds."""
+    """Return sizes that keep a card busy, or that a CPU does in seconds."""
     if device == "cuda":
         return Sizes(
             dropout=gpt2(12, 768, 4, 256, device),
@@ -111,7 +111,7 @@ def sizes_of(device: str) -> Sizes:
 
 
 def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
-    """Everything that is asked, in order."""
+    """Return all steps in order."""
     sizes = sizes_of(device)
     folder = str(out / CARRIED)
     few, many = sizes.steps
@@ -155,7 +155,7 @@ def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
             "rates, trace and costs of 8 layers",
             120,
             {"kind": "measure", "device": device, "job": job(sizes.measured), "folder": folder, **quick},
-            {"host_bytes": host_bytes},  # it differs from call to call
+            {"host_bytes": host_bytes},  # no part of `asked`, for it differs from call to call
         ),
         Step(
             "plan",
@@ -224,7 +224,7 @@ def first(
 
 
 def _code() -> str:
-    """Which version of this code; empty where nothing says."""
+    """Return the version of this code; empty where it is unknown."""
     here = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the first minutes found, on one page."""
+"""Writes what the first minutes found as one page."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ SOLID = ("requested", "allocated", "reserved")
 
 
 def page_of(steps: Sequence[Step], results: Mapping[str, StepResult], device: str, command: str, code: str = "") -> str:
-    """The page, in Markdown.
+    """Return the page in Markdown.
 
     Args:
-        steps, results: everything asked, and what was answered so far.
+        steps: everything that is asked.
+        results: what was answered so far.
         device: `cuda` or `cpu`.
         command: the call that goes on.
         code: the version of this code.

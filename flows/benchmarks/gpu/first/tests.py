@@ -1,4 +1,4 @@
-"""`tests/gpu` in this process, and what came of each."""
+"""Runs `tests/gpu` in this process, and counts what came of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Answer
 TESTS = Path(__file__).resolve().parents[4] / "tests" / "gpu"
 
 HUNG_S = 60
-"""After which pytest tells where a test hangs."""
+"""Seconds after which pytest tells where a test hangs."""
 
 
 class _Counts:
@@ -24,7 +24,7 @@ class _Counts:
         self.fallen: list[str] = []
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        """Leave out what another kind of device is asked, and what is exhaustive."""
+        """Leave out tests of another kind of device, and exhaustive ones."""
         left_out = [item for item in items if self._is_left_out(item)]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
@@ -36,7 +36,7 @@ class _Counts:
         return device != self._device or item.get_closest_marker("long") is not None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """One phase of one test ended."""
+        """Count the outcome of one phase of one test."""
         if report.failed:
             self.outcomes["failed"] += 1
             self.fallen.append(report.nodeid)
@@ -44,7 +44,7 @@ class _Counts:
             self.outcomes[report.outcome] += 1
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A file was read."""
+        """Count a file that could not be read."""
         if report.failed:
             self.outcomes["failed"] += 1
             self.fallen.append(report.nodeid)

@@ -1,4 +1,4 @@
-"""Where a step's time goes: what calls cost alone against whole steps, and the host's part against the card's."""
+"""Finds where a step's time goes: calls alone against whole steps, and the host's part against the card's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def profile(asked: dict[str, Any]) -> Answer:
 
 
 def profiled(job: Job, seconds_per_call: float, min_samples: int) -> tuple[TraceTables, dict[str, Cost]]:
-    """The trace of a job, and a cost for each of its calls, by signature; nothing of it is kept."""
+    """Return the trace of a job, and a cost for each of its calls, by signature; keep nothing of it."""
     device = device_of(job.device)
     target = DeviceDescription(device.fingerprint(), job.device, _kind(job), 1, *(1.0,) * 7)
 
@@ -67,13 +67,15 @@ def _kind(job: Job) -> Any:
 
 
 def sum_of(trace: TraceTables, costs: dict[str, Cost]) -> float:
-    """Seconds of a step in which each call runs once, as alone."""
+    """Return the seconds of a step in which each call runs once, as measured alone."""
     return sum(costs[c.signature].time_s for c in trace.calls if not c.is_view)
 
 
 def idle(asked: dict[str, Any]) -> Answer:
-    """The sum of all calls' times against eager steps: what is left is time in which the card waits for the host, less
-    what calls take longer alone."""
+    """Compare the sum of all calls' times with eager steps.
+
+    The rest is time in which the card waits for the host, less what calls take longer alone.
+    """
     job = Job(**asked["job"])
     trace, costs = profiled(job, asked["seconds_per_call"], asked["min_samples"])
     total = sum_of(trace, costs)
@@ -86,7 +88,7 @@ def idle(asked: dict[str, Any]) -> Answer:
 
 
 def small(asked: dict[str, Any]) -> Answer:
-    """A small model under keep-all against eager: where the host is the limit, a planned step starves the card."""
+    """Compare a small model under keep-all with eager: where the host is the limit, a planned step starves the card."""
     job = Job(**asked["job"])
     numbers: dict[str, Any] = {"job": job.name()}
     traced = Traced(job)
@@ -106,7 +108,7 @@ def small(asked: dict[str, Any]) -> Answer:
 
 
 def timed(contestant: Any, job: Job, steps: int, warm_up: int = 3) -> dict[str, Any]:
-    """Medians of single steps, each begun with an idle card.
+    """Time single steps, each begun with an idle card, and return medians.
 
     Returns:
         `step, seconds`: until everything is done; `host, seconds`: until the call returns, with work still queued;
@@ -138,7 +140,7 @@ def timed(contestant: Any, job: Job, steps: int, warm_up: int = 3) -> dict[str, 
 
 
 def _queued_s(work: Callable[[], object], host_s: float, times: int = 5) -> float:
-    """Median between events around `work`, queued behind a kernel that sleeps for longer than queuing takes."""
+    """Return the median time of `work` on the card, queued behind a kernel that sleeps longer than queuing takes."""
     device = torch.device("cuda", torch.cuda.current_device())
     cycles = int(1.5 * host_s * cycles_per_s(device))
     event: Any = torch.cuda.Event
