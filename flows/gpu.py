@@ -141,7 +141,7 @@ def job_of(given: argparse.Namespace) -> Job:
 
 
 def run_tests(out: Path) -> None:
-    """Run `tests/gpu`, with a log; failures are told, and measuring goes on."""
+    """Run `tests/gpu`, with a log; failures are printed, and measuring continues."""
     if not TESTS.is_dir():
         say("tests/gpu is not here: left out")
         return

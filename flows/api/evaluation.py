@@ -155,7 +155,7 @@ class Planning(Protocol):
     """Plans forwards.
 
     Attributes:
-        watch: is told the progress.
+        watch: receives the progress.
     """
 
     watch: Watch

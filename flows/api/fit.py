@@ -160,13 +160,13 @@ def fit(
             `update=False` for all but the last.
         max_grad_norm: clip gradients by their global norm, as `torch.nn.utils.clip_grad_norm_` does; `grad_norm` has
             the norm. `inf` computes it and clips nothing.
-        method: `auto` picks; `rockmate` forces RK-Checkmate and RK-Rotor; `hiremate` solves the whole step by clusters;
+        method: `auto` picks; `rockmate` chains schedules of blocks by RK-Rotor; `hiremate` plans the step by clusters;
             `offmate` forces offloading.
         offload: where what does not fit `device_budget` may live: `Offload("/fast/disk", disk="100GiB")`; on a machine
             with a GPU `Offload("/fast/disk", host="8GiB")`, see `Offload`.
         offload_dir: `Offload.dir` as an argument of its own, instead of `offload`.
-        host_budget: `Offload.host`, likewise.
-        disk_budget: `Offload.disk`, likewise.
+        host_budget: `Offload.host` as an argument of its own.
+        disk_budget: `Offload.disk` as an argument of its own.
         weights: a safetensors file, or a folder of them, for a model on the meta device: each tensor is read straight
             into the tier where it lives, so that the model may be larger than RAM.
         cache_dir: where costs, options and plans are kept; default `STOWAGE_HOME` or the user's cache folder.

@@ -36,7 +36,7 @@ class Planner:
     Attributes:
         budget: the device budget.
         structures: number of steps that are remembered at most.
-        watch: is told the progress.
+        watch: receives the progress.
     """
 
     model: nn.Module

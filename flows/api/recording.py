@@ -21,7 +21,7 @@ class Recording:
     Attributes:
         decisions: what tensors' values decided in the latest step that left something in the user's objects.
         traced_s: seconds that the latest trace took.
-        untold_s: seconds of tracing that the user has not been told of yet.
+        untold_s: seconds of tracing that no notice has stated yet.
     """
 
     def __init__(self, model: nn.Module, steps: Steps, watch: Watch, say: Say) -> None:

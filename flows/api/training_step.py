@@ -189,7 +189,7 @@ class TrainingStep(Storing):
     def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
         """Lend the model with all parameters and optimizer states in device memory, whatever the budget.
 
-        The next step puts them back where its plan wants them. `evaluate` and the functions that save do without.
+        The next step puts them back where its plan wants them. `evaluate` and the functions that save do not need it.
 
         Args:
             names: names of parameters and states (`parameter::state`); by default all.
@@ -273,8 +273,8 @@ class TrainingStep(Storing):
         The memory of an iteration that `measure` looked at, and the streams of one that `trace` did, are in it too.
 
         Args:
-            path: of the page, which needs no other file.
-            curve: of the same step, from `curve`.
+            path: path of the page, which needs no other file.
+            curve: memory against time of the same step, from `curve`.
 
         Returns:
             The path.

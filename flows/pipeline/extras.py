@@ -15,7 +15,7 @@ class MissingExtraError(StowageError, ImportError):
 
 
 def require_extra(module: str, extra: str) -> None:
-    """Refuse to go on unless `module` can be imported.
+    """Refuse to continue unless `module` can be imported.
 
     Raises:
         MissingExtraError: it cannot.

@@ -136,7 +136,7 @@ class Sizes:
             nodes: its nodes; see `nodes`.
             blocks: its blocks.
             costs: costs of every call of it and of its rewrites.
-            request: what is asked for.
+            request: budget, method and limits of the plan.
             stores: see `plan_step`.
             effort: see `plan_step`.
             only_kept: accept only a plan that keeps everything.

@@ -3,7 +3,7 @@
 - `start.py`: all of it in order.
 - `answers.py`: finds which model the project plans.
 - `changes.py`: decides what to write and what to leave.
-- `merge.py`: joins a text that is there with one that is wanted.
+- `merge.py`: joins the text of an existing file with the text that is wanted.
 - `templates.py`: fills in the texts of the files, which are in `templates/`.
 - `repository.py`: Git and DVC of the repository.
 """

@@ -1,4 +1,4 @@
-"""Finds which model a project plans: from the command line, `params.yaml`, a terminal, or what is there."""
+"""Finds which model a project plans: from the command line, `params.yaml`, the project's module, or a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins a text that is there and a text that is wanted: what people wrote stays."""
+"""Joins the text of an existing file with the text that is wanted: what people wrote stays."""
 
 from __future__ import annotations
 

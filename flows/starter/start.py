@@ -38,10 +38,10 @@ def start(
 
     Args:
         root: its folder.
-        model: as `--model` has it; None takes what is there, or asks.
+        model: the value of `--model`; None takes the one of `params.yaml` or of the project's own module, or asks.
         device: `cpu` or `cuda`; None for a GPU if there is one.
         dry: only say what would be done.
-        say: is told each thing that is done.
+        say: receives a sentence for each thing that is done.
         ask: see `choose_model`.
 
     Raises:

@@ -76,7 +76,7 @@ class Result:
         note: why there is no result, empty if there is one.
         losses: losses of every iteration, warm-up included.
         times_s: times of the timed iterations.
-        peak_bytes: highest allocated on the device, -1 where that cannot be told.
+        peak_bytes: highest allocated on the device, -1 where that is unknown.
         reserved_bytes: highest that the device's allocator reserved, -1 where it does not say.
         host_bytes: highest resident memory of the process, pinned memory included.
         prepare_s: from the start of the process to the first iteration.

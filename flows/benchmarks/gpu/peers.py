@@ -153,7 +153,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 class DeepSpeed:
     """DeepSpeed's ZeRO with parameters (stage 3) and optimizer in host memory, and gradient checkpointing.
 
-    With bfloat16 weights it keeps float32 masters: more bytes and other numbers than the rest.
+    With bfloat16 weights it keeps float32 masters: more bytes and other numbers than the other peers.
     """
 
     def __init__(self, job: Job, stage: int = 3) -> None:

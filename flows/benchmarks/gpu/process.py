@@ -1,4 +1,4 @@
-"""Runs one piece of work in a process that ends with whoever started it, and tells where it hung."""
+"""Runs one piece of work in a process that ends with whoever started it, and prints where it hung."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARTED_BY = "STOWAGE_STARTED_BY"
 """Environment variable with the number of the process that started this one."""
 
 TELL_S = 1.0
-"""Seconds that a process has to tell where it is, before it is killed."""
+"""Seconds that a process has to print where it hangs, before it is killed."""
 
 KILLED = 9
 """Number of the signal by which the kernel kills where memory is short."""

@@ -36,7 +36,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Answer]] = {
 
 
 def main() -> int:
-    """Answer one request; what a step raises ends the process, and the one that started it tells."""
+    """Answer one request; what a step raises ends the process, and the one that started it reports that."""
     obey()
     parser = Parser(__doc__)
     parser.add_argument("request", type=Path)

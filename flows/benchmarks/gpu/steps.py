@@ -39,8 +39,8 @@ class Step:
         name: the step's name.
         about: a line for people.
         limit_s: seconds that it may take.
-        asked: what its process is told; a result counts for as long as this stays the same.
-        besides: what its process is told too, without effect on the result.
+        asked: the request to its process; a result counts for as long as this stays the same.
+        besides: more of the request, without effect on the result.
         after: steps whose results it needs: where one of them is asked again, so is this; where one did not hold, this
             is
             not run.

@@ -40,7 +40,7 @@ class GpuRow:
         losses: losses of every iteration.
         losses_equal: the losses are plain PyTorch's, bit for bit; None where one of them has none.
         worst_loss_difference: largest relative difference to plain PyTorch's losses, NaN where there is none.
-        weights_equal: the weights at the end are plain PyTorch's, bit for bit; None where nobody looked.
+        weights_equal: the weights at the end are plain PyTorch's, bit for bit; None where they were not compared.
     """
 
     contestant: str

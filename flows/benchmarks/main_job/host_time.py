@@ -219,7 +219,7 @@ def _kept(job: Job, name: str, folder: Path) -> HostTimeRow:
 def _streamed(job: Job, name: str, plan: str, *, lower_tier: bool) -> HostTimeRow:
     traced = Traced(job, movable_bytes=MOVABLE_BYTES)
     rules = traced.together(traced.stream_all(lower_tier=lower_tier))
-    rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules give most rows a label
+    rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules change labels row by row
     tier = PinnedTier(lanes=NoLanes())
     training, batch = ByRules(traced, rules, tier), job.batch(0)
     try:

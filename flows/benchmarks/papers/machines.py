@@ -119,7 +119,7 @@ MACHINES = {
 }
 """Machines by name. Stated: memory, RAM, link, α_G and α_C (bytes of weights per second), and the iteration's time.
 
-Of that time H leaves the CPU the rest for updates. Assumed: memory traffic, and flops such that the base is near the
+In that time, less H for each step, the CPU updates. Assumed: memory traffic, and flops such that the base is near the
 one that follows from the stated times and overheads (11.9 and 8.3 s for Llama2-7B in float32; 4.3 s for Mistral-7B in
 bfloat16).
 """

@@ -29,8 +29,8 @@ class Planner:
 
     Args:
         case: the model; its parameters stay as they are.
-        stores: as `cache_dir` of `fit`.
-        quick: as for `fit`.
+        stores: folder of the stores, see `cache_dir` of `fit`.
+        quick: see `fit`.
     """
 
     def __init__(self, case: RematCase, stores: Path, *, quick: bool) -> None:

@@ -80,7 +80,7 @@ class RematJob:
         memory_budgets: values of PyTorch's `activation_memory_budget`.
         peers: the peers to compare with; all that apply by default.
         rounds: iterations timed of each point, at least.
-        timed_s: as for `Turns`.
+        timed_s: see `Turns`.
         size: size of the models.
         depth: depth of the models; None for their own.
         quick: plan in seconds.

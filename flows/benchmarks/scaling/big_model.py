@@ -154,7 +154,7 @@ def plan_big(name: str) -> BigPlan:
 
 
 def plan_all(say: Callable[[str], None] = lambda text: None, root: Path | None = None) -> Iterator[BigPlan]:
-    """Plan every model, each in a process of its own, so that its memory can be told.
+    """Plan every model, each in a process of its own, so that its memory can be measured.
 
     Raises:
         StowageError: one could not be planned.

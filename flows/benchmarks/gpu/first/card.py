@@ -32,7 +32,7 @@ PINNED_BYTES = 1 << 30
 
 
 def look(asked: dict[str, Any]) -> Answer:
-    """Read everything that the machine tells about itself."""
+    """Report versions, card, clocks, attention, free memory, and rates of pinning and direct writes."""
     cuda = asked["device"] == "cuda"
     numbers: dict[str, Any] = {
         "versions": _versions(),

@@ -20,7 +20,7 @@ def page_of(steps: Sequence[Step], results: Mapping[str, StepResult], device: st
         steps: everything that is asked.
         results: what was answered so far.
         device: `cuda` or `cpu`.
-        command: the call that goes on.
+        command: the command line that continues.
         code: the version of this code.
     """
     parts = [

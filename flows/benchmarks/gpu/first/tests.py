@@ -12,7 +12,7 @@ from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Answer
 TESTS = Path(__file__).resolve().parents[4] / "tests" / "gpu"
 
 HUNG_S = 60
-"""Seconds after which pytest tells where a test hangs."""
+"""Seconds after which pytest prints where a test hangs."""
 
 
 class _Counts:

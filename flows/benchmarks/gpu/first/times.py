@@ -74,7 +74,7 @@ def sum_of(trace: TraceTables, costs: dict[str, Cost]) -> float:
 def idle(asked: dict[str, Any]) -> Answer:
     """Compare the sum of all calls' times with eager steps.
 
-    The rest is time in which the card waits for the host, less what calls take longer alone.
+    The difference is time in which the card waits for the host, less what calls take longer alone.
     """
     job = Job(**asked["job"])
     trace, costs = profiled(job, asked["seconds_per_call"], asked["min_samples"])
