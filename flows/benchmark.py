@@ -50,6 +50,8 @@ from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.load import read_parameters
 
 OUT = Path("artifacts") / "benchmark"
+"""Folder of results, in the project."""
+
 COLUMNS = (
     "",
     "budget",

@@ -23,6 +23,7 @@ from stowage.flows.pipeline.project import find_root
 from stowage.stages.ir.errors import StowageError
 
 NEEDS_DEVICE = 3
+"""Exit status where the plan needs a trace on a device that is not here."""
 
 
 def report(root: Path, before: str, after: Path) -> str:

@@ -14,6 +14,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.settings.models import is_path
 
 _SHOWN = 60
+"""Most characters of a wrong value that an error shows."""
 
 
 def _is_function(value: Any) -> bool:

@@ -36,6 +36,7 @@ from stowage.stages.workload import BatchSignature, batch_signature, model_signa
 from stowage.stages.workload.autocast import without_autocast
 
 _AWAY = ("offloaded", "updating")
+"""States of a slot, between iterations, in which its tensor is not on the device."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ MOST = 10_000
 """Number of iterations that are remembered, the latest."""
 
 PENDING = 64
-"""Number of iterations on a GPU whose loss and time may still be unread: to read them sooner would wait for the GPU."""
+"""Number of iterations whose loss and time may still be unread: to read them sooner would wait for a GPU."""
 
 
 @dataclass

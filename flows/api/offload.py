@@ -11,6 +11,7 @@ from stowage.flows.api.arguments import check_arguments
 from stowage.stages.ir.errors import ParameterError
 
 SHOWN = {"offload_dir": "offload.dir", "host_budget": "offload.host", "disk_budget": "offload.disk"}
+"""Argument -> the attribute of `Offload` that replaces it, for errors."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from stowage.stages.workload import BatchSignature, ModelSignature
 
 _SHAPE = re.compile(r"^\S+ (\([\d, ]*\))")
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+
 _MOST = 4
+"""Most shapes of a batch that are listed."""
 
 
 def shapes_of(batch: BatchSignature) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from stowage.flows.comparison.two_plans import Side
 from stowage.stages.ir.errors import size_text
 
 _SHOWN = 4
+"""Most operations of a block that are listed."""
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ MOVABLE_BYTES = 4096
 """Size from which parameters, states and gradients are offloaded."""
 
 PLENTY_BYTES = 1 << 50
+"""A budget that every plan fits."""
 
 CALL_S = 1e-3
 """Time of a call that was not measured: the referee's times are then meaningless, and its bytes are right."""
 
 LINK = Link(1e10, 1e10, 1.5e10)
+"""Rates that the referee assumes for transfers; they decide nothing."""
 
 
 @dataclass(frozen=True)

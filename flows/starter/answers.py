@@ -16,7 +16,10 @@ from stowage.stages.settings.load import read_parameters
 
 Kind = Literal["callable", "architecture", "directory"]
 KINDS: tuple[Kind, ...] = ("callable", "architecture", "directory")
+
 USUAL = "my_model:build"
+"""The model that is suggested: a function of the user's."""
+
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _ARCHITECTURE = re.compile(r"[A-Za-z][\w-]*")
 _QUESTION = (

@@ -9,7 +9,9 @@ import subprocess
 
 FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 UNITS = ("MHz", "MHz of memory", "°C", "W")
+
 PATIENCE_S = 10.0
+"""Seconds to wait for an answer of `nvidia-smi`."""
 
 
 def clocks_now() -> str:

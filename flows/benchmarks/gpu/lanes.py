@@ -24,6 +24,7 @@ GARBAGE = 0xFF
 """Byte whose repetition is NaN in every floating type."""
 
 CALIBRATION_CYCLES = 10_000_000
+"""Cycles of the sleep that is timed to learn the card's clock."""
 
 
 def sleep(cycles: int) -> None:

@@ -33,6 +33,8 @@ STRICT_LIMIT = 0.5
 """Least share of the limit for a smaller model: it has to offload too, and its activations do not shrink with it."""
 
 MEASURE_S = 1800.0
+"""Seconds that measuring may take."""
+
 FLATTERED = (
     "float32 without TF32: matrix products take several times as long as those of bfloat16 while copies take twice as "
     "long, so this table flatters everyone who offloads"

@@ -37,7 +37,10 @@ from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.table import write_rows
 
 OUT = "host.parquet"
+
 WARM_UP, TURNS, STEPS = 5, 9, 15
+"""Untimed steps, turns of the two contestants, and steps in each turn."""
+
 MOVABLE_BYTES = 1024
 """Size from which tensors are offloaded: weights of matrices are, biases and scales stay, as in a real model."""
 

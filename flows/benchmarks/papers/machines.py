@@ -30,6 +30,7 @@ STEPS = 2 * 34
 """Steps of the preprint's cycle for Llama2-7B: 32 layers, embedding and head, forward and backward."""
 
 SEQUENCE = 512
+"""Tokens of every sample."""
 
 
 @dataclass(frozen=True)

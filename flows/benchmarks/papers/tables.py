@@ -28,6 +28,7 @@ from stowage.stages.solver.outcome import SolverSettings
 PREPRINT = "preprint's formulation"
 
 EFFORT = Effort(grid=GridSize(peak_budgets=3, save_budgets=3), solver=SolverSettings(time_limit_s=2.0))
+"""Effort of planning one case."""
 
 
 @dataclass(frozen=True)

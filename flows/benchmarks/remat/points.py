@@ -36,7 +36,11 @@ from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.settings.sizes import parse_percentage
 
 SHARES = (0.3, 0.5, 0.65)
+"""Shares of keep-all's activation budget, by default."""
+
 METHODS = ("auto", "rotor", "chen_sqrt")
+"""Methods of planning, by default."""
+
 PREDICTED = (
     "predicted_peak_bytes",
     "predicted_time_s",

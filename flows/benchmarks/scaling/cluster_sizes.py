@@ -36,7 +36,10 @@ from stowage.stages.settings.sizes import parse_percentage
 
 DEFAULT_MODELS = ("transformer", "gpt2")
 DEFAULT_METHODS = ("hiremate", "h_retention")
+
 SIZES = (8, 12, 20, 30, 45)
+"""Members of a cluster at most (M^l), by default."""
+
 SHARES = (0.3, 0.5, 0.7)
 METHODS = ("hiremate", "h_retention", "h_ilp")
 """Methods that solve the whole step by clusters. H-ILP takes minutes a plan, and finds none for large clusters."""

@@ -32,7 +32,11 @@ MODELS = ("transformer", "gpt2")
 """Models with a depth: L + L layers, and L."""
 
 LAYERS = (2, 4, 6, 12, 24)
+"""Depths, by default."""
+
 SHARE = 0.5
+"""Share of keep-all's activation budget that every plan gets."""
+
 MACHINE = "RTX 3060"
 """The machine whose rates are used, unless costs are measured on this one."""
 

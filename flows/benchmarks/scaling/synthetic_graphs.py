@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from stowage.stages.ir.hierarchy import FlowGraph, FlowNode
 
 HIDDEN = 8 << 20
+"""Bytes of a hidden state."""
+
 TOKENS = 256
 """Number of steps of a scan."""
 

@@ -23,11 +23,16 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Names of the allocator's settings; in torch 2.11 the second wins where both are set."""
 
 SDP = {0: "math", 1: "flash", 2: "efficient", 3: "cuDNN", 4: "overrideable"}
+"""Numbers of PyTorch's attention backends -> their names."""
+
 SHAPES = {
     "bfloat16 (4, 32, 512, 128), causal": ((4, 32, 512, 128), torch.bfloat16, 0.0),
     "float32 (4, 12, 256, 64), causal, dropout": ((4, 12, 256, 64), torch.float32, 0.1),
 }
+
 WRITE_BYTES = 8 << 20
+"""Bytes of the direct write that is tried."""
+
 PINNED_BYTES = 1 << 30
 
 

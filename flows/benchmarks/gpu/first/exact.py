@@ -144,6 +144,7 @@ def strict(asked: dict[str, Any]) -> Answer:
 
 
 LATE: tuple[tuple[Late, ...], ...] = ((), ("offload",), ("reload",), ("offload", "reload"), ("compute",))
+"""Combinations of lanes that are delayed, on time first."""
 
 
 def lanes(asked: dict[str, Any]) -> Answer:

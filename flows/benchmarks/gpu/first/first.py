@@ -16,7 +16,11 @@ from stowage.flows.benchmarks.gpu.steps import Runner, Step, StepResult
 from stowage.stages.ir.files import write_atomically
 
 BUDGET_S = 600.0
+"""Seconds of one call, by default."""
+
 FRACTIONS = (0.95, 0.85)
+"""Fractions of the memory limit to plan for."""
+
 TESTS_OF_TIERS = ["test_machine.py", "test_pinned_on_gpu.py", "test_staged_on_gpu.py"]
 TESTS_OF_TRAINING = ["test_training.py"]
 CARRIED = "carried"
