@@ -1,8 +1,7 @@
 """Plans without a solver: a step's tables, scheduled by simple rules, judged by the referee, written as code and bound.
 
-A machine with a GPU need not have what planning needs: like the benchmark of that machine, this imports with torch,
-transformers, pyarrow and safetensors alone. These plans are legal, and use every verb of the runtime; they are not
-fast.
+Like the benchmark of a machine with a GPU, this imports with torch, transformers, pyarrow and safetensors alone. The
+plans are legal, and use every verb of the runtime; they are not fast.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ PLENTY_BYTES = 1 << 50
 CALL_S = 1e-3
 """Time of a call that was not measured: the referee's times are then meaningless, and its bytes are right."""
 
-LINK = Link(1e10, 1e10, 1.5e10)
-"""Rates that the referee assumes for transfers; they decide nothing."""
+LINK = Link(1e10, 1e10, 1.5e10)  # rates of transfers for the referee; they decide nothing
 
 
 @dataclass(frozen=True)
