@@ -88,7 +88,8 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
         "--fraction", type=float, action="append", help="of the limit to plan for; default 0.95 and 0.85"
     )
     parser.add_argument("--method", default="auto", help="of planning: auto, offmate, rockmate")
-    parser.add_argument("--home", type=Path, default=Path(".stowage/gpu"), help="stores of the planning machine")
+    home = Path(".stowage/gpu")
+    parser.add_argument("--home", dest="stores", type=Path, default=home, help="stores of the planning machine")
     parser.add_argument("--quick", action="store_true", help="plan and measure in seconds, less well")
     parser.add_argument("--steps", type=int, default=5, help="timed iterations of each contestant")
     parser.add_argument(

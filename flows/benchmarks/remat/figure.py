@@ -101,12 +101,12 @@ def _draw(axes: Axes, panel: Panel, colours: Mapping[str, str], marks: Mapping[s
         mark, colour = marks[peer]
         x, y = _measured(points, unit)
         axes.plot(x, y, lw=0, marker=mark, ms=6, mew=0.5, mec="white", color=colour, label=peer, zorder=4)
-    for lower_tier, (method, points) in enumerate(panel.methods.items()):  # all marks stay visible where lines meet
-        style: dict[str, Any] = {"color": colours[method], "marker": "o", "ms": 4.5 + 1.6 * lower_tier}
+    for number, (method, points) in enumerate(panel.methods.items()):  # all marks stay visible where lines meet
+        style: dict[str, Any] = {"color": colours[method], "marker": "o", "ms": 4.5 + 1.6 * number}
         x, y = _predicted(points, unit)
         axes.plot(x, y, ":", lw=1.1, alpha=0.8, mfc="white", label=f"{method}, predicted", zorder=2, **style)
         x, y = _measured(points, unit)
-        axes.plot(x, y, "-", lw=1.6, label=method, zorder=3 - 0.05 * lower_tier, **style)
+        axes.plot(x, y, "-", lw=1.6, label=method, zorder=3 - 0.05 * number, **style)
     axes.set_xlabel(f"peak of device memory ({name})")
     axes.grid(color="#e6e8eb")
     _scale(axes, [100 * p.overhead for p in everything])

@@ -36,16 +36,16 @@ class Asked:
         return "smallest" if self.share is None else f"{self.share:.0%}"
 
 
-def peaks_to_match(peaks: Iterable[int], taken: Sequence[int], lower_tier: int) -> list[int]:
+def peaks_to_match(peaks: Iterable[int], taken: Sequence[int], limit_bytes: int) -> list[int]:
     """Return the peaks that are worth a plan, smallest first.
 
-    They are less than `lower_tier`, a limit in bytes, and neither a plan in `taken` nor one for a peak chosen before
+    They are less than `limit_bytes`, a limit in bytes, and neither a plan in `taken` nor one for a peak chosen before
     takes
     nearly as much (`CLOSE`), and not more.
     """
     chosen: list[int] = []
     for peak in sorted(set(peaks)):
-        if peak < lower_tier and not any(CLOSE * peak <= other <= peak for other in (*taken, *chosen)):
+        if peak < limit_bytes and not any(CLOSE * peak <= other <= peak for other in (*taken, *chosen)):
             chosen.append(peak)
     return chosen
 

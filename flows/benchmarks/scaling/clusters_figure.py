@@ -36,19 +36,19 @@ def clusters_figure(overheads: Mapping[str, Lines], seconds: Mapping[str, Totals
     colours = dict(zip(shares, cycle(SHARE_COLOURS)))
     labelled: dict[str, Artist] = {}
     for column, (model, totals) in enumerate(seconds.items()):
-        above, lower_tier = panels[0][column], panels[1][column]
+        above, beneath = panels[0][column], panels[1][column]
         lines = overheads.get(model, {})
         for (method, share), points in sorted(lines.items(), key=lambda line: shares.index(line[0][1])):
             label = f"{method}, {share}"
             labelled[label] = _draw(above, points, styles[method], colours[share], label)
         for method, points in totals.items():
             label = f"{method}, time"
-            labelled[label] = _draw(lower_tier, points, styles[method], "#222222", label)
+            labelled[label] = _draw(beneath, points, styles[method], "#222222", label)
         sizes = sorted({size for points in totals.values() for size, _ in points})
-        lower_tier.set_xticks(sizes, [str(size) for size in sizes])
-        lower_tier.set_xlabel("members of a cluster at most, $M^l$")
+        beneath.set_xticks(sizes, [str(size) for size in sizes])
+        beneath.set_xlabel("members of a cluster at most, $M^l$")
         above.set_title(model, fontsize=10)
-        for axes, drawn in ((above, lines.values()), (lower_tier, totals.values())):
+        for axes, drawn in ((above, lines.values()), (beneath, totals.values())):
             highest = max((value for points in drawn for _, value in points), default=1.0)
             axes.set_ylim(0, 1.1 * max(highest, 1.0))
             axes.grid(color="#e6e8eb")

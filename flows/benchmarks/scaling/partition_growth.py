@@ -55,7 +55,7 @@ def measure(shape: str, size: int, limits: Limits | None = None) -> PartitionGro
     before = time.process_time()
     hierarchy = h_partition(graph, limits)
     seconds = time.process_time() - before
-    lower_tier = hierarchy.clusters[:-1]
+    inner = hierarchy.clusters[:-1]
     return PartitionGrowthRow(
         shape=shape,
         nodes=len(graph.nodes),
@@ -63,7 +63,7 @@ def measure(shape: str, size: int, limits: Limits | None = None) -> PartitionGro
         clusters=len(hierarchy.clusters),
         distinct=len({c.cluster_hash for c in hierarchy.clusters}),
         levels=hierarchy.top.level,
-        largest=max((len(c.children) for c in lower_tier), default=0),
+        largest=max((len(c.children) for c in inner), default=0),
         top=len(hierarchy.top.children),
         score=partition_score(hierarchy),
     )
