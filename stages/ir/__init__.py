@@ -1,0 +1,36 @@
+"""The tables that stages write and read, as dataclasses and JSON, and what all stages share. Nothing here imports torch.
+
+- `actions`: defines what the rows of a plan do, and on which lanes.
+- `activations`: converts between device budgets and activation budgets.
+- `amounts`: formats bytes and seconds for people.
+- `arguments`: reads and renders arguments of a call.
+- `block`: one block of the chain, and its schedules.
+- `code`, `own_code`, `code_record`: hash source code, find the files a stage runs, and record them for a project.
+- `command`: helps the stages' commands with options and errors.
+- `costs`: costs of distinct calls, and the description of a device.
+- `curve`: points of step time against budget.
+- `defaults`: defaults of planning.
+- `encoding`: converts schedules to integers and back.
+- `errors`: errors that users see.
+- `files`: writes whole files or none.
+- `graph`: compute nodes and the blocks of the chain.
+- `h_graph`: an H-Graph and its schedules.
+- `hierarchy`: a forward graph and its clusters.
+- `machine`: describes the lower tier, its links, and where storages are between iterations.
+- `methods`: the methods that make plans.
+- `operators`: facts about operators.
+- `pareto`: filters things that compete in several costs.
+- `plan`: options of blocks, rows of a plan and its summary.
+- `quiet`: silences torch's log lines and warnings.
+- `results`: flattens and groups the results of a call.
+- `run`: tables that `train` writes.
+- `shadow`: facts about the plain forward of a trace.
+- `source`: puts strings into generated code safely.
+- `spans`: spans of time, and their Chrome trace.
+- `step`: a row of a plan before it is timed.
+- `sums`: decides which sums are written over a summand.
+- `table`: reads and writes tables and records on disk.
+- `trace`: the traced step: storages, values and calls.
+- `updates`: writes and reads the calls that happen to gradients.
+- `variant`: names of variants of a trace.
+"""

@@ -1,8 +1,8 @@
-"""What the rows of a plan do: one table of actions, and one of the lanes on which their work goes on.
+"""Define what the rows of a plan do: one table of actions, and one of the lanes on which their work runs.
 
-Whoever needs to know something about an action asks `ACTIONS`: the referee and its clock, pictures, reports, and code
-generation. A new action is one row here (and one of `LANES`, if it has a lane of its own), its rule in
-`simulate/replay.py` and its line in `codegen/actions.py`.
+Code that needs a fact about an action asks `ACTIONS`: the referee and its clock, pictures, reports and code generation.
+A new action is one row here (and one of `LANES`, if it has a lane of its own), its rule in `simulate/replay.py` and its
+line in `codegen/actions.py`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 PlanAction = Literal["compute", "free", "wait", "offload", "reload", "update"]
-"""`compute` runs a node on the device, and `free` drops the device's copy of a storage. `offload` starts a copy from
-the device to the tier below, `reload` one back into device memory that is taken at its start, and `wait` ends with what
-is under way for its storage. `update` starts the update of a parameter by the CPU, on what is below: weight, states and
-gradient. The first letters differ, because a plan's hash is made of them."""
+"""Name what a row does.
+
+`compute` runs a node on the device, and `free` drops the device's copy of a storage. `offload` starts a copy from the
+device to the lower tier, `reload` one back into device memory that is taken at its start, and `wait` ends when the
+transfers under way for its storage have ended. `update` starts the update of a parameter by the CPU, on the weight, the
+states and the gradient in the lower tier. The first letters differ, because a plan's hash is made of them.
+"""
 
 LaneName = Literal["compute", "offload", "reload", "write", "read", "update"]
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A queue: what is on it runs one after the other, and beside the other lanes.
+    """A queue whose work runs one piece after the other, beside the work of the other lanes.
 
     Attributes:
-        carrier: what works on it: the device itself, the link between the device and the tier below, the link between
+        carrier: what does the work: the device, the link between the device and the lower tier, the link between
             the host and the disk behind it, or something `apart`, which no other lane slows down.
-        direction: of a link's lane.
-        shown: pictures have a line for it.
+        direction: the direction of a link's lane.
+        shown: pictures have a line for the lane.
     """
 
     carrier: Literal["device", "link", "disk", "apart"]
@@ -47,17 +50,17 @@ LANES: dict[LaneName, Lane] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What is true of an action, whichever row it is in.
+    """The facts about an action that hold in every row with it.
 
     Attributes:
-        lane: where its work goes on.
-        beside: its work goes on beside computing, which does not wait for it: the row only starts it.
-        moves: it copies the bytes of its storage between the device and the tier below.
+        lane: the lane on which its work runs.
+        beside: its work runs beside computing, which does not wait for it: the row only starts it.
+        moves: it copies the bytes of its storage between the device and the lower tier.
         on_node: it runs the node that its row names.
         takes_device_memory: memory for its storage is taken when the row begins.
-        ends: it ends with what is under way for its storage.
-        colour: in pictures; none where it is not drawn, or drawn by the part of the step that it belongs to.
-        total: what the report calls the time of all such rows together; empty where it is not told.
+        ends: it ends when the transfers under way for its storage have ended.
+        colour: its colour in pictures; empty where it is not drawn, or drawn by the part of the step it belongs to.
+        total: what the report calls the total time of all such rows; empty where the report does not say it.
     """
 
     lane: LaneName = "compute"
@@ -81,5 +84,5 @@ ACTIONS: dict[PlanAction, Kind] = {
 
 
 def shown_lanes() -> list[LaneName]:
-    """The lanes that have a line in pictures, in their order."""
+    """Return the lanes that have a line in pictures, in their order."""
     return [name for name, lane in LANES.items() if lane.shown]

@@ -1,4 +1,4 @@
-"""Activation budgets: what the papers' ratios are of."""
+"""Activation budgets: the papers' percentages are shares of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from stowage.stages.ir.updates import taken_gradients
 
 
 def fixed_bytes(trace: TraceTables) -> int:
-    """What a device budget holds besides the activation budget, in bytes: parameters, optimizer states, and gradients
-    that stay, waiting ones among them."""
+    """Return the bytes that a device budget needs besides the activation budget.
+
+    These are parameters, optimizer states, and gradients that stay, waiting ones among them.
+    """
     taken = taken_gradients(trace.calls)
     stay = {
         trace.values[g.gradient_value].storage
@@ -20,16 +22,16 @@ def fixed_bytes(trace: TraceTables) -> int:
 
 
 def device_budget(fixed: int, keep_all_peak_bytes: int, share: float) -> int:
-    """The device budget, in bytes, that leaves activations a `share` of what they take when everything is kept.
+    """Return the device budget, in bytes, that gives activations a `share` of what they take when everything is kept.
 
     Args:
-        fixed: see `fixed_bytes`.
+        fixed: bytes that `fixed_bytes` counts.
         keep_all_peak_bytes: peak of the iteration that keeps everything.
-        share: of the activation budget that it needs.
+        share: fraction of the activation budget of that iteration.
     """
     return fixed + int(share * (keep_all_peak_bytes - fixed))
 
 
 def activation_share(fixed: int, keep_all_peak_bytes: int, peak_bytes: int) -> float:
-    """The inverse: which share a peak leaves to activations."""
+    """Return the share of the activation budget that a peak leaves to activations; the inverse of `device_budget`."""
     return (peak_bytes - fixed) / (keep_all_peak_bytes - fixed)

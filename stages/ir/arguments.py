@@ -1,4 +1,4 @@
-"""Arguments of a call as JSON: `{"args": [...], "kwargs": {...}}`.
+"""Reads and renders arguments of a call as JSON: `{"args": [...], "kwargs": {...}}`.
 
 Plain JSON stands for itself (None, bool, int, finite float, str, list). Everything else is an object with one key:
 `{"value": 12}` a tensor, `{"float": "-inf"}`, `{"dtype": "float32"}`, `{"device": "cpu"}`, `{"layout": "strided"}`,
@@ -24,7 +24,7 @@ def map_arguments(text: str, leaf: Callable[[str, Any], Any]) -> tuple[list[Any]
     """Decode `text`, replacing each one-key object by `leaf(key, content)`.
 
     Raises:
-        TableError: it is something else than arguments.
+        TableError: the text is not the arguments of a call.
     """
 
     def walk(item: Any) -> Any:
@@ -53,7 +53,7 @@ def _parse(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _content(key: str, content: Any) -> Any:
-    """What an object may hold, by its kind."""
+    """Check the content of a one-key object of a kind, and return it decoded."""
     match key, content:
         case ("value", int(value)) if value >= 0 and not isinstance(value, bool):
             return value
@@ -78,7 +78,7 @@ def _refused(item: Any) -> TableError:
 
 
 def split_receiver(text: str) -> tuple[int, str] | None:
-    """The value that is the first argument, and the other arguments; None where the first is no tensor."""
+    """Return the value that is the first argument, and the other arguments; None where the first is no tensor."""
     args, kwargs = _parse(text)
     match args:
         case [{"value": int(value)}, *rest]:
@@ -87,7 +87,13 @@ def split_receiver(text: str) -> tuple[int, str] | None:
 
 
 def render_arguments(text: str, value_name: Callable[[int], str], *, spread: bool = False) -> str:
-    """The arguments as Python source, tensors by `value_name`; `spread`: what is in a first list as arguments each."""
+    """Render the arguments as Python source.
+
+    Args:
+        text: the arguments as JSON.
+        value_name: names a tensor.
+        spread: give the elements of a first list as arguments of their own.
+    """
 
     def leaf(key: str, content: Any) -> _Source:
         match key:
@@ -111,7 +117,7 @@ def render_arguments(text: str, value_name: Callable[[int], str], *, spread: boo
 
 
 def spread_out(args: list[Any]) -> list[Any]:
-    """What is in a first list that is not empty as arguments each."""
+    """Replace a first list that is not empty by its elements, as arguments of their own."""
     return [*args[0], *args[1:]] if args and isinstance(args[0], list) and args[0] else args
 
 

@@ -21,7 +21,7 @@ class BlockNode:
     """A compute node (cNode).
 
     Attributes:
-        name: for people: operation and place.
+        name: for people: operation and module.
         time_s: mean time of one execution, seconds.
         workspace_bytes: peak bytes while it runs, above its inputs and everything it creates.
         reads: allocations that must be complete and in memory while it runs (never its own outputs), ascending.
@@ -68,11 +68,11 @@ class BlockGraph:
     outgoing: tuple[int, ...]
 
     def creator(self) -> dict[int, int]:
-        """Allocation -> the node that creates it; incoming gradients have none."""
+        """Return the node that creates each allocation; incoming gradients have none."""
         return {a: k for k, node in enumerate(self.nodes) for a in node.creates}
 
     def readers(self) -> dict[int, list[int]]:
-        """Allocation -> nodes that read it, ascending."""
+        """Return the nodes that read each allocation, ascending."""
         found: dict[int, list[int]] = {a: [] for a in range(len(self.allocations))}
         for k, node in enumerate(self.nodes):
             for a in node.reads:
@@ -80,12 +80,12 @@ class BlockGraph:
         return found
 
     def to_json(self) -> str:
-        """Canonical text; names are left out of `content_hash` but kept here."""
+        """Return the block as canonical JSON; it has the names, which `content_hash` ignores."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> BlockGraph:
-        """Inverse of `to_json`."""
+        """Read a block from the text that `to_json` made."""
         raw = json.loads(text)
         nodes = tuple(
             BlockNode(n["name"], n["time_s"], n["workspace_bytes"], tuple(n["reads"]), tuple(n["creates"]), n["once"])
@@ -101,7 +101,7 @@ class BlockGraph:
         )
 
     def content_hash(self) -> str:
-        """Hash of structure, bytes and times; equal for identical blocks (thesis 2.3), whatever they are called."""
+        """Hash structure, bytes and times: equal for identical blocks (thesis 2.3), whatever their names."""
         content = {
             "nodes": [(n.time_s, n.workspace_bytes, n.reads, n.creates, n.once) for n in self.nodes],
             "forward_count": self.forward_count,
@@ -121,7 +121,7 @@ class Action:
 
 @dataclass(frozen=True)
 class BlockSchedule:
-    """What a solver returns: forward actions, then (after the rest of the chain has run) backward actions.
+    """The schedule that a solver returns: forward actions, then (after the rest of the chain has run) backward actions.
 
     Whatever is in memory when `forward` ends is kept until `backward` starts. When `backward` ends exactly the block's
     `outgoing` allocations are in memory.
@@ -133,7 +133,7 @@ class BlockSchedule:
 
 @dataclass(frozen=True)
 class SolveReport:
-    """How a schedule was found.
+    """Says how a schedule was found.
 
     Attributes:
         formulation: the file's name in `formulations`.
@@ -149,5 +149,5 @@ class SolveReport:
 
     @property
     def gap(self) -> float:
-        """(objective − bound) / objective, 0 when proven optimal."""
+        """Return (objective − bound) / objective, 0 when proven optimal."""
         return 0.0 if self.objective_s <= 0 else max(0.0, (self.objective_s - self.bound_s) / self.objective_s)

@@ -1,4 +1,4 @@
-"""Hash of source code: results that are kept are named by the code that made them, not by versions raised by hand."""
+"""Hashes of source code: stored results are named by the code that made them, not by versions raised by hand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 @cache
 def code_hash(*names: str, words: bool = True) -> str:
-    """Hash of the source of modules, and of everything inside packages; made once a process.
+    """Hash the source of modules, and of everything inside packages; computed once per process.
 
     Args:
-        names: of modules and packages, as they are imported.
-        words: every byte counts. Without, docstrings, comments and layout do not: that takes thirty times as long, and
-            is for few files whose results are dear to make again.
+        names: modules and packages, as they are imported.
+        words: hash every byte. If false, docstrings, comments and layout are ignored: that takes thirty times as long,
+            and is for few files whose results are expensive to make again.
 
     Raises:
         ModuleNotFoundError: there is no such module.
@@ -32,7 +32,7 @@ def code_hash(*names: str, words: bool = True) -> str:
 
 
 def versions_of(*libraries: str) -> tuple[str, ...]:
-    """Installed versions of other people's packages, `name version` each; those that are not installed are missing."""
+    """Return the versions of other people's packages, `name version` each, without those that are not installed."""
     found: list[str] = []
     for name in libraries:
         try:
@@ -43,7 +43,7 @@ def versions_of(*libraries: str) -> tuple[str, ...]:
 
 
 def _files(name: str) -> list[tuple[str, Path]]:
-    """Files of a module or package, and what each is called wherever it is installed."""
+    """Return the files of a module or package, each with a label that does not depend on where it is installed."""
     spec = find_spec(name)
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {name}")
@@ -55,7 +55,7 @@ def _files(name: str) -> list[tuple[str, Path]]:
 
 
 def _meaning(source: bytes) -> bytes:
-    """What is left of a module without what does nothing."""
+    """Return the dump of a module's syntax tree without docstrings and other bare strings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):

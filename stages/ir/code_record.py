@@ -1,4 +1,4 @@
-"""`artifacts/stowage.json`: with which version of Stowage, and which code of each stage, a project was planned.
+"""Keeps `artifacts/stowage.json`: the version of Stowage, and the code of each stage, that planned a project.
 
 The file is committed and `dvc.yaml` tracks its entries, so that a new version of the package makes stale exactly the
 stages whose code it changed. A checkout of Stowage has no such file: its `dvc.yaml` names the code itself.
@@ -18,14 +18,14 @@ RECORD = Path("artifacts/stowage.json")
 
 
 class OtherCodeError(StowageError):
-    """The project's record was of another version of Stowage. It is of this one now."""
+    """The project's record was of another version of Stowage and has been rewritten for the installed one."""
 
 
 def read_code(root: Path) -> dict[str, Any] | None:
-    """The record of a project; None where there is none.
+    """Return the record of a project; None where there is none.
 
     Raises:
-        StowageError: it is damaged.
+        StowageError: the record is damaged.
     """
     path = root / RECORD
     if not path.is_file():
@@ -40,10 +40,10 @@ def read_code(root: Path) -> dict[str, Any] | None:
 
 
 def record_code(root: Path, version: str) -> list[str]:
-    """Make the record of a project say what is installed now.
+    """Make the record of a project match the code that is installed now.
 
     Returns:
-        Stages whose code is another than the record had; all of them where there was none.
+        Stages whose code differs from the record's; all of them where there was no record.
     """
     before = read_code(root) or {}
     package = package_hash()
@@ -57,7 +57,7 @@ def record_code(root: Path, version: str) -> list[str]:
 
 
 def renew_code(root: Path) -> list[str]:
-    """Bring the record of a project that has one up to date; a sentence if it was not."""
+    """Bring an existing record of a project up to date, and return a sentence that says so if it was not."""
     before = read_code(root)
     if before is None:
         return []
@@ -70,10 +70,10 @@ def renew_code(root: Path) -> list[str]:
 
 
 def require_recorded(root: Path, stage: str) -> None:
-    """Refuse to run a stage whose code is not what DVC was told.
+    """Refuse to run a stage whose code differs from the project's record, from which DVC knows it.
 
     Raises:
-        OtherCodeError: it is not; the record is mended, so that the same command runs the stage.
+        OtherCodeError: the code differs; the record is corrected, so that the same command then runs the stage.
     """
     before = read_code(root)
     if before is None or before.get("package") == package_hash():

@@ -1,4 +1,4 @@
-"""What commands share: where artifacts live, options with their help, and mistakes as one sentence."""
+"""Parts that commands share: where artifacts are kept, options with their help, and errors as one sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STAGE = "Takes no options: its parameters are in params.yaml of the current fol
 
 
 class Parser(argparse.ArgumentParser):
-    """Options of `python -m MODULE`: `--help` says what the module does, a mistake is one line and status 2."""
+    """Parses the options of `python -m MODULE`; `--help` says what the module does, an error is one line, status 2."""
 
     def __init__(self, about: str | None) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """End the process; argparse would print the usage before it."""
+        """End the process with one line (argparse would print the usage before it)."""
         self.exit(USAGE_STATUS, f"error: {message} (`{self.prog} --help` says what there is)\n")
 
 
@@ -60,9 +60,9 @@ def run_stage(main: Callable[[], None]) -> None:
         print("error: the memory of this machine is full: make the model or the batch smaller.", file=sys.stderr)
         sys.exit(1)
     except SystemExit as error:
-        if not asked:  # `--help`, or an option that there is not
+        if not asked:  # `--help`, or an unknown option
             raise
-        # Of the user's code: what was asked for is not there.
+        # The user's code called it: the stage's result is missing, so this is an error.
         print(f"error: code that the model runs called sys.exit({error.code!r}): take that out.", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -76,12 +76,12 @@ def run_stage(main: Callable[[], None]) -> None:
 
 
 def one_line(text: str) -> str:
-    """A sentence as a terminal can show it, whatever names are in it."""
+    """Put a text on one line and escape what a terminal cannot print."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
 
 
 def _unexpected(error: Exception) -> str:
-    """Of what no stage says of itself: it may be ours, the model's, or of artifacts that were edited."""
+    """Describe an exception that no stage expects: a bug of Stowage or of the model, or artifacts that were edited."""
     said = one_line(str(error))[:_LONGEST]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
     line = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -93,7 +93,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _program() -> str:
-    """How one starts what is running: a module, or a command of the program `stowage`."""
+    """Return the command that starts this process: a module, or a command of the program `stowage`."""
     name = _running()
     if "." in name:
         return f"python -m {name}"
@@ -101,6 +101,6 @@ def _program() -> str:
 
 
 def _running() -> str:
-    """The module that was started, as one starts it."""
+    """Return the name of the module that was started, as it is given on the command line."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name

@@ -1,4 +1,4 @@
-"""What `profile` measures: costs of distinct calls and rates of a device."""
+"""Results of `profile`: costs of distinct calls and rates of a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 MOST = 1e18
-"""Of bytes, and of anything per second, on one device."""
+"""The upper limit for bytes, and for rates per second, of one device: more is refused as damaged."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Cost:
     """Cost of one distinct call on one device.
 
     Attributes:
-        signature: of the call (see `Call.signature`).
+        signature: the signature of the call (`Call.signature`).
         device: fingerprint of the device.
         time_s: mean time, seconds.
         output_bytes: bytes of storages it creates.
@@ -35,11 +35,11 @@ class Cost:
     source: Literal["measured", "roofline", "similar"]
 
     def is_possible(self) -> bool:
-        """No call takes less than nothing, or for ever."""
+        """Say whether no number is negative or infinite."""
         return 0 <= self.time_s < math.inf and self.output_bytes >= 0 and self.workspace_bytes >= 0
 
     def is_measured(self, samples: int = 1) -> bool:
-        """By so many timed executions at least."""
+        """Say whether the cost was measured, with at least `samples` timed executions."""
         return self.source == "measured" and self.samples >= samples
 
 
@@ -48,7 +48,7 @@ class Returned:
     """What one distinct call returns on one device.
 
     Attributes:
-        signature: of the call (see `Call.signature`).
+        signature: the signature of the call (`Call.signature`).
         outputs: one for each output, "" where it is no tensor: type, shape, strides, offset, bytes of its storage, and
             the positions of the argument and of the earlier output whose storage it shares, -1 for none.
     """
@@ -58,11 +58,13 @@ class Returned:
 
 
 ROUNDING_BYTES = 512
-"""What PyTorch's allocator on a GPU rounds up to."""
+"""Unit to which PyTorch's allocator on a GPU rounds up each allocation."""
 
 FRAGMENTS = 0.02
-"""Of a budget: memory that a GPU's allocator holds and cannot give. With expandable segments it is what is left of
-pages; the part has not been measured yet."""
+"""Share of a budget that a GPU's allocator keeps in unusable fragments.
+
+With expandable segments these are the rests of pages; the share has not been measured yet.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class DeviceDescription:
         fingerprint: hash of what identifies it.
         name: for people.
         type: `cpu` or `cuda`.
-        memory_bytes: of the device tier.
-        flops_per_s: of a large float32 matrix product.
+        memory_bytes: size of the device tier.
+        flops_per_s: rate of a large float32 matrix product.
         memory_copy_bytes_per_s: read + write inside the device tier.
         disk_read_bytes_per_s, disk_write_bytes_per_s: one at a time.
         disk_duplex_bytes_per_s: both directions at once, summed.
@@ -84,8 +86,8 @@ class DeviceDescription:
         duplex_bytes_per_s: both at once, summed.
         cpu_update_bytes_per_s: bytes that an AdamW update in host memory reads and writes per second, beside copies; 0
             where the CPU is the device itself.
-        library_bytes: of the device, what libraries such as cuBLAS keep from the allocator.
-        context_bytes: of the device, in use outside of the allocator when it was measured; a budget does not count it.
+        library_bytes: device bytes that libraries such as cuBLAS keep from the allocator.
+        context_bytes: device bytes in use outside the allocator when it was measured; a budget does not count them.
     """
 
     fingerprint: str
@@ -107,19 +109,21 @@ class DeviceDescription:
     context_bytes: int = 0
 
     def reserve_bytes(self, budget_bytes: int, storages: int) -> int:
-        """Of a budget, what a plan must leave to the device's allocator: on a GPU the workspaces of libraries, what
-        rounding adds to each storage, and a part for pieces of memory that are between tensors and too small.
+        """Return the bytes of a budget that a plan must leave to the device's allocator.
+
+        On a GPU these are the workspaces of libraries, what rounding adds to each storage, and a share for fragments between
+        tensors that are too small to use.
 
         Args:
-            budget_bytes: of the device.
-            storages: that the program has.
+            budget_bytes: the device budget.
+            storages: number of storages that the program has.
         """
-        if self.type == "cpu" or not self.library_bytes:  # every byte there is counted; or nothing is known
+        if self.type == "cpu" or not self.library_bytes:  # a CPU counts every byte; without a measurement assume 0
             return 0
         return self.library_bytes + ROUNDING_BYTES * storages + int(FRAGMENTS * budget_bytes)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no device is."""
+        """Raise ValueError for numbers that no device has."""
         if re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,120}", self.fingerprint, re.ASCII) is None:
             raise ValueError(f"fingerprint is {self.fingerprint!r}, which is none")
         for field in fields(self):

@@ -1,4 +1,4 @@
-"""Step time against budget: what planning within several budgets finds."""
+"""Points of the curve of step time against budget, from planning within several budgets."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ class CurvePoint:
     """The plan within one budget.
 
     Attributes:
-        budget_bytes: of the device, everything included.
+        budget_bytes: device bytes, everything included.
         feasible: there is a plan; without one all that follows but `smallest_feasible_bytes` is 0 or empty.
         peak_bytes: predicted highest device bytes.
         step_time_s: predicted.
         slowdown: of the step against keeping everything, as a fraction.
-        recomputed_bytes: of activations made more than once.
-        offload_bytes, reload_bytes: moved down and up in one iteration.
-        lower_tier_bytes: live below the device at some time of it.
+        recomputed_bytes: bytes of activations made more than once.
+        offload_bytes, reload_bytes: offloaded and reloaded in one iteration.
+        lower_tier_bytes: most bytes in the lower tier at any time of the iteration.
         wait_s: predicted time that computing waits for copies.
-        smallest_feasible_bytes: the least budget that planning this one has found.
-        method, variant: see `PlanSummary`.
+        smallest_feasible_bytes: the smallest budget for which planning found a plan.
+        method, variant: as in `PlanSummary`.
         plan_hash: of the plan.
-        planned_in_s: what finding it took; 0 where equal input must give equal files.
+        planned_in_s: seconds that planning took; 0 where equal input must give equal files.
     """
 
     budget_bytes: int
@@ -43,5 +43,5 @@ class CurvePoint:
 
     @property
     def traffic_bytes(self) -> int:
-        """Both ways."""
+        """Return the bytes offloaded and reloaded together."""
         return self.offload_bytes + self.reload_bytes

@@ -1,4 +1,4 @@
-"""Defaults of planning, each written once; settings, `fit` and the stages take them from here, `params.yaml` has them.
+"""Defaults of planning, each written once: settings, `fit` and the stages take them from here, `params.yaml` has them.
 
 No value is repeated elsewhere: `tests/pipeline/test_defaults.py` compares the places.
 """
@@ -8,52 +8,52 @@ from __future__ import annotations
 from typing import Final
 
 METHOD: Final = "auto"
-"""How plans are made; see `ir/methods.py`."""
+"""Name of the method that makes the plan, from `ir/methods.py`."""
 
 SECONDS_PER_CALL: Final = 0.3
-"""Time spent on measuring one distinct call."""
+"""Seconds spent on measuring one distinct call."""
 
 MIN_SAMPLES: Final = 6
-"""Executions of one distinct call, at least."""
+"""Least number of executions of one distinct call."""
 
 MAX_BLOCKS: Final = 300
-"""Length of the chain, at most."""
+"""Largest length of the chain."""
 
 CLUSTER_SIZE: Final = 20
-"""M^l, members of a cluster inside a large block, at most (thesis 3.3)."""
+"""M^l: most members of a cluster inside a large block (thesis 3.3)."""
 
 TOP_SIZE: Final = 30
-"""M^t, members of the largest cluster, at most."""
+"""M^t: most members of the largest cluster."""
 
 ALPHA: Final = 0.5
 """Exponent of the number of nodes in the score of a cluster (thesis, equation 3.1)."""
 
 MAX_EXACT_NODES: Final = 80
-"""Compute nodes of a block up to which it is solved exactly. Larger ones are large: they are cut into clusters."""
+"""Most compute nodes of a block that is solved exactly; larger blocks are cut into clusters."""
 
 PEAK_BUDGETS: Final = 6
-"""Values of M_peak for which a block is solved (thesis 2.6.0.0.1)."""
+"""Number of values of M_peak for which a block is solved (thesis 2.6.0.0.1)."""
 
 SAVE_BUDGETS: Final = 6
-"""Values of M_save for which a block is solved, for each of M_peak."""
+"""Number of values of M_save for which a block is solved, for each value of M_peak."""
 
 SOLVE_SECONDS: Final = 5.0
-"""Limit of one solve of a block."""
+"""Time limit of one solve of a block, in seconds."""
 
 FORMULATION: Final = "retention"
-"""Which formulation solves a block for one pair of budgets."""
+"""Formulation that solves a block for one pair of budgets."""
 
 CLUSTER_FORMULATION: Final = "h_retention"
-"""Which formulation solves a cluster that has clusters inside, for one pair of budgets."""
+"""Formulation that solves a cluster with clusters inside, for one pair of budgets."""
 
 MEMORY_SLOTS: Final = 500
-"""Memory slots of RK-Rotor's table for the chain."""
+"""Number of memory slots of RK-Rotor's table for the chain."""
 
 LARGEST_BATCH: Final = 64
-"""Samples of the largest batch that is looked at."""
+"""Most samples of a batch when the largest batch is searched for."""
 
 O_ILP_SECONDS: Final = 20.0
-"""Limit of one solve of O-ILP, which decides what is offloaded."""
+"""Time limit of one solve of O-ILP, which decides what is offloaded, in seconds."""
 
 O_ILP_GAP: Final = 0.01
 """Relative gap to the optimum at which an answer of O-ILP is good enough."""

@@ -16,7 +16,7 @@ class TraceError(StowageError):
 
 
 class DrawsElsewhere(TraceError):  # noqa: N818 - one of the refusals of a trace
-    """Generators of Python or NumPy moved while a step was traced."""
+    """Generators of Python or NumPy advanced while a step was traced."""
 
 
 class TableError(StowageError):
@@ -36,11 +36,11 @@ class IllegalPlanError(StowageError):
 
 
 class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible` is
-    """The device budget could be met, if the tier below the device had more room."""
+    """The device budget could be met if the lower tier had more room."""
 
 
 class OffloadedError(StowageError):
-    """A model was called whose weights are below the device."""
+    """A model was called while its weights are offloaded."""
 
 
 class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a failure of the caller
@@ -58,16 +58,16 @@ class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a 
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes for messages, in a unit that shows the number: `17 bytes`, `59.7 KiB`, `1,259.3 MiB`."""
+    """Format bytes for messages, in a unit that shows the number: `17 bytes`, `59.7 KiB`, `1,259.3 MiB`."""
     if abs(nbytes) < KIB:
         return f"{nbytes} byte{'s' if abs(nbytes) != 1 else ''}"
-    if abs(nbytes) < MIB - KIB // 20:  # else it would be 1,024.0 KiB
+    if abs(nbytes) < MIB - KIB // 20:  # from here on it would round to 1,024.0 KiB
         return f"{nbytes / KIB:.1f} KiB"
     return f"{nbytes / MIB:,.1f} MiB"
 
 
 def size_texts(*sizes: int) -> list[str]:
-    """`size_text` of sizes that are told apart: in bytes where the texts of two that differ would be the same."""
+    """Format sizes by `size_text`, all in bytes where two different sizes would have the same text."""
     texts = [size_text(nbytes) for nbytes in sizes]
     if len(set(texts)) == len(set(sizes)):
         return texts
@@ -79,7 +79,7 @@ STAGING = "staging buffers of the tier below"
 
 @dataclass(frozen=True)
 class Occupant:
-    """What takes part in a peak: a tensor, an operator's workspace, or `STAGING`."""
+    """Takes part in a peak: a tensor, an operator's workspace, or `STAGING`."""
 
     name: str
     nbytes: int
@@ -90,12 +90,12 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
     """No plan fits the budget: a result, not a crash.
 
     Attributes:
-        budget_bytes: what was asked for.
+        budget_bytes: the budget that was asked for.
         smallest_feasible_bytes: the smallest whole-iteration budget that the planner can meet.
         binding_step: module and pass in which the smallest plan reaches its peak: `blocks.5.mlp, backward`.
         occupants: what takes memory there, largest first: tensors, workspace, staging buffers.
         mode: `training` or `evaluation`, where that is known.
-        form: shapes of the batch, likewise.
+        form: shapes of the batch, where they are known.
     """
 
     budget_bytes: int
@@ -106,7 +106,7 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
     form: str = ""
 
     def about(self, mode: str, form: str) -> Infeasible:
-        """The same, of a mode and the shapes of a batch."""
+        """Return a copy that names a mode and the shapes of a batch."""
         return Infeasible(
             self.budget_bytes, self.smallest_feasible_bytes, self.binding_step, self.occupants, mode, form
         )
@@ -130,6 +130,6 @@ class Infeasible(StowageError):  # noqa: N818 - a result, named as in the design
         return "make the batch or the model smaller"
 
     def _where(self) -> str:
-        """By what."""
+        """Return the mode and the batch as text, as far as they are known."""
         mode = f" in {self.mode}" if self.mode else ""
         return mode + (f" with a batch of {self.form}" if self.form else "")

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and sentences for those that cannot be written.
+"""Writes files that are whole or absent, and explains in a sentence why one cannot be written.
 
 What is being written has a name of its own beside the target, which the writer holds a lock on: one that nobody holds
 is left from a writer that was killed, and the next one to the same target removes it. Names that others could foresee,
@@ -21,7 +21,7 @@ from stowage.stages.ir.errors import StowageError, size_text
 
 try:
     import fcntl
-except ImportError:  # elsewhere nothing is known of other writers, and nothing is removed
+except ImportError:  # on Windows other writers cannot be detected, so nothing is removed
     fcntl = None  # type: ignore[assignment]
 
 _RANDOM_BYTES = 8
@@ -32,7 +32,7 @@ class UnwritableError(StowageError):
 
 
 def unwritable(path: Path, error: OSError, needed_bytes: int = 0) -> UnwritableError:
-    """What went wrong with writing `path`, with its folder and the bytes needed and free there."""
+    """Describe why `path` cannot be written, with its folder and the bytes needed and free there."""
     folder = _existing(path)
     wanted = f", where {size_text(needed_bytes)} are needed and " if needed_bytes else ", where "
     return UnwritableError(
@@ -42,7 +42,7 @@ def unwritable(path: Path, error: OSError, needed_bytes: int = 0) -> UnwritableE
 
 
 def _existing(folder: Path) -> Path:
-    """The folder itself, or the first above it that is there."""
+    """Return the folder itself, or its nearest parent that exists."""
     return next((f for f in (folder, *folder.absolute().parents) if os.path.isdir(f)), Path("/"))
 
 
@@ -58,7 +58,7 @@ def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
     """An `OSError` inside is said in one sentence about `path`.
 
     Raises:
-        UnwritableError: instead.
+        UnwritableError: an `OSError` was raised inside.
     """
     try:
         yield
@@ -78,11 +78,15 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float = -1) -> Iterator[None]:
-    """Hold a lock file; wait for it so long, by default for ever.
+    """Hold a lock file.
+
+    Args:
+        path: the lock file.
+        timeout_s: how long to wait for it, in seconds; by default for ever.
 
     Raises:
-        UnwritableError: there can be no such file.
-        Timeout: of `filelock`.
+        UnwritableError: the lock file cannot be made.
+        Timeout: another process kept the lock for that long (of `filelock`).
     """
     make_folder(path.parent)
     lock = FileLock(path)
@@ -99,10 +103,10 @@ def locked(path: Path, timeout_s: float = -1) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside, then rename: a killed process leaves the old file or none, never half of one.
+    """Write a temporary file, then rename it: a killed process leaves the old file or none, never half of one.
 
     Raises:
-        UnwritableError: it cannot be written; what was there is as before.
+        UnwritableError: the file cannot be written; the old one is as before.
     """
     with atomic_file(path, len(content)) as file:
         file.write(content)
@@ -110,21 +114,21 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
-    """A file to write, which has its name from the end of the block on; `write_atomically` for what comes in pieces.
+    """Open a file to write that gets its name at the end of the block; `write_atomically` for content in pieces.
 
     Args:
-        path: of the file; folders above it are made.
+        path: the file; folders above it are made.
         needed_bytes: its size, where that is known.
 
     Raises:
-        UnwritableError: it cannot be written; what was there is as before.
+        UnwritableError: the file cannot be written; the old one is as before.
     """
     make_folder(path.parent)
     _remove_left(path)
     with writing(path, needed_bytes), contextlib.ExitStack() as undo:
         while True:
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
-            undo.callback(temporary.unlink, missing_ok=True)  # before it is there: Ctrl-C may come at any moment
+            undo.callback(temporary.unlink, missing_ok=True)  # before it exists: Ctrl-C may come at any moment
             file = undo.enter_context(_new_file(temporary))
             if _is_held(file, temporary):
                 break
@@ -138,7 +142,7 @@ def _new_file(path: Path) -> BinaryIO:
 
 
 def _is_held(file: BinaryIO, path: Path) -> bool:
-    """Whether a new file is this process's; another writer may have taken it for left before it was held."""
+    """Say whether a new file is this process's; another writer may have removed it before it was locked."""
     held = _hold(file)
     with contextlib.suppress(FileNotFoundError):
         return held is not False and os.path.samestat(os.stat(path), os.fstat(file.fileno()))
@@ -146,7 +150,7 @@ def _is_held(file: BinaryIO, path: Path) -> bool:
 
 
 def _hold(file: IO[bytes]) -> bool | None:
-    """Whether this process holds the file now; false where another one does, None where file systems know no locks."""
+    """Lock a file; false where another process has the lock, None where the file system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -159,7 +163,7 @@ def _hold(file: IO[bytes]) -> bool | None:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove what killed writers to `path` have left beside it."""
+    """Remove temporary files that killed writers to `path` left beside it."""
     length = len(f".{path.name}.") + 2 * _RANDOM_BYTES
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:

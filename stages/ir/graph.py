@@ -1,4 +1,4 @@
-"""What `partition` writes: compute nodes with costs, and the chain of blocks (thesis 2.3)."""
+"""Tables that `partition` writes: compute nodes with costs, and the chain of blocks (thesis 2.3)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ComputeNode:
         random: draws random numbers; executed again, it replays the state of its first execution.
         time_s: mean time of one execution, with the views that it is the first to read, seconds.
         workspace_bytes: peak bytes above inputs and `creates`.
-        estimated: a cost is an estimate, not a measurement.
+        estimated: one of its costs is an estimate, not a measurement.
         name: for people.
         variant: the rewrite of the trace that it belongs to (see `rewrite`).
-        takes: of a sum, storages of summands; it may be written over one that is freed right afterwards (see `sums`).
+        takes: storages of summands, for a sum; it may be written over one that is freed right afterwards (`ir.sums`).
     """
 
     node: int

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class HValue:
-    """A value between nodes (aNode): one storage, or several that come and go together."""
+    """A value between nodes (aNode): one storage, or several that are made and freed together."""
 
     name: str
     nbytes: int
@@ -28,10 +28,10 @@ class HStep:
     """A moment inside the schedule that a node stands for (thesis 3.4.4.1).
 
     Attributes:
-        internal_bytes: what the node holds by itself: temporaries, and its phantom as far as it is there.
+        internal_bytes: what the node keeps by itself: temporaries, and its phantom as far as it is in memory.
         unborn: values the node makes that are not in memory yet, unless they were before it started; ascending.
-        gone: values the node reads or makes that it has touched for the last time; they are in memory now only if
-            somebody needs them after the node; ascending.
+        released: values the node reads or makes that it has touched for the last time; they are in memory now only if
+            another node needs them later; ascending.
         phantom_released_bytes: in backward, bytes of the phantom that this schedule has freed by now; they are still
             there if the phantom is kept for another run.
     """
@@ -48,7 +48,7 @@ class HRun:
 
     Attributes:
         time_s: seconds.
-        steps: moments in order of time, at least one; `unborn` only shrinks and `gone` only grows.
+        steps: moments in order of time, at least one; `unborn` only shrinks and `released` only grows.
         reads: values read in this way alone, besides the node's own (thesis 3.4.1.2.1); ascending.
     """
 
@@ -59,11 +59,11 @@ class HRun:
 
 @dataclass(frozen=True)
 class HOption:
-    """A schedule of a cluster: what forward leaves for backward, and what each costs.
+    """A schedule of a cluster: what forward saves for backward, and what each part costs.
 
     Attributes:
         name: for people.
-        phantom_bytes: what forward leaves for backward besides the values between nodes.
+        phantom_bytes: bytes that forward saves for backward besides the values between nodes.
         forward, backward: the two parts.
     """
 
@@ -82,7 +82,7 @@ class HNode:
         reads: values that must be complete and in memory in whichever way it runs; ascending.
         makes: values it contributes to; ascending. A value is complete when all its contributors have run; each adds
             to what the others have made.
-        plain: the way that leaves no phantom: the only way of a node without a cluster, fast-forward of a cluster's
+        plain: the run that leaves no phantom: the only run of a node without a cluster, fast-forward of a cluster's
             forward node. Backward nodes of clusters have none.
         once: may run only once.
     """
@@ -109,8 +109,8 @@ class HGraph:
 
     Attributes:
         nodes: every node.
-        loss: position of the loss node: it reads what leaves forward, makes what arrives for backward, and is what
-            happens outside; what is in memory when it runs is what this graph saves.
+        loss: position of the loss node: it reads what leaves forward, makes what arrives for backward, and stands for
+            the rest of the chain; what is in memory when it runs is what this graph saves.
         values: every value; each has a contributor.
         clusters: the pairs; a node is in at most one. Others run by themselves (`HNode.plain`).
         final: values in memory at the end; nothing else is.
@@ -123,7 +123,7 @@ class HGraph:
     final: tuple[int, ...]
 
     def runs(self, node: int) -> dict[int | None, HRun]:
-        """The ways to execute a node: option -> run; None is the plain way."""
+        """Return the runs of a node by option; the key None is the plain run."""
         found: dict[int | None, HRun] = {}
         for cluster in self.clusters:
             if cluster.forward == node:
@@ -170,7 +170,7 @@ class HGraph:
             seen |= {cluster.forward, cluster.backward}
 
     def content_hash(self) -> str:
-        """Hash of structure, bytes and times; names are left out, so identical clusters have equal hashes."""
+        """Hash structure, bytes and times; names are left out, so identical clusters have equal hashes."""
         text = json.dumps(_nameless(asdict(self)), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -182,7 +182,7 @@ class HAction:
     Attributes:
         kind: compute a node, free a value, or free the phantom of a cluster.
         index: the node, value or cluster.
-        option: for compute, the option; None is the plain way.
+        option: for compute, the option; None is the plain run.
     """
 
     kind: Literal["compute", "free", "free_phantom"]
@@ -192,7 +192,7 @@ class HAction:
 
 @dataclass(frozen=True)
 class HSchedule:
-    """Rows in order, the loss node's among them.
+    """The rows of a schedule in order, the loss node's among them.
 
     What is freed directly after a node is freed as early as that node's steps allow.
     """

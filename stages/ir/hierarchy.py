@@ -39,8 +39,8 @@ class FlowGraph:
     """A forward graph, its nodes in a topological order.
 
     Attributes:
-        nodes: by number.
-        value_bytes: of each value. A value that no node makes enters from outside.
+        nodes: the computations, by number.
+        value_bytes: bytes of each value. A value that no node makes enters from outside.
         results: values that are needed after the last node (the loss).
     """
 
@@ -113,13 +113,13 @@ class BlockCluster:
 
 
 class ClusterNode(NamedTuple):
-    """A child inside a `ClusterGraph`; values are positions there.
+    """A child inside a `ClusterGraph`, whose values are positions there.
 
     Attributes:
         member: the node or cluster.
         key: its key or hash: equal children have equal options.
-        reads: what it needs from outside itself; of a cluster in the order of its `inputs`.
-        creates: what it leaves for others; of a cluster in the order of its `outputs`.
+        reads: values it needs from outside itself; for a cluster in the order of its `inputs`.
+        creates: values it leaves for others; for a cluster in the order of its `outputs`.
     """
 
     member: int
@@ -147,7 +147,7 @@ class ClusterGraph:
     outputs: tuple[int, ...]
 
     def content_hash(self) -> str:
-        """Hash of children, wiring and bytes, without names of nodes and values."""
+        """Hash children, wiring and bytes, without names of nodes and values."""
         content = (
             [(c.key, c.reads, c.creates) for c in self.children],
             self.value_bytes,
@@ -158,12 +158,12 @@ class ClusterGraph:
 
 
 def wire(members: Sequence[ClusterNode], needed: Iterable[int], value_bytes: Sequence[int]) -> ClusterGraph:
-    """The graph of some members.
+    """Build the graph of some members.
 
     Args:
         members: in topological order, with values of the forward graph in `reads` and `creates`.
         needed: values that others need.
-        value_bytes: by value.
+        value_bytes: bytes of each value of the forward graph.
     """
     made = {v for m in members for v in m.creates}
     inputs = list(dict.fromkeys(v for m in members for v in m.reads if v not in made))
@@ -190,11 +190,11 @@ class Hierarchy:
 
     @property
     def top(self) -> Cluster:
-        """The cluster that holds everything."""
+        """Return the cluster that contains everything."""
         return self.clusters[-1]
 
     def member(self, number: int) -> ClusterNode:
-        """A node or a cluster, with values of the forward graph."""
+        """Return a node or a cluster, with values of the forward graph."""
         count = len(self.graph.nodes)
         if number < count:
             node = self.graph.nodes[number]
@@ -203,11 +203,11 @@ class Hierarchy:
         return ClusterNode(number, cluster.cluster_hash, cluster.inputs, cluster.outputs)
 
     def graph_of(self, cluster: Cluster) -> ClusterGraph:
-        """One level of the hierarchy: the children of a cluster, and the values between them."""
+        """Build one level of the hierarchy: the children of a cluster, and the values between them."""
         return wire([self.member(m) for m in cluster.children], cluster.outputs, self.graph.value_bytes)
 
     def nodes_of(self, cluster: Cluster) -> list[int]:
-        """Nodes of the forward graph inside, in an order in which they may run."""
+        """Return the forward graph's nodes inside a cluster, in an order in which they may run."""
         count = len(self.graph.nodes)
         found: list[int] = []
         stack = list(reversed(cluster.children))

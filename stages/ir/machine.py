@@ -1,4 +1,4 @@
-"""What is behind the device: the tier below it, the disk behind that, and the links that join them."""
+"""Describes what is behind the device: the lower tier, the disk behind the host, and the links that join them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Placement = Literal["host", "disk"]
-"""Where what leaves the device lives: pinned memory of the host, or a disk. On a machine without a GPU, whose device
-tier is the RAM itself, everything is on the disk."""
+"""Place of an offloaded tensor: pinned memory of the host, or a disk.
+
+On a machine without a GPU, whose device tier is the RAM itself, everything is on the disk.
+"""
 
 DISK_CHUNK_BYTES = 4 << 20
 DISK_THREADS = 2
@@ -17,16 +19,16 @@ DISK_STAGING_BYTES = 2 * DISK_THREADS * DISK_CHUNK_BYTES
 
 
 DISK_ALIGNMENT_BYTES = 512
-"""Of memory that direct I/O reaches. Each tensor that comes from a disk may take so much more."""
+"""Alignment of memory that direct I/O needs; each tensor reloaded from a disk may take that much more."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Copies between a tier and the one below it (β in the thesis).
+    """Copies between a tier and the next lower one (β in the thesis).
 
     Attributes:
-        offload_bytes_per_s, reload_bytes_per_s: down and up, each alone.
-        duplex_bytes_per_s: both together while both are busy; infinite where they do not disturb each other.
+        offload_bytes_per_s, reload_bytes_per_s: rate of each direction, alone.
+        duplex_bytes_per_s: both together while both are busy; infinite where they do not slow each other down.
     """
 
     offload_bytes_per_s: float
@@ -36,11 +38,11 @@ class Link:
 
 @dataclass(frozen=True)
 class BehindHost:
-    """A disk behind the host. What moves between it and the device passes through buffers in the host.
+    """A disk behind the host; transfers between it and the device pass through buffers in the host.
 
     Attributes:
         link: between the host and the disk.
-        capacity_bytes: room on it.
+        capacity_bytes: room on the disk.
     """
 
     link: Link
@@ -49,15 +51,15 @@ class BehindHost:
 
 @dataclass(frozen=True)
 class TierState:
-    """Where persistent storages are between two iterations: the same at the start and at the end of a plan.
+    """The places of persistent storages between two iterations: equal at the start and at the end of a plan.
 
     Attributes:
-        offloaded: storages that only the lower tier holds.
-        reloading: storages on their way to the device; their memory is taken and nobody may read them yet.
-        offloading: storages on the device, and on their way down.
-        updating: parameters below that the CPU is updating, with their states.
-        copied: storages whose copy below is up to date, those of `offloaded` and `reloading` included.
-        on_disk: storages, temporary ones too, whose place below is on a disk; it never changes.
+        offloaded: storages that are in the lower tier alone.
+        reloading: storages on their way to the device; their memory is taken and nothing may read them yet.
+        offloading: storages on the device that are being copied to the lower tier.
+        updating: offloaded parameters that the CPU is updating, with their states.
+        copied: storages whose copy in the lower tier is up to date, those of `offloaded` and `reloading` included.
+        on_disk: storages, temporary ones too, whose placement is the disk; it never changes.
     """
 
     offloaded: frozenset[int] = frozenset()

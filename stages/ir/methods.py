@@ -1,4 +1,4 @@
-"""The methods by which the plan of an iteration is made: one row each, and everything that depends on it.
+"""The methods that make the plan of an iteration: one row each, with everything that depends on the method.
 
 A new method is a row of `METHODS`. `fit`, `params.yaml` and the stages know it by its name.
 """
@@ -16,21 +16,21 @@ class Method:
     """One way to make a plan.
 
     Attributes:
-        name: how people ask for it.
+        name: the name by which people ask for it.
         meaning: what it does, in a few words.
-        races: everything that applies takes part, and the fastest that fits wins.
-        whole: the whole step is one block.
-        compared: it is there to compare with, and must not borrow from others.
-        fixed: it is a policy, whatever the budget.
-        keeps: it computes nothing again where everything fits.
-        offloads: plans that keep everything in the device do not count.
-        whole_blocks: it offloads whole blocks, out of three options each.
-        polishes: what still fits is kept instead of made again.
-        only: schedules of blocks by this formulation alone are options.
-        without: formulations whose schedules of blocks are not.
-        clusters: the formulation of clusters; None takes what is asked for elsewhere.
-        sizes: M^t and M^l of the clusters, where nobody asks for others; None for the defaults.
-        public: people are told of it.
+        races: every method that applies takes part, and the fastest plan that fits wins.
+        whole: it takes the whole step as one block.
+        compared: it is there for comparison, and must not use schedules of others.
+        fixed: it is a policy that ignores the budget.
+        keeps: it recomputes nothing where everything fits.
+        offloads: it makes plans that offload; those that keep everything on the device do not count.
+        whole_blocks: it offloads whole blocks, with three options for each.
+        polishes: afterwards it keeps what still fits instead of recomputing it.
+        only: the only formulation whose schedules of blocks are options.
+        without: formulations whose schedules of blocks are no options.
+        clusters: the formulation that solves clusters; None for the one in the settings.
+        sizes: M^t and M^l of the clusters, where the settings have none; None for the defaults.
+        public: users may ask for it, and messages list it.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Method:
     public: bool = True
 
     def takes(self, formulation: str) -> bool:
-        """Whether schedules of blocks that a formulation found are options."""
+        """Say whether schedules of blocks that a formulation found are options."""
         return formulation not in self.without if self.only is None else formulation == self.only
 
     @property
     def recomputes_only(self) -> bool:
-        """Whether plans that use the tier below do not count."""
+        """Return whether plans that use the lower tier do not count."""
         return not self.races and not self.offloads
 
 
 _BLOCK_HEURISTICS = ("selective", "tw_remat")
-"""Formulations of a block that take any number of nodes: with them a method would not be its clusters alone."""
+"""Formulations of a block that take any number of nodes; with them a method would not show its clusters alone."""
 
 METHODS = (
     Method("auto", "the fastest of everything that applies", races=True, keeps=True),
@@ -91,10 +91,10 @@ METHODS = (
     Method("chen_sqrt", "√n checkpoints", fixed=True, polishes=False),
     Method("offmate_preprint", "whole blocks are offloaded", offloads=True, whole_blocks=True, public=False),
 )
-"""In the order in which people are told of them."""
+"""All methods, in the order in which messages list them."""
 
 NAMES = tuple(m.name for m in METHODS)
-"""Of all."""
+"""Names of all methods."""
 
 PUBLIC = tuple(m.name for m in METHODS if m.public)
 
@@ -102,11 +102,11 @@ if TYPE_CHECKING:
     MethodName = str
 else:
     MethodName = Literal[PUBLIC]
-"""The name of a method that people are told of, as settings check it."""
+"""Type of the name of a public method, which settings check."""
 
 
 def method_of(name: str) -> Method:
-    """The method of that name.
+    """Return the method of a name.
 
     Raises:
         ParameterError: there is none.

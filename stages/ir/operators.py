@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 OPAQUE = frozenset({"aten.mkldnn_rnn_layer.default"})
-"""Operators with an output (a workspace) whose size and contents only the real kernel knows. The kernel makes it only
-while gradients are enabled, and its backward crashes on any other contents."""
+"""Operators with an output (a workspace) whose size and contents only the real kernel knows.
+
+The kernel makes it only while gradients are enabled, and its backward crashes on any other contents.
+"""
 
 SEALS = {
     "aten._cudnn_attention_forward": "aten._cudnn_attention_backward",
@@ -17,17 +19,20 @@ SEALS = {
     "aten.cudnn_batch_norm": "aten.cudnn_batch_norm_backward",
     "aten.mkldnn_rnn_layer": "aten.mkldnn_rnn_layer_backward",
 }
-"""Operators with outputs that are for their own backward alone, and the backward that reads them: seeds of random
-numbers, which a kernel may want in host memory whatever fake tensors say, and reserves whose size and contents only the
-kernel knows. Made-up ones crash the process: who runs the backward runs the forward before it."""
+"""Operators with outputs that are for their own backward alone, and the backward that reads them.
+
+Such outputs are seeds of random numbers, which a kernel may want in host memory whatever fake tensors say, and reserves
+whose size and contents only the kernel knows. Made-up ones crash the process: profiling such a backward runs its
+forward first.
+"""
 
 
 SPENDS = frozenset({"aten._cudnn_rnn_backward.default"})
-"""Operators that write into what their forward keeps for them, though no schema says so: they run once."""
+"""Operators that overwrite what their forward saved for them, though no schema says so: they run once."""
 
 
 def without_overload(target: str) -> str:
-    """`aten.addmm` of `aten.addmm.default`."""
+    """Return the name without its overload: `aten.addmm` for `aten.addmm.default`."""
     return target.rpartition(".")[0]
 
 
@@ -67,12 +72,14 @@ METHODS = {
     "aten.unsqueeze.default": "unsqueeze",
     "aten.view.default": "view",
 }
-"""Operators that a step calls as methods of their first argument: `x.view(4, 8)`. The same call is dispatched (only
-those for which that is tested are here), PyTorch's own bindings get there 1 to 2 us sooner than `torch.ops`, and it
-reads better."""
+"""Operators that a step calls as methods of their first argument: `x.view(4, 8)`.
+
+The same call is dispatched (only operators for which that is tested are here), PyTorch's own bindings take 1 to 2 us
+less than `torch.ops`, and it reads better.
+"""
 
 SPREAD = frozenset({"aten.expand.default", "aten.permute.default", "aten.view.default", "aten._unsafe_view.default"})
-"""Of these the sizes are arguments each: PyTorch's parser is slow with lists."""
+"""Operators whose sizes are given as separate arguments, because PyTorch's parser is slow with lists."""
 
 ALIKE = {
     "aten._unsafe_view.default": "view",
@@ -80,9 +87,12 @@ ALIKE = {
     "aten.div_.Scalar": "div_",
     "aten.mul.Scalar": "mul",
 }
-"""Operators in the place of which a step calls a method that gives the same bits in the same memory by one dispatch
-instead of two: `aten.mul.Scalar` makes a tensor of its number and calls `aten.mul.Tensor`, as `x.mul(2.0)` does.
-(`aten.mul_.Scalar` multiplies the other way round, and rounds otherwise in bfloat16.)"""
+"""Operators in the place of which a step calls a method that gives the same bits in the same memory.
+
+The method needs one dispatch instead of two: `aten.mul.Scalar` makes a tensor of its number and calls
+`aten.mul.Tensor`, as `x.mul(2.0)` does. (`aten.mul_.Scalar` multiplies the other way round, and rounds differently in
+bfloat16.)
+"""
 
 FUNCTIONS = {
     "aten._log_softmax.default": "_log_softmax",

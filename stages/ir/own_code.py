@@ -1,4 +1,4 @@
-"""Which of Stowage's own files a stage runs, found by reading their imports, and one hash of them.
+"""Finds Stowage's own files that a stage runs, by reading their imports, and makes one hash of them.
 
 A checkout of Stowage names folders of code among the deps of a stage. A project in another repository has these hashes
 instead: they change when the installed package does, and only for stages whose code changed.
@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds `stages` and `flows`: of a checkout, or of the installed package."""
+"""The folder that contains `stages` and `flows`, in a checkout or in the installed package."""
 STAGES = ("trace", "profile", "partition", "options", "solve", "codegen", "train")
 _MODULE = re.compile(r"stowage(\.\w+)+")
 _OURS = ("stowage.stages.", "stowage.flows.")
 
 
 def file_of(module: str) -> Path | None:
-    """The file of `stowage.stages.a.b`; None when there is no such module."""
+    """Return the file of `stowage.stages.a.b`; None when there is no such module."""
     if not f"{module}.".startswith(_OURS):
         return None
     path = ROOT.joinpath(*module.split(".")[1:])
@@ -31,7 +31,7 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def imports(path: Path, module: str) -> frozenset[str]:
-    """Modules of ours that a file imports, anywhere in it, or names in a string to run them, and their packages."""
+    """Return Stowage's modules that a file imports, or names in a string to run them, and their packages."""
     found: set[str] = set()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -51,7 +51,7 @@ def imports(path: Path, module: str) -> frozenset[str]:
 
 
 def closure(start: str) -> set[str]:
-    """Every module of ours that running `start` may import, itself included."""
+    """Return every module of Stowage that running `start` may import, itself included."""
     todo, seen = [start, start.rpartition(".")[0]], set[str]()
     while todo:
         module = todo.pop()
@@ -64,7 +64,7 @@ def closure(start: str) -> set[str]:
 
 
 def stage_hash(stage: str) -> str:
-    """A hash of every file of ours that `python -m stowage.stages.STAGE` may run."""
+    """Hash every file of Stowage that `python -m stowage.stages.STAGE` may run."""
     digest = hashlib.sha256()
     for module in sorted(closure(f"stowage.stages.{stage}.__main__")):
         path = file_of(module)
@@ -74,7 +74,7 @@ def stage_hash(stage: str) -> str:
 
 
 def package_hash() -> str:
-    """A hash of the files of all stages: while it is the same, so are the hashes of the stages."""
+    """Hash the files of all stages: while it is the same, so are the hashes of the stages."""
     digest = hashlib.sha256()
     for path in sorted((ROOT / "stages").rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -1,4 +1,4 @@
-"""What is worth keeping of things that compete in several costs at once."""
+"""Filters things that compete in several costs at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 def undominated(ordered: Iterable[T], no_worse: Callable[[T, T], bool]) -> list[T]:
-    """What nothing before it is no worse than; of equals the first.
+    """Return the items that no earlier item dominates; of equal ones the first.
 
     Args:
-        ordered: cheapest first in one of the costs, so that nothing dominates what comes before it.
-        no_worse: whether the first is no worse than the second in every respect.
+        ordered: items, cheapest first in one of the costs, so that nothing dominates an earlier item.
+        no_worse: says whether the first is no worse than the second in every respect.
     """
     kept: list[T] = []
     for item in ordered:

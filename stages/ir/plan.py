@@ -1,4 +1,4 @@
-"""What `options` and `solve` write: schedules of blocks, and the plan of the whole iteration."""
+"""Tables that `options` and `solve` write: schedules of blocks, and the plan of the whole iteration."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Option:
         block_hash: which block.
         option: position among the block's options.
         forward, backward: `BlockSchedule` parts, encoded: node k is k, freeing allocation i is −1 − i.
-        formulation, status, gap: how it was found.
-        forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: see
+        formulation, status, gap: how the schedule was found, as in `SolveReport`.
+        forward_time_s, backward_time_s, save_bytes, forward_peak_bytes, backward_peak_bytes, recomputed_bytes: as in
             `simulate.BlockCost`; `simulate.last_run` fills them and the following.
         last_run_time_s, last_run_save_bytes, last_run_forward_peak_bytes, last_run_backward_peak_bytes: both parts'
             time, and the same bytes, of a last run, when nobody needs the block's output any more.
@@ -53,13 +53,13 @@ class PlanRow:
 
     Attributes:
         row: position.
-        action: see `PlanAction`.
+        action: what the row does, see `PlanAction`.
         node: compute node, or -1.
-        storage: storage, or -1; of an `update` the parameter.
+        storage: storage, or -1; the parameter for an `update`.
         block: block of the node or storage, -1 outside the chain.
         step: the step it belongs to, for people: `F3 option 2`, `F3 fast`, `B3`.
         recompute: the node has run before in this iteration.
-        start_s, end_s: predicted, from the start of the iteration; of `offload` and `reload` those of the copy.
+        start_s, end_s: predicted, from the start of the iteration; of the copy for `offload` and `reload`.
         resident_bytes: predicted device bytes after the row.
         peak_bytes: predicted highest device bytes during the row.
     """
@@ -82,18 +82,18 @@ Start = Literal["device", "offloaded", "reloading", "offloading", "updating"]
 
 @dataclass(frozen=True)
 class Slot:
-    """A storage that the plan moves: its place in the tier below the device.
+    """The place in the lower tier of a storage that the plan transfers.
 
     Attributes:
-        storage: which.
+        storage: the storage, by its position.
         name: its parameter's name, `parameter::state`, `gradient_slot` of a gradient that waits in `.grad`, or the
             identifier that generated code gives an activation.
         nbytes: of the storage.
-        role: parameter, state, gradient (also of one that is made in the iteration and waits below) or temporary.
-        start: where a parameter, state or gradient that waits is between iterations: on the device, below alone, or on
-            its way up or down.
-        copied: between iterations the copy below is up to date.
-        home: where that place is.
+        role: parameter, state, gradient (also one that is made in the iteration and waits in the lower tier) or temporary.
+        start: where a parameter, state or waiting gradient is between iterations: on the device, offloaded, or on its
+            way to or from the lower tier.
+        copied: between iterations the copy in the lower tier is up to date.
+        placement: whether the slot is in the host or on the disk.
     """
 
     storage: int
@@ -106,7 +106,7 @@ class Slot:
 
 
 def tier_state(slots: Iterable[Slot]) -> TierState:
-    """Where persistent storages are between iterations."""
+    """Return the places of persistent storages between iterations."""
     all_slots = list(slots)
     kept = [s for s in all_slots if s.role != "temporary"]
 
@@ -114,7 +114,7 @@ def tier_state(slots: Iterable[Slot]) -> TierState:
         return frozenset(s.storage for s in kept if s.start == start)
 
     return TierState(
-        at("offloaded") | at("updating"),  # what the CPU updates is on no device
+        at("offloaded") | at("updating"),  # what the CPU updates is not on the device
         at("reloading"),
         at("offloading"),
         frozenset(s.storage for s in kept if s.copied),
@@ -128,31 +128,31 @@ class PlanSummary:
     """What a plan states about itself; `summary.json` beside the plan.
 
     Attributes:
-        plan_hash: of rows and configuration; names checkpoints and `step.py`.
-        configuration_hash: of the training configuration that the plan belongs to.
+        plan_hash: hash of rows and configuration; names checkpoints and `step.py`.
+        configuration_hash: hash of the training configuration that the plan belongs to.
         method: formulation at the top level (`rockmate`, `keep_all`, …).
         device: name of the device that the costs are from.
-        device_budget_bytes: what was asked for, without `reserve_bytes`.
+        device_budget_bytes: the budget that was asked for, without `reserve_bytes`.
         device_peak_bytes: predicted highest device bytes of the iteration, everything included.
         baseline_bytes: parameters, optimizer states, buffers, inputs, constants and shared values.
         step_time_s: predicted.
-        lower_bound_s: every operation once, without the updates that the CPU may take over.
+        lower_bound_s: time of every operation once, without the updates that the CPU may take over.
         recomputed_bytes: bytes of distinct activations made more than once.
         activation_bytes: bytes of all activations that backward reads.
         keep_all_peak_bytes, keep_all_time_s: the same iteration without recomputation, in the same simulator.
         smallest_feasible_bytes: the smallest budget for which a plan was found.
         estimated_nodes: nodes whose cost is an estimate.
-        device_fingerprint: of the device that the costs are from.
+        device_fingerprint: fingerprint of the device that the costs are from.
         variant: the rewrite of the trace that it plans, see `VariantName`.
         exact: whether every number is that of plain PyTorch, bit for bit; no plan that is not is made unasked.
-        lower_tier_bytes: bytes that live below the device at some time of the iteration.
-        disk_bytes: of those, what lives on a disk.
-        offload_bytes, reload_bytes: moved down and up in one iteration.
+        lower_tier_bytes: most bytes in the lower tier at any time of the iteration.
+        disk_bytes: the part of them that is on a disk.
+        offload_bytes, reload_bytes: offloaded and reloaded in one iteration.
         wait_s: predicted time that computing waits for copies.
-        fractional_time_s: what O-ILP counts while tensors are fractions; 0 for plans that do not offload. The loss of
-            rounding is `step_time_s` over this.
-        rates_bound_s: what computing and the rates of the tiers allow within the budget, whatever the plan; likewise.
-        reserve_bytes: of the budget, what is left to the device's allocator.
+        fractional_time_s: O-ILP's time while tensors are fractions; 0 for plans that do not offload. The loss of rounding
+            is `step_time_s` over this.
+        rates_bound_s: least time that computing and the rates of the tiers allow within the budget; 0 likewise.
+        reserve_bytes: part of the budget that is left to the device's allocator.
         budget_found: how the budget was found where it was not given in bytes: what was free and which reserve was left
             to others, or what was searched for.
         solver: what decided the plan: O-ILP with its solver's name and version for a plan that offloads; the rule that
@@ -160,8 +160,8 @@ class PlanSummary:
             alone.
         status: `optimal` or `feasible` as that solver says of its problem, the worst of several solves; `heuristic`
             where a rule decided. A plan that reaches the lower bound is `optimal`, whoever decided it.
-        gap: distance to the optimum that the solver proved; of a rule, the distance of the plan to the lower bound.
-        time_limit_s, seed: of one solve; 0 where no solver decided.
+        gap: distance to the optimum that the solver proved; for a rule, the distance of the plan to the lower bound.
+        time_limit_s, seed: settings of one solve; 0 where no solver decided.
     """
 
     plan_hash: str
@@ -220,12 +220,12 @@ class PlanSummary:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `step.py` belongs to; generated code is run only if its hash matches.
+    """The identity of `step.py`; generated code is run only if its hash matches.
 
     That finds accidents; whoever can write `step.py` can write its hash too (see `runtime.whitelist`).
 
     Attributes:
-        plan_hash, configuration_hash: of the plan.
+        plan_hash, configuration_hash: those of the plan.
         source_hash: SHA-256 of the text of `step.py`.
     """
 
@@ -235,6 +235,6 @@ class Manifest:
 
 
 def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
-    """The name of a plan."""
+    """Compute the name of a plan from its actions, configuration and budget."""
     content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
     return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]

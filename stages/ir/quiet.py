@@ -1,4 +1,4 @@
-"""Planning without what torch tells its own developers: log lines and warnings raised inside it."""
+"""Silences what torch tells its own developers: log lines and warnings raised inside it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Iterator
 
 _INSIDE = r"(torch|stowage\.stages\.(trace|profile|device))(\.|$)"
-"""Modules whose warnings are not the user's: torch's, and ours, where its kernels warn."""
+"""Modules whose warnings do not concern the user: torch's, and Stowage's that call its kernels."""
 _LOGS_WANTED = "TORCH_LOGS"
 """Environment variable with which people ask for torch's log."""
 
 
 @contextlib.contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Keep log lines and warnings of torch away; warnings of the user's code, and logs asked for, are as ever."""
+    """Suppress log lines and warnings of torch; the user's code still warns, and logs that were asked for still appear."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=_INSIDE)
         if os.environ.get(_LOGS_WANTED):

@@ -1,6 +1,6 @@
-"""What a call returns, flat: of an operator's results some may be lists of tensors (`(Tensor, Tensor[])`).
+"""Flattens the results of a call: an operator's results may have lists of tensors in them (`(Tensor, Tensor[])`).
 
-`groups`: of each result how many there are in its list, `ALONE` for one that is no list; empty where none is one.
+`groups` has the length of the list for each result, `ALONE` for a single tensor; it is empty where no result is a list.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 ALONE = -1
-"""In the place of a length: a result by itself."""
+"""Marks, in the place of a length, a result that is no list."""
 
 
 def flat_results(result: Any) -> list[Any]:
-    """Every result of a call, those of a list one after the other."""
+    """Return every result of a call, those of a list one after the other."""
     if not isinstance(result, (list, tuple)):
         return [result]
     return [item for one in result for item in (one if isinstance(one, (list, tuple)) else (one,))]
 
 
 def groups_of(result: Any) -> tuple[int, ...]:
-    """How the results of a call are grouped."""
+    """Return how the results of a call are grouped."""
     if not isinstance(result, (list, tuple)) or not any(isinstance(one, (list, tuple)) for one in result):
         return ()
     return tuple(len(one) if isinstance(one, (list, tuple)) else ALONE for one in result)
 
 
 def grouped(flat: Sequence[T], groups: Sequence[int]) -> list[T | list[T]]:
-    """Flat results as the call returns them."""
+    """Group flat results as the call returns them."""
     if not groups:
         return list(flat)
     found: list[T | list[T]] = []
@@ -41,7 +41,7 @@ def grouped(flat: Sequence[T], groups: Sequence[int]) -> list[T | list[T]]:
 
 
 def places(groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Of each of so many flat results the indices that lead to it."""
+    """Return, for each of `count` flat results, the indices that lead to it."""
     if not groups:
         return [(i,) for i in range(count)]
     return [

@@ -1,4 +1,4 @@
-"""What `train` writes."""
+"""Tables that `train` writes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class StepRecord:
         learning_rate: of the first parameter group, used in this iteration.
         time_s: wall time.
         eager_time_s: plain PyTorch's, NaN when not compared.
-        peak_bytes: measured from the allocator's events, on a GPU what it gave; -1 when not measured.
-        requested_bytes, reserved_bytes, retries: on a GPU, what its allocator was asked for and held at most, and how
-            often it first gave everything back; else -1.
+        peak_bytes: measured from the allocator's events, on a GPU by its statistics; -1 when not measured.
+        requested_bytes, reserved_bytes, retries: on a GPU, the most that its allocator was asked for and reserved, and how
+            often it had to give everything back first; else -1.
     """
 
     iteration: int
@@ -58,9 +58,9 @@ class TraceSpan:
         series: `predicted` or `measured`.
         stream: `compute` for a step of the cycle, `wait` where it waits for another stream; copies; updates, wherever
             they run.
-        name: of the step, the tensor, or the parameter.
-        nbytes: moved; 0 where nothing is.
-        start_s, end_s: from the start of the iteration; a copy that the iteration before began starts below 0.
+        name: name of the step, the tensor, or the parameter.
+        nbytes: bytes transferred; 0 where nothing is.
+        start_s, end_s: from the start of the iteration; a copy that the iteration before began starts at a negative time.
     """
 
     series: str

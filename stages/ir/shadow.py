@@ -1,4 +1,4 @@
-"""What a trace tells of the plain forward that it was made from."""
+"""Facts about the plain forward, taken from its trace."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from stowage.stages.ir.trace import TraceTables
 
 
 def forward_bytes(trace: TraceTables) -> int:
-    """Of everything that forward and loss make, had none of it been dropped."""
+    """Return the bytes of everything that forward and loss make, if none of it were dropped."""
     made = {trace.values[v].storage for c in trace.calls if c.phase == "forward" for v in c.returns if v >= 0}
     return sum(trace.storages[s].nbytes for s in made if trace.storages[s].role == "temporary")
 
 
 def forward_reads(trace: TraceTables) -> dict[str, frozenset[str]]:
-    """Module -> parameters that are read while it runs itself, not a part of it; "" stands for the loss too."""
+    """Return the parameters that each module reads by itself, not in a submodule; "" stands for the loss too."""
     found: dict[str, set[str]] = {}
     for call in trace.calls:
         if call.phase != "forward":
@@ -26,7 +26,7 @@ def forward_reads(trace: TraceTables) -> dict[str, frozenset[str]]:
 
 
 def workspaces(trace: TraceTables, nodes: Iterable[ComputeNode]) -> dict[str, int]:
-    """Operator of the forward -> the most scratch memory of its calls, bytes."""
+    """Return the most workspace bytes of each operator of the forward."""
     found: dict[str, int] = {}
     for node in nodes:
         for call in node.calls if node.phase == "forward" else ():

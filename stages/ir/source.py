@@ -1,4 +1,4 @@
-"""How strings get into generated code: as literals, as checked names, as words of known lists.
+"""Puts strings into generated code: as literals, as checked names, as words of known lists.
 
 Names of parameters, devices and methods come from models and files, and may be anything. Everything that codegen writes
 passes through a function of this module, and `runtime.whitelist` looks at the result before it runs.
@@ -19,7 +19,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _OPERATOR = re.compile(r"[A-Za-z_]\w*\.\w+\.\w+", re.ASCII)
 _DEVICE = re.compile(r"(cpu|cuda|meta|mps|xpu|hpu)(:\d{1,4})?")
 RESERVED = frozenset({"run", "aten", "torch", "step", "norms", "gradients", "float", "complex", "Tensor", "Iteration"})
-"""What generated code calls things itself."""
+"""Names that generated code uses itself."""
 
 # fmt: off
 DTYPES = frozenset({
@@ -40,15 +40,15 @@ ROLES = frozenset({"parameter", "buffer", "input", "constant", "outside", "gradi
 
 
 def quoted(text: str) -> str:
-    """A string literal of `text`."""
+    """Return a string literal of `text`."""
     return f'"{text}"' if _PLAIN.fullmatch(text) else ascii(text)
 
 
 def identifier(name: str) -> str:
-    """`name`, if generated code may call a value so.
+    """Return `name` if generated code may give it to a value.
 
     Raises:
-        TableError: it may not.
+        TableError: generated code may not use it.
     """
     if not can_be_value(name):
         raise _refused("the name of a value", name)
@@ -56,7 +56,7 @@ def identifier(name: str) -> str:
 
 
 def can_be_value(name: str) -> bool:
-    """Whether generated code may call a value so."""
+    """Say whether generated code may give a value that name."""
     return (
         _WORD.fullmatch(name) is not None
         and not keyword.iskeyword(name)
@@ -66,10 +66,10 @@ def can_be_value(name: str) -> bool:
 
 
 def operator_name(target: str) -> str:
-    """`aten.addmm.default`, if it is of that form.
+    """Return an operator's name if it has the form `aten.addmm.default`.
 
     Raises:
-        TableError: it is not.
+        TableError: it has another form.
     """
     if not _OPERATOR.fullmatch(target):
         raise _refused("an operator", target)
@@ -77,7 +77,7 @@ def operator_name(target: str) -> str:
 
 
 def word(kind: str, content: Any) -> str:
-    """An attribute of `torch`: a dtype, layout or memory format.
+    """Return the name of an attribute of `torch`: a dtype, layout or memory format.
 
     Raises:
         TableError: there is none of that name.
@@ -88,7 +88,7 @@ def word(kind: str, content: Any) -> str:
 
 
 def role_of(source: str) -> tuple[str, str]:
-    """Role and name in the source of a persistent value, `parameter:h.0.weight`.
+    """Split the source of a persistent value, `parameter:h.0.weight`, into role and name.
 
     Raises:
         TableError: there is no such role.
@@ -100,10 +100,10 @@ def role_of(source: str) -> tuple[str, str]:
 
 
 def device_name(content: Any) -> str:
-    """`cuda:0`, if it is of that form.
+    """Return the name of a device if it has the form `cuda:0`.
 
     Raises:
-        TableError: it is not.
+        TableError: it has another form.
     """
     if not isinstance(content, str) or not _DEVICE.fullmatch(content):
         raise _refused("a device", content)
@@ -111,10 +111,10 @@ def device_name(content: Any) -> str:
 
 
 def number(content: Any) -> float:
-    """The number that the text of a float stands for, `-inf`.
+    """Return the number that a text such as `-inf` means.
 
     Raises:
-        TableError: it is none.
+        TableError: it is no number.
     """
     try:
         if isinstance(content, str | int | float) and not isinstance(content, bool):
@@ -125,19 +125,19 @@ def number(content: Any) -> float:
 
 
 def number_text(content: Any) -> str:
-    """A number as source, whatever it is."""
+    """Return any number as source, infinities and NaN too."""
     value = number(content)
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def remark(text: str) -> str:
-    """`text` for a comment or a docstring: one line, without quotes and backslashes."""
+    """Clean `text` for a comment or a docstring: one line, without quotes and backslashes."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() and c not in "\\\"'" else "?" for c in line)
 
 
 def file_name(text: str, what: str) -> str:
-    """`text`, if it can be part of a file's name and of no other path.
+    """Return `text` if it can be part of a file's name and of no other path.
 
     Raises:
         TableError: it cannot.

@@ -1,4 +1,4 @@
-"""What runs when: the plan's prediction as spans, and spans as a Chrome trace, which https://ui.perfetto.dev opens."""
+"""Spans of time: a plan's prediction as spans, and spans as a Chrome trace, which https://ui.perfetto.dev opens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERIES = ("predicted", "measured")
 def predicted_spans(
     rows: Sequence[PlanRow], nodes: Sequence[ComputeNode], slots: Iterable[Slot] = ()
 ) -> list[TraceSpan]:
-    """Steps of the cycle, waits, copies and updates of a plan, as its rows state them."""
+    """Return the steps of the cycle, waits, copies and updates of a plan, as its rows state them."""
     held = {s.storage: s for s in slots}
     by_node = {n.node: n for n in nodes}
     found: list[TraceSpan] = []
@@ -51,12 +51,12 @@ def predicted_spans(
 
 
 def steps_of(spans: Iterable[TraceSpan], series: str) -> list[TraceSpan]:
-    """Steps of the cycle in order."""
+    """Return the steps of the cycle of a series, in order."""
     return sorted((s for s in spans if s.series == series and s.stream == "compute"), key=lambda s: s.start_s)
 
 
 def chrome_trace(spans: Sequence[TraceSpan], labels: Mapping[str, str] | None = None) -> str:
-    """The Trace Event Format: a process for each series, a thread for each lane, microseconds.
+    """Write the Trace Event Format: a process for each series, a thread for each lane, microseconds.
 
     Args:
         spans: of any series.

@@ -1,4 +1,4 @@
-"""A row of a plan before it is timed: what planners make, and the referee replays."""
+"""A row of a plan before it is timed: planners make these rows, and the referee replays them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Step:
     """One action before it is timed.
 
     Attributes:
-        node: to compute, or -1; of an `update` the update's node.
-        storage: what `action` is done with, or -1; of an `update` the parameter.
-        label: of the step, for people.
+        node: node to compute, or -1; for an `update` the update's node.
+        storage: storage that `action` concerns, or -1; for an `update` the parameter.
+        label: label of the step, for people.
         action: what is done with `storage`.
     """
 

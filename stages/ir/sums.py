@@ -1,8 +1,8 @@
-"""Which sums are written over a summand.
+"""Decides which sums are written over a summand.
 
 `c = add(a, b)` takes the memory of `a` (or `b`) where the plan frees that right afterwards: `c = add_(a, b)`. Addition
-commutes, so every bit stays; eager's engine adds up gradients in the same way. Whether a summand dies there is the
-plan's to say, so the referee, codegen, profiling and who predicts peaks all ask here.
+commutes, so every bit stays; eager's engine adds up gradients in the same way. The plan decides whether a summand dies
+there, so the referee, codegen, profiling and the prediction of peaks all ask this module.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SUM, SUM_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 def taken_memory(
     nodes: Sequence[ComputeNode], rows: Iterable[tuple[int, int]], moved: Collection[int]
 ) -> dict[int, int]:
-    """Row of a sum -> the storage whose memory it takes.
+    """Return, for each row that is written over a summand, the storage whose memory it takes.
 
     Args:
-        nodes: the program's.
-        rows: of each row of the plan the node it computes on the device and the storage it frees, or -1.
-        moved: storages that leave the device for a time; a copy may still be reading them.
+        nodes: the program's nodes.
+        rows: the node that each row of the plan computes on the device and the storage it frees, or -1.
+        moved: storages that are offloaded for a time; a copy may still be reading them.
     """
     found: dict[int, int] = {}
     latest, takes = -1, list[int]()
@@ -40,9 +40,9 @@ def taken_memory(
 
 
 def takes_of(calls: Sequence[Call], trace: TraceTables) -> tuple[int, ...]:
-    """Of a node's calls: temporary storages of which its result may take one.
+    """Return the temporary storages of which the result of a node's calls may take one.
 
-    That is of a sum alone, and summands that fill their storages in the same layout as the sum fills its own.
+    Only a sum takes one, and only of a summand that fills its storage in the same layout as the sum fills its own.
     """
     if len(calls) != 1 or calls[0].target != SUM or len(calls[0].reads) != 2:
         return ()
@@ -64,7 +64,7 @@ def takes_of(calls: Sequence[Call], trace: TraceTables) -> tuple[int, ...]:
 
 
 def written_over(call: Call, storage: int, trace: TraceTables) -> Call:
-    """The sum, written over its summand in `storage`, which is one of `takes_of`."""
+    """Return the sum, written over its summand in `storage`, which is one of `takes_of`."""
     over = next(v for v in call.reads if trace.values[v].storage == storage)
     other = next(v for v in call.reads if v != over)
     arguments = json.dumps({"args": [{"value": over}, {"value": other}], "kwargs": {}})

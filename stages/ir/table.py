@@ -1,4 +1,4 @@
-"""Tables on disk: one frozen dataclass per row type; the Arrow schema derives from it and is checked on reading.
+"""Reads and writes tables on disk: one frozen dataclass per row type gives the Arrow schema, checked on reading.
 
 A table carries a hash of its content. It finds accidents and edits, not those who mean harm: they can write a hash
 too, and what is read is never taken for code (see `ir.source`).
@@ -27,7 +27,7 @@ Row = TypeVar("Row")
 
 
 class UnreadableError(TableError):
-    """A file is there, and this process may not read it."""
+    """The file exists, but this process may not read it."""
 
 
 FORMAT_VERSION = "2"
@@ -58,14 +58,14 @@ def _arrow_type(annotation: Any) -> pa.DataType:
 
 
 def arrow_schema(row_type: type) -> pa.Schema:
-    """The Arrow schema of a row type, with the table's name and format version in its metadata."""
+    """Derive the Arrow schema of a row type, with the table's name and format version in its metadata."""
     hints = typing.get_type_hints(row_type)
     columns = [pa.field(f.name, _arrow_type(hints[f.name])) for f in dataclasses.fields(row_type)]
     return pa.schema(columns, metadata={_NAME_KEY: row_type.__name__.encode(), _VERSION_KEY: FORMAT_VERSION.encode()})
 
 
 def _digest(columns: Iterable[tuple[str, list[Any]]]) -> str:
-    """Of the content, whatever wrote it."""
+    """Hash the content of columns, independent of the writer of the file."""
     found = hashlib.sha256()
     for name, values in columns:
         found.update(f"{name}:{len(values)};".encode())
@@ -107,7 +107,7 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
     if not path.is_file():
         raise TableError(f"{path} is missing: run the stage that writes it (`dvc repro`).")
     try:
-        # Opened once: another process may replace the file. By Arrow itself: its threads may outlive Python's objects.
+        # Open it once: another process may replace the file. Arrow opens it: its threads may outlive Python's objects.
         with pa.OSFile(str(path)) as content:
             table = pq.read_table(content, page_checksum_verification=True)
             if table.num_rows != pq.read_metadata(content).num_rows:
@@ -145,7 +145,7 @@ def read_rows(path: Path, row_type: type[Row]) -> list[Row]:
 
 @cache
 def _words(row_type: type) -> dict[str, tuple[frozenset[Any] | None, bool]]:
-    """Of each column the words that it may hold, if these are few, and whether it may be empty."""
+    """Return, for each column, the words that it may hold if these are few, and whether it may be empty."""
     found: dict[str, tuple[frozenset[Any] | None, bool]] = {}
     for name, annotation in typing.get_type_hints(row_type).items():
         inner, empty = annotation, False
@@ -201,10 +201,10 @@ def read_record(path: Path, row_type: type[Row]) -> Row:
 
 
 def record_of(row_type: type[Row], content: Mapping[str, Any]) -> Row:
-    """A row from what JSON holds of it.
+    """Make a row from its content in JSON.
 
     Raises:
-        ValueError: a key is unknown or missing, or a value is of another type or none that there can be; in one line.
+        ValueError: a key is unknown or missing, or a value has a wrong type or is not allowed; the text is one line.
     """
     hints = typing.get_type_hints(row_type)
     fields = {f.name: f for f in dataclasses.fields(row_type)}  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def record_of(row_type: type[Row], content: Mapping[str, Any]) -> Row:
 
 
 def _typed(value: Any, annotation: Any, name: str) -> Any:
-    """A value of a type, as JSON holds it: whole numbers may stand for others, lists for tuples."""
+    """Convert a value of JSON to a type: whole numbers may stand for floats, lists for tuples."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         (inner,) = [a for a in arguments if a is not type(None)]

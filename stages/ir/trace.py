@@ -1,5 +1,7 @@
-"""What `trace` writes: the whole training step, or a forward alone, as ATen calls over values that live in storages.
-Complete: nothing downstream needs the model."""
+"""Tables that `trace` writes: the whole training step, or a forward alone, as ATen calls over values in storages.
+
+They are complete: no later stage needs the model.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,19 @@ from stowage.stages.ir.source import identifier, operator_name, role_of, word
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 
 StorageRole = Literal["parameter", "buffer", "input", "constant", "outside", "state", "gradient", "temporary"]
-"""`outside`: of a tensor that belongs neither to the model nor to the batch (of a loss, a teacher, a memory bank), read
-where it lives at each step.
+"""Says who owns a storage.
+
+`outside`: a tensor that belongs neither to the model nor to the batch (of a loss, a teacher, a memory bank), read where
+it lives at each step.
 `temporary`: made during the step. Everything else is in memory before the step, and after it too, except that a
-`gradient` (the sum over earlier micro-batches, waiting in `.grad`) is freed once its parameter has been updated."""
+`gradient` (the sum over earlier micro-batches, waiting in `.grad`) is freed once its parameter has been updated.
+"""
 
 Phase = Literal["forward", "backward", "update"]
 
 
 ALIGNED = 64
-"""Elements after which, in any type, memory is aligned as at the start of a storage: a line of cache is 64 bytes."""
+"""Alignment granularity, in elements: for any type it is a multiple of a line of cache, 64 bytes."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Storage:
 
 
 def form_text(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> str:
-    """See `Value.form`."""
+    """Return the text of `Value.form`."""
     return f"{dtype}[{'x'.join(map(str, shape))}][{','.join(map(str, stride))}]+{offset % ALIGNED}"
 
 
@@ -59,8 +64,8 @@ class Value:
         dtype: as in `torch.float32`, without `torch.`.
         shape, stride, offset: in elements.
         name: an identifier, unique, used in generated code.
-        source: of a persistent value its role and its owner's name for it, `parameter:h.0.weight`; several may share a
-            storage. A waiting gradient has its parameter's name, `gradient:h.0.weight`.
+        source: role and owner's name of a persistent value, `parameter:h.0.weight`; several may share a storage. A
+            waiting gradient has its parameter's name, `gradient:h.0.weight`.
         on_host: it is in host memory, though the step computes on a GPU: a number that kernels take from there.
     """
 
@@ -78,7 +83,7 @@ class Value:
 
     @property
     def form(self) -> str:
-        """What an operator's time depends on: type, shape, strides, and of the offset how it is aligned."""
+        """Return what an operator's time depends on: type, shape, strides, and the alignment of the offset."""
         return form_text(self.dtype, self.shape, self.stride, self.offset)
 
 
@@ -152,16 +157,16 @@ class TraceMeta:
     """What a trace belongs to; `meta.json` beside the tables.
 
     Attributes:
-        configuration_hash: of model structure, batch signature, trainable parameters, loss, optimizer class and device
-            type: the training configuration that the trace is of.
+        configuration_hash: hash of the training configuration: model structure, batch signature, trainable parameters,
+            loss, optimizer class and device type.
         model: a label for people.
         device: `cpu` or `cuda`.
-        torch_version: the trace's operators are that version's.
+        torch_version: the version of torch whose operators the trace has.
         loss_value: the value that is the loss; -1 in a forward alone.
         optimizer: label of the optimizer, "" when gradients are left in `.grad`.
         parameters: number of scalar parameters.
-        outputs: of a forward alone, the values that it returns.
-        left: of a step, values that it leaves in the user's objects.
+        outputs: values that a forward alone returns.
+        left: values that a step leaves in the user's objects.
     """
 
     configuration_hash: str
@@ -176,7 +181,7 @@ class TraceMeta:
 
 
 def base_values(trace: TraceTables) -> dict[int, int]:
-    """Storage -> the first value that lives in it."""
+    """Return the first value that lives in each storage."""
     found: dict[int, int] = {}
     for value in trace.values:
         found.setdefault(value.storage, value.value)
@@ -185,7 +190,7 @@ def base_values(trace: TraceTables) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class TraceTables:
-    """The whole trace. `calls` are in the order of eager PyTorch's execution, updates last."""
+    """The whole trace: `calls` are in the order of eager PyTorch's execution, updates last."""
 
     storages: list[Storage]
     values: list[Value]

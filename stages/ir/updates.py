@@ -1,4 +1,4 @@
-"""How the trace writes what happens to gradients: additions, clipping by global norm, updates.
+"""Writes and reads the calls that happen to gradients: additions, clipping by global norm, updates.
 
     aten.add_(waiting, gradient)          a later micro-batch's gradient is added to the one that waits
     norm = aten._foreach_norm([gradient]) one for each gradient, as soon as it is complete
@@ -32,12 +32,12 @@ _GRADIENT = "::.grad"
 
 
 def gradient_slot(parameter: str) -> str:
-    """The name of the place below of a gradient that waits; no optimizer state is called so."""
+    """Return the name of a waiting gradient's slot in the lower tier; no optimizer state has such a name."""
     return parameter + _GRADIENT
 
 
 def is_gradient_slot(name: str) -> bool:
-    """Whether `gradient_slot` gave that name."""
+    """Say whether `gradient_slot` made that name."""
     return name.endswith(_GRADIENT)
 
 
@@ -50,7 +50,7 @@ class UpdateRule:
 
 
 def update_arguments(parameter: str, gradient_value: int, rule: UpdateRule, scale_value: int = -1) -> str:
-    """The `arguments` of an update call; a scale of -1 means that the gradient is taken as it is."""
+    """Return the `arguments` of an update call; a scale of -1 means that the gradient is not scaled."""
     scale = [{"value": scale_value}] if scale_value >= 0 else []
     content = {
         "args": [parameter, {"value": gradient_value}, *scale],
@@ -60,13 +60,13 @@ def update_arguments(parameter: str, gradient_value: int, rule: UpdateRule, scal
 
 
 def updated_parameter(arguments: str) -> tuple[str, UpdateRule]:
-    """The parameter and rule of an update call."""
+    """Return the parameter and rule of an update call."""
     content = json.loads(arguments)
     return content["args"][0], UpdateRule(content["kwargs"]["optimizer"], content["kwargs"]["settings"])
 
 
 def joint_arguments(gradients: Mapping[str, int], optimizer: str, rules: str, scale_value: int = -1) -> str:
-    """The `arguments` of an update of all parameters at once: their names, each with the value of its gradient."""
+    """Return the `arguments` of one update of all parameters: their names, each with the value of its gradient."""
     scale = [{"value": scale_value}] if scale_value >= 0 else []
     content = {
         "args": [list(gradients), [{"value": v} for v in gradients.values()], *scale],
@@ -76,21 +76,23 @@ def joint_arguments(gradients: Mapping[str, int], optimizer: str, rules: str, sc
 
 
 def jointly_updated(arguments: str) -> dict[str, int]:
-    """Name of each parameter -> the value of its gradient, of an update of all."""
+    """Return the gradient's value for each parameter's name, from the arguments of an update of all."""
     names, gradients, *_ = json.loads(arguments)["args"]
     return {name: gradient["value"] for name, gradient in zip(names, gradients, strict=True)}
 
 
 def clip_arguments(norm_values: Sequence[int], max_norm: float) -> str:
-    """The `arguments` of a clip call."""
+    """Return the `arguments` of a clip call."""
     limit = max_norm if math.isfinite(max_norm) else {"float": str(max_norm)}
     content = {"args": [[{"value": v} for v in norm_values], limit], "kwargs": {}}
     return json.dumps(content, separators=(",", ":"))
 
 
 def left_behind(trace: TraceTables) -> frozenset[int]:
-    """Values that are in memory after the step: the loss, gradients that stay, and the scale that clips the latter; of
-    a forward alone its outputs."""
+    """Return values that are in memory after the step: the loss, gradients that stay, and the scale that clips these.
+
+    For a forward alone these are its outputs.
+    """
     if trace.meta.outputs:
         return frozenset(trace.meta.outputs)
     taken = taken_gradients(trace.calls)
@@ -100,7 +102,7 @@ def left_behind(trace: TraceTables) -> frozenset[int]:
 
 
 def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
-    """Gradient values that do not outlive the step: an update, or an addition to a waiting gradient, takes them."""
+    """Return gradient values that do not outlive the step: an update or an addition to a waiting gradient takes them."""
     taken: set[int] = set()
     for call in calls:
         if call.phase == "update" and call.target in (ADD, UPDATE):
@@ -111,9 +113,11 @@ def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
 
 
 def pinned(trace: TraceTables) -> frozenset[int]:
-    """Storages that stay where they are: parameters and states that an update of all needs on the device at once, and
-    what is in the host anyway, and memory that several parameters share (an LSTM's on a GPU): a parameter that leaves
-    gives back nothing of it."""
+    """Return storages that are never transferred.
+
+    These are parameters and states that an update of all needs on the device at once, storages in the host, and memory that
+    several parameters share (an LSTM's on a GPU): offloading one of them would release nothing of it.
+    """
     at_once = {s for call in trace.calls if call.target == UPDATE_ALL for s in call.mutates}
     owners: dict[int, set[str]] = {}
     for value in trace.values:
@@ -127,16 +131,16 @@ _NESTED = "::"
 
 
 def state_name(parameter: str, key: str, path: str) -> str:
-    """Of a storage that an optimizer keeps for a parameter, or for none ("").
+    """Name a storage that an optimizer keeps for a parameter, or for none ("").
 
     Args:
-        parameter: its name.
-        key: of the parameter's state, if the storage is that of one tensor there, which can be elsewhere for a while.
-        path: where else it was found.
+        parameter: the parameter's name.
+        key: key in the parameter's state, if the storage is that of one tensor there, which can be offloaded for a while.
+        path: where it was found otherwise.
     """
     return f"{parameter}::{key}" if key else f"{parameter}::{path}{_NESTED}"
 
 
 def can_move(name: str) -> bool:
-    """Whether what has the name of a parameter or a state can be below the device."""
+    """Say whether the parameter or state of that name can be offloaded."""
     return not name.endswith(_NESTED)

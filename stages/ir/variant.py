@@ -1,4 +1,4 @@
-"""Names of variants: by which exact rewrite a trace is computed, and into which chain of blocks it is cut."""
+"""Names of variants: the exact rewrite by which a trace is computed, and the chain of blocks into which it is cut."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PLAIN = "plain"
 """The rewrite that changes nothing."""
 
 HELD: Literal["held"] = "held"
-"""The chain around long-lived values, which it holds (see `find_chain` in `partition`)."""
+"""The chain around long-lived values, which it keeps (see `find_chain` in `partition`)."""
 
 UNHELD: Literal[""] = ""
-"""The chain that holds none."""
+"""The chain that keeps no long-lived values."""
 
 ChainName = Literal["", "held"]
 
@@ -27,8 +27,8 @@ _PART = re.compile(r"(?P<rewrite>\w+)(\[(?P<sites>\d{1,6}(-\d{1,6})?(,\d{1,6}(-\
 class VariantName:
     """The name of a variant, as tables have it.
 
-    Attributes:
-        rewrite: the name of a rewrite (see `rewrite`), with its sites in brackets where it is made at some alone; where
+    rewrite: the name of a rewrite (see `rewrite`), with its sites in brackets where it is made at some alone; several
+        rewrites, each at sites of its own, have plus signs between them: `packed[0-3,7]`.
             several are made, at sites of their own, plus signs are between them: `packed[0-3,7]`.
         chain: the kind of chain.
     """
@@ -43,7 +43,7 @@ class VariantName:
 
     @property
     def parts(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """The rewrites that are made, each with its sites, or None for all of them."""
+        """Return the rewrites that are made, each with its sites, or None for all sites."""
         found = [_PART.fullmatch(part) for part in self.rewrite.split(_BETWEEN)]
         if None in found:
             return [(self.rewrite, None)]
@@ -51,7 +51,7 @@ class VariantName:
 
     @staticmethod
     def of(text: str) -> VariantName:
-        """The name that a table says; a chain of another kind is none that is known, and stays with the rewrite."""
+        """Read a variant's name from a table; a suffix that is no known chain stays part of the rewrite."""
         rewrite, _, chain = text.rpartition(_BETWEEN)
         return VariantName(rewrite, HELD) if chain == HELD else VariantName(text)
 
