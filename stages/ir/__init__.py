@@ -1,4 +1,4 @@
-"""The tables that stages write and read, as dataclasses and JSON, and what all stages share. Nothing here imports torch.
+"""Dataclasses of the tables that stages write and read, and helpers that all stages share; nothing imports torch.
 
 - `actions`: defines what the rows of a plan do, and on which lanes.
 - `activations`: converts between device budgets and activation budgets.

@@ -45,7 +45,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Returned:
-    """What one distinct call returns on one device.
+    """The tensors that one distinct call returns on one device.
 
     Attributes:
         signature: the signature of the call (`Call.signature`).
@@ -111,8 +111,8 @@ class DeviceDescription:
     def reserve_bytes(self, budget_bytes: int, storages: int) -> int:
         """Return the bytes of a budget that a plan must leave to the device's allocator.
 
-        On a GPU these are the workspaces of libraries, what rounding adds to each storage, and a share for fragments between
-        tensors that are too small to use.
+        On a GPU these are the workspaces of libraries, what rounding adds to each storage, and a share for fragments
+        between tensors that are too small to use.
 
         Args:
             budget_bytes: the device budget.

@@ -55,7 +55,7 @@ def _free_text(folder: Path) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """An `OSError` inside is said in one sentence about `path`.
+    """Turn an `OSError` inside into one sentence about `path`.
 
     Raises:
         UnwritableError: an `OSError` was raised inside.

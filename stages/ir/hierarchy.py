@@ -92,7 +92,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class BlockCluster:
-    """A cluster of the forward nodes of a block, as a row of a table; see `Cluster` for the attributes.
+    """A cluster of the forward nodes of a block, as a row of a table; `Cluster` explains the other attributes.
 
     Attributes:
         block_hash: the block, or all that are identical.

@@ -89,7 +89,7 @@ class Slot:
         name: its parameter's name, `parameter::state`, `gradient_slot` of a gradient that waits in `.grad`, or the
             identifier that generated code gives an activation.
         nbytes: of the storage.
-        role: parameter, state, gradient (also one that is made in the iteration and waits in the lower tier) or temporary.
+        role: parameter, state, temporary, or gradient (also one made in the iteration that waits in the lower tier).
         start: where a parameter, state or waiting gradient is between iterations: on the device, offloaded, or on its
             way to or from the lower tier.
         copied: between iterations the copy in the lower tier is up to date.
@@ -125,7 +125,7 @@ def tier_state(slots: Iterable[Slot]) -> TierState:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """What a plan states about itself; `summary.json` beside the plan.
+    """The facts that a plan states about itself; `summary.json` beside the plan.
 
     Attributes:
         plan_hash: hash of rows and configuration; names checkpoints and `step.py`.
@@ -149,8 +149,8 @@ class PlanSummary:
         disk_bytes: the part of them that is on a disk.
         offload_bytes, reload_bytes: offloaded and reloaded in one iteration.
         wait_s: predicted time that computing waits for copies.
-        fractional_time_s: O-ILP's time while tensors are fractions; 0 for plans that do not offload. The loss of rounding
-            is `step_time_s` over this.
+        fractional_time_s: O-ILP's time while tensors are fractions; 0 for plans that do not offload. The loss of
+            rounding is `step_time_s` over this.
         rates_bound_s: least time that computing and the rates of the tiers allow within the budget; 0 likewise.
         reserve_bytes: part of the budget that is left to the device's allocator.
         budget_found: how the budget was found where it was not given in bytes: what was free and which reserve was left

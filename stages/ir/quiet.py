@@ -16,7 +16,7 @@ _LOGS_WANTED = "TORCH_LOGS"
 
 @contextlib.contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Suppress log lines and warnings of torch; the user's code still warns, and logs that were asked for still appear."""
+    """Suppress log lines and warnings of torch; the user's code still warns, and logs asked for still appear."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=_INSIDE)
         if os.environ.get(_LOGS_WANTED):
@@ -28,7 +28,7 @@ def quiet_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_handlers(package: str) -> Iterator[None]:
-    """Records of `package` and of what is below it go nowhere; loggers that come meanwhile included."""
+    """Discard records of `package` and of its subpackages, also from loggers made meanwhile."""
     top = logging.getLogger(package)
     known = logging.root.manager.loggerDict.items()
     below = [logger for name, logger in known if name.startswith(f"{package}.") and isinstance(logger, logging.Logger)]

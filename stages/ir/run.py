@@ -19,8 +19,8 @@ class StepRecord:
         time_s: wall time.
         eager_time_s: plain PyTorch's, NaN when not compared.
         peak_bytes: measured from the allocator's events, on a GPU by its statistics; -1 when not measured.
-        requested_bytes, reserved_bytes, retries: on a GPU, the most that its allocator was asked for and reserved, and how
-            often it had to give everything back first; else -1.
+        requested_bytes, reserved_bytes, retries: on a GPU, the most that its allocator was asked for and reserved, and
+            how often it had to give everything back first; else -1.
     """
 
     iteration: int
@@ -60,7 +60,7 @@ class TraceSpan:
             they run.
         name: name of the step, the tensor, or the parameter.
         nbytes: bytes transferred; 0 where nothing is.
-        start_s, end_s: from the start of the iteration; a copy that the iteration before began starts at a negative time.
+        start_s, end_s: from the start of the iteration; negative for a copy that the iteration before began.
     """
 
     series: str

@@ -32,5 +32,5 @@ class Step:
 
     @cached_property
     def kind(self) -> PlanAction:
-        """The action; with a node that no other action runs it is `compute`."""
+        """Return the action; with a node that no other action runs it is `compute`."""
         return "compute" if self.node >= 0 and not ACTIONS[self.action].on_node else self.action

@@ -154,7 +154,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class TraceMeta:
-    """What a trace belongs to; `meta.json` beside the tables.
+    """The identity of a trace; `meta.json` beside the tables.
 
     Attributes:
         configuration_hash: hash of the training configuration: model structure, batch signature, trainable parameters,

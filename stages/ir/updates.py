@@ -102,7 +102,7 @@ def left_behind(trace: TraceTables) -> frozenset[int]:
 
 
 def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
-    """Return gradient values that do not outlive the step: an update or an addition to a waiting gradient takes them."""
+    """Return gradient values that an update or an addition takes, so that they do not outlive the step."""
     taken: set[int] = set()
     for call in calls:
         if call.phase == "update" and call.target in (ADD, UPDATE):
@@ -115,8 +115,8 @@ def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
 def pinned(trace: TraceTables) -> frozenset[int]:
     """Return storages that are never transferred.
 
-    These are parameters and states that an update of all needs on the device at once, storages in the host, and memory that
-    several parameters share (an LSTM's on a GPU): offloading one of them would release nothing of it.
+    These are parameters and states that an update of all needs on the device at once, storages in the host, and memory
+    that several parameters share (an LSTM's on a GPU): offloading one of them would release nothing of it.
     """
     at_once = {s for call in trace.calls if call.target == UPDATE_ALL for s in call.mutates}
     owners: dict[int, set[str]] = {}
@@ -135,7 +135,7 @@ def state_name(parameter: str, key: str, path: str) -> str:
 
     Args:
         parameter: the parameter's name.
-        key: key in the parameter's state, if the storage is that of one tensor there, which can be offloaded for a while.
+        key: key in the parameter's state, if the storage is that of one tensor there, which can be offloaded.
         path: where it was found otherwise.
     """
     return f"{parameter}::{key}" if key else f"{parameter}::{path}{_NESTED}"

@@ -38,7 +38,7 @@ class VariantName:
 
     @property
     def text(self) -> str:
-        """What tables say: `plain`, `packed+held`."""
+        """Return the name as tables have it: `plain`, `packed+held`."""
         return _BETWEEN.join(part for part in (self.rewrite, self.chain) if part)
 
     @property
@@ -57,7 +57,7 @@ class VariantName:
 
     @staticmethod
     def at(sites: Mapping[str, Sequence[int]], chain: ChainName = UNHELD) -> VariantName:
-        """The name of the variant in which rewrites are made at some of their sites."""
+        """Return the name of the variant in which rewrites are made at some of their sites."""
         parts = [f"{name}[{_ranges(sorted(own))}]" for name, own in sites.items() if own]
         return VariantName(_BETWEEN.join(parts) or PLAIN, chain)
 
