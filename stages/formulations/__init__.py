@@ -1,0 +1,7 @@
+"""The formulations: programs for solvers, dynamic programs and rules that find schedules and decide offloading.
+
+- `block`: schedules of one block.
+- `chain`: chooses an option for each block of the chain.
+- `cluster`: schedules of an H-Graph, for large blocks.
+- `offload`: decides what is offloaded, and when.
+"""

@@ -1,4 +1,4 @@
-"""Which formulation solves a block, or a cluster of nodes alone, for one pair of budgets."""
+"""Solves a block, or a cluster of nodes alone, for one pair of budgets by the formulation that settings name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stowage.stages.options.sources import Exact, source_of, sources_of
 from stowage.stages.solver.outcome import SolverSettings
 
 SAME = 1.0 + 1e-9
-"""Times are sums of floats in different orders."""
+"""Factor within which times are equal: they are sums of floats in different orders."""
 
 
 def solve_exactly(
@@ -22,21 +22,23 @@ def solve_exactly(
     within: Executions | None,
     near: Executions | None,
 ) -> Answer:
-    """The fastest schedule within M_peak and M_save, bytes.
+    """Find the fastest schedule within M_peak and M_save, bytes.
 
     Args:
         formulation: the name of an `Exact` source.
         block: graph to schedule.
         budgets: M_peak and M_save.
         settings: limits of the solver.
-        computations, within, near: see `Starts`.
+        computations: the most computations of a node, as in `Starts`.
+        within: executions within both budgets.
+        near: executions within similar budgets.
     """
     source = source_of(Exact, formulation, "options.formulation")
     return source.solve(block, budgets, settings, Starts(computations, within, near))
 
 
 def raced(answer: Answer, block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings) -> Answer:
-    """The fastest of an answer and what the formulations find that race, which may run a node as often as they like."""
+    """Return the fastest of an answer and those of formulations that race, which may run a node any number of times."""
     starts = Starts(0, answer.executions)
     for source in sources_of(Exact):
         rival = source.solve(block, budgets, settings, starts) if source.races else None

@@ -1,4 +1,4 @@
-"""Options of blocks: solve what the store lacks, judge by the referee, drop what is dominated."""
+"""Makes options of blocks: solves what the store lacks, judges by the referee, drops dominated options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stowage.stages.simulate.last_run import with_costs, with_last_run_costs
 from stowage.stages.solver.outcome import SolverSettings
 
 Progress = Callable[[int, int], None]
-"""Called with blocks done and blocks in all, distinct ones, as options become available."""
+"""Called with the numbers of distinct blocks done and in all, as options become available."""
 
 
 def options_for_blocks(
@@ -42,19 +42,19 @@ def options_for_blocks(
     progress: Progress | None = None,
     clusters: Iterable[BlockCluster] = (),
 ) -> dict[str, list[Option]]:
-    """Options of every distinct block.
+    """Return options of every distinct block.
 
     Args:
         graphs: blocks; equal ones are solved once.
-        store: where solved blocks are kept; what it has is never solved again.
+        store: the store of solved blocks; what it has is never solved again.
         size: budgets and limits of the search.
         settings: limits of each solve; by default `SOLVE_SECONDS`.
-        workers: processes; the answer does not depend on their number.
+        workers: number of processes; the answer does not depend on it.
         progress: told how many distinct blocks are ready.
-        clusters: of blocks that are too large to be solved as they are; without, greedy rules alone are used.
+        clusters: clusters of blocks too large to be solved whole; without them greedy rules alone are used.
 
     Returns:
-        Block hash -> options, fastest first, with the referee's numbers. Keep-all and recompute-all are always among
+        Options by block hash, fastest first, with the referee's numbers. Keep-all and recompute-all are always among
         them; of the others none is dominated in total time, bytes saved, forward peak and backward peak together.
 
     Raises:
@@ -80,19 +80,19 @@ def options_for_blocks(
 
 
 Then = Callable[[list[Option]], Iterable[Job]]
-"""What follows when a block is solved."""
+"""Called with a block's options; returns the jobs that follow."""
 
 
 @dataclass(frozen=True)
 class _Solver:
-    """Where a block's options come from."""
+    """Finds a block's options in the store, or makes jobs that solve it."""
 
     size: GridSize
     settings: SolverSettings
     store: OptionStore | None
 
     def block(self, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, then: Then) -> Iterable[Job]:
-        """From the store, or the first jobs."""
+        """Pass on the options in the store, or return the first jobs."""
         key = block_key(graph, size, self.settings, clusters)
         known = self.store.get(key, graph) if self.store is not None else None
         if known is not None:
@@ -110,7 +110,7 @@ class _Solver:
     def _large(
         self, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, finish: Then
     ) -> Iterable[Job]:
-        """The greedy frontier, and the schedules that come out of clusters."""
+        """Combine the greedy frontier and the schedules made from clusters."""
         parts = [_SWEPT, *([_FROM_CLUSTERS] if clusters else [])]
         found: dict[str, list[Found]] = {}
 
@@ -132,7 +132,7 @@ _SWEPT, _FROM_CLUSTERS = "swept", "from clusters"
 
 @dataclass
 class _GridWork:
-    """One block on its way through the tasks: grid, then its rows."""
+    """Solves one block by tasks: first the grid, then its rows."""
 
     graph: BlockGraph
     size: GridSize
@@ -150,7 +150,7 @@ class _GridWork:
         self.expected = len(budgets.peaks) + 1
         return [
             Job(row_request(self.graph, budgets, peak, self.size, self.settings), self._row(position))
-            # Small peaks take longest: first, so that no worker is left with one at the end.
+            # Small peaks take longest: they come first, so that no worker is left with one at the end.
             for position, peak in reversed(list(enumerate(budgets.peaks)))
         ]
 
@@ -166,7 +166,7 @@ class _GridWork:
 
 
 def found_of(options: Iterable[Option]) -> list[Found]:
-    """Options as what a formulation found."""
+    """Convert options to schedules with reports."""
     return [
         Found(
             schedule_of(o),
@@ -207,7 +207,7 @@ def options_of(graph: BlockGraph, found: Iterable[Found]) -> list[Option]:
 
 
 def _undominated(options: Sequence[Option]) -> list[Option]:
-    """Fixed policies, and what no other option is no worse than in every respect; fastest first."""
+    """Keep fixed policies, and options that no other is no worse than in every respect; fastest first."""
     fixed = {policy.name for policy in sources_of(Fixed)}
     ordered = sorted(options, key=lambda o: (*_costs(o), o.formulation not in fixed, o.gap, o.forward, o.backward))
 
@@ -218,6 +218,6 @@ def _undominated(options: Sequence[Option]) -> list[Option]:
 
 
 def _costs(option: Option) -> tuple[float, int, int, int]:
-    """Rounded: the same computations in another order are the same time."""
+    """Return the costs of an option, rounded: equal computations in another order take the same time."""
     time_s = float(f"{option.forward_time_s + option.backward_time_s:.12g}")
     return time_s, option.save_bytes, option.forward_peak_bytes, option.backward_peak_bytes

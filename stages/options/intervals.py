@@ -1,4 +1,4 @@
-"""Answers for one pair of budgets, and how retention intervals are asked for them."""
+"""Answers for one pair of budgets, and how retention intervals are used to find them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.solver.outcome import SolverSettings
 
 _FEW = 2
-"""Computations of a node that are tried first. Where two suffice a third makes tight schedules of some blocks up to 9%
-faster, but not the plans of GPT-2 and a Transformer at any budget tried, and it takes five times as long to prove.
-Without it some small budgets cannot be met."""
+"""Computations of a node that are tried first.
+
+With a third, tight schedules of some blocks are up to 9% faster than with two, but not the plans of GPT-2 and a
+Transformer at any budget tried, and proving takes five times as long. Without it some small budgets cannot be met.
+"""
 
 _SHORT = 1 / 16
-"""Of the limit, for a third computation where backward nodes may run again too: proving took eight times as long as
-finding what is at most 2% slower on a Transformer's blocks."""
+"""Share of the time limit for a third computation where backward nodes may run again too.
+
+Proving took eight times as long as finding a schedule that is at most 2% slower on a Transformer's blocks.
+"""
 
 
 class Answer(NamedTuple):
-    """A schedule, how it was found, and where the next solve may start; see `retention`."""
+    """A schedule, how it was found, and executions from which the next solve may start; see `retention`."""
 
     schedule: BlockSchedule | None
     report: SolveReport | None
@@ -31,13 +35,13 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Starts:
-    """What a solve may use.
+    """The starting points of a solve.
 
     Attributes:
-        computations: of one node at most, for budgets that two of each node do not meet; formulations without such a
-            limit need not know it.
+        computations: the most computations of a node, for budgets that two of each node do not meet; formulations
+            without such a limit ignore it.
         within: executions within both budgets.
-        near: executions within similar ones.
+        near: executions within similar budgets.
     """
 
     computations: int
@@ -46,14 +50,14 @@ class Starts:
 
 
 ExactSolve = Callable[[BlockGraph, tuple[int, int], SolverSettings, Starts], Answer]
-"""Of a block, (M_peak, M_save) in bytes, the solver's limits, and starts: the fastest schedule."""
+"""Finds the fastest schedule of a block for (M_peak, M_save) in bytes, the solver's limits, and starts."""
 
 Solve = Callable[..., tuple[BlockSchedule | None, SolveReport | None]]
-"""Of (block, M_peak, M_save, limits, hint=executions or None): schedule and report, or None and None."""
+"""Returns schedule and report, or None and None, for (block, M_peak, M_save, limits, hint=executions or None)."""
 
 
 def answering(solve: Solve) -> ExactSolve:
-    """A formulation that is asked for one schedule, and says no more."""
+    """Wrap a formulation that finds one schedule and returns no executions."""
 
     def answer(block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts) -> Answer:
         return Answer(*solve(block, *budgets, settings, hint=starts.within), None)
@@ -64,11 +68,11 @@ def answering(solve: Solve) -> ExactSolve:
 def retention_intervals(
     block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts
 ) -> Answer:
-    """Retention intervals: few computations of each node first, more where those do not meet the budgets."""
+    """Solve by retention intervals: few computations of each node first, more where those do not meet the budgets."""
     within, hint = starts.within, starts.within or starts.near
     few = min(_FEW, starts.computations)
     executions, report = solve_executions(block, *budgets, settings, computations=few, hint=hint)
-    came_first = report is not None and within is None  # the limit, and it would again
+    came_first = report is not None and within is None  # more computations would hit the time limit too
     if executions is None and starts.computations > few and not came_first:
         executions, report = _more_computations(block, budgets, settings, starts.computations, hint)
     if executions is None:
@@ -84,7 +88,7 @@ def _more_computations(
     computations: int,
     hint: Executions | None,
 ) -> tuple[Executions | None, SolveReport | None]:
-    """Backward nodes once, which is quickly proven; then whatever is faster, for a part of the time."""
+    """Run backward nodes once, which is quickly proven; then search for anything faster, for a part of the time."""
     once, report = solve_executions(
         block, *budgets, settings, computations=computations, recompute_backward=False, hint=hint
     )

@@ -1,4 +1,4 @@
-"""What the section `options` of params.yaml asks of a search: the same for the stage, the flow and `batch_size`."""
+"""Reads the section `options` of params.yaml as the settings of a search, for the stage, the flow and `batch_size`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stowage.stages.solver.outcome import SolverSettings
 
 
 def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
-    """Budgets and limits of the search, and limits of each solve.
+    """Return budgets and limits of the search, and limits of each solve.
 
     Raises:
-        ParameterError: there is no such formulation.
+        ParameterError: a formulation has an unknown name.
     """
     source_of(Exact, settings.formulation, "options.formulation")
     source_of(Cluster, settings.cluster_formulation, "options.cluster_formulation")

@@ -1,4 +1,4 @@
-"""Where schedules come from: one row for each formulation of a block or cluster.
+"""The table of the sources of schedules: one row for each formulation of a block or cluster.
 
 A new formulation is its folder in `formulations`, and a row here: it then takes part in the search, its schedules are
 judged by the referee, and stored options are solved again when its code changes. Exact ones are asked when
@@ -34,29 +34,29 @@ class ClusterSolver(Protocol):
 
     @property
     def data(self) -> HProblem:
-        """The H-Graph with what follows from it."""
+        """Return the H-Graph with the facts that follow from it."""
         ...
 
     @property
     def incumbents(self) -> Incumbents:
-        """Schedules to start from."""
+        """Return schedules to start from."""
         ...
 
     def smallest_peak(self) -> tuple[HRuns, int]:
-        """Executions with (nearly) the least M_peak, and that, bytes."""
+        """Find executions with (nearly) the least M_peak, and that peak in bytes."""
         ...
 
     def solve(self, budgets: Budgets, known: Sequence[HAnswer]) -> HAnswer:
-        """The fastest schedule within one pair of budgets, given answers for others."""
+        """Find the fastest schedule within one pair of budgets, given answers for others."""
         ...
 
 
 @dataclass(frozen=True)
 class Source:
-    """What all formulations have.
+    """The properties that all formulations have.
 
     Attributes:
-        name: of the formulation, as its reports and `params.yaml` have it.
+        name: name of the formulation, as its reports and `params.yaml` have it.
         code: module or package of its own, as it is imported: options of older code are not used.
     """
 
@@ -66,10 +66,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Fixed(Source):
-    """One schedule of each block, always an option.
+    """A formulation that makes one schedule of each block, always an option.
 
     Attributes:
-        solve: block -> schedule.
+        solve: makes the schedule of a block.
     """
 
     solve: Callable[[BlockGraph], BlockSchedule]
@@ -77,10 +77,10 @@ class Fixed(Source):
 
 @dataclass(frozen=True)
 class Frontier(Source):
-    """Schedules from much memory to little, of blocks of any size.
+    """A formulation that makes schedules from much memory to little, of blocks of any size.
 
     Attributes:
-        solve: (block, how many levels of memory to try) -> schedules with reports.
+        solve: makes schedules with reports for a block and a number of levels of memory to try.
         small: it takes part where blocks are solved exactly too.
     """
 
@@ -90,11 +90,11 @@ class Frontier(Source):
 
 @dataclass(frozen=True)
 class Exact(Source):
-    """The fastest schedule of a block for one pair of budgets.
+    """A formulation that finds the fastest schedule of a block for one pair of budgets.
 
     Attributes:
         solve: see `ExactSolve`; `answering` makes one of a plain function.
-        races: tiny blocks are solved by it too, whatever is asked for.
+        races: it solves tiny blocks too, whichever formulation the settings name.
     """
 
     solve: ExactSolve
@@ -103,12 +103,12 @@ class Exact(Source):
 
 @dataclass(frozen=True)
 class Cluster(Source):
-    """The fastest schedule of a cluster with clusters inside, for one pair of budgets.
+    """A formulation that finds the fastest schedule of a cluster with clusters inside, for one pair of budgets.
 
     Attributes:
-        prepare: (H-Graph, limits of each solve) -> what is then asked.
-        share: of the time limit of a block's solve: H-Graphs are solved for many budgets, from a schedule that is good
-            already.
+        prepare: makes a solver from an H-Graph and the limits of each solve.
+        share: share of the time limit of a block's solve: H-Graphs are solved for many budgets, from a schedule that
+            is good already.
     """
 
     prepare: Callable[[HGraph, SolverSettings], ClusterSolver]
@@ -120,33 +120,33 @@ _BLOCK, _CLUSTER = "stowage.stages.formulations.block", "stowage.stages.formulat
 SOURCES: tuple[Source, ...] = (
     Fixed("keep_all", f"{_BLOCK}.fixed", keep_all),
     Fixed("recompute_all", f"{_BLOCK}.fixed", recompute_all),
-    # Where blocks are solved exactly its schedules are there already: the solver starts from them.
+    # Where blocks are solved exactly, its schedules are found anyway: the solver starts from them.
     Frontier("selective", f"{_BLOCK}.greedy", selective_frontier, small=False),
     Frontier("tw_remat", f"{_BLOCK}.tw_remat", tw_remat),
     Exact("retention", f"{_BLOCK}.retention", retention_intervals),
     Exact("rk_checkmate", f"{_BLOCK}.rk_checkmate", answering(rk_checkmate), races=True),
     Exact("checkmate", f"{_BLOCK}.checkmate", answering(checkmate), races=True),
     Cluster("h_retention", f"{_CLUSTER}.retention", HRetention),
-    # Of a MILP the first answer takes longest.
+    # The first answer of a MILP takes longest.
     Cluster("h_ilp", f"{_CLUSTER}.h_ilp", HIlpSolver, share=1.0),
 )
-"""In the order in which they are asked."""
+"""All sources, in the order in which they are asked."""
 
 S = TypeVar("S", bound=Source)
 
 
 def sources_of(kind: type[S]) -> list[S]:
-    """All of one kind."""
+    """Return all sources of one kind."""
     return [source for source in SOURCES if isinstance(source, kind)]
 
 
 def source_of(kind: type[S], name: str, key: str) -> S:
-    """The one of that name.
+    """Return the source of a name.
 
     Args:
-        kind: which kind it must be of.
-        name: of it.
-        key: of `params.yaml`, for the message.
+        kind: the kind it must be of.
+        name: its name.
+        key: the key of `params.yaml`, for the message.
 
     Raises:
         ParameterError: there is none.

@@ -32,19 +32,19 @@ DECIDING = tuple(
         "solver",
     )
 )
-"""Packages whose code decides what a block's options are. `formulations.offload` sees options, and makes none."""
+"""Packages whose code decides what a block's options are; `formulations.offload` uses options, and makes none."""
 
 LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp")
-"""What they ask for answers: another version may give another."""
+"""Libraries whose version may change the options."""
 
 
 def code_of_options() -> tuple[str, ...]:
-    """Names the code that makes options, that of formulations elsewhere included, and the solvers."""
+    """Name the code that makes options, that of formulations elsewhere included, and the solvers."""
     return code_hash(*DECIDING, *(source.code for source in SOURCES)), *versions_of(*LIBRARIES)
 
 
 def option_key(block_hash: str, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()) -> str:
-    """Names a block's options: what was solved, how, by which code and solver."""
+    """Name a block's options by what was solved, how, and by which code and solver."""
     content = {
         "block": block_hash,
         "size": asdict(size),
@@ -58,25 +58,25 @@ def option_key(block_hash: str, size: GridSize, settings: SolverSettings, cluste
 def block_key(
     graph: BlockGraph, size: GridSize, settings: SolverSettings, clusters: Sequence[BlockCluster] = ()
 ) -> str:
-    """The same for a block; clusters count where it is too large to be solved as it is."""
+    """Name a block's options; clusters count only where it is too large to be solved whole."""
     large = len(graph.nodes) > size.max_exact_nodes
     return option_key(graph.content_hash(), size, settings, clusters if large else ())
 
 
 @dataclass(frozen=True)
 class OptionStore:
-    """Options under `folder`, `<key>.parquet` each."""
+    """Keeps options under `folder`, one `<key>.parquet` per block and way of solving."""
 
     folder: Path
 
     def path(self, key: str) -> Path:
-        """Where options with this key are or will be."""
+        """Return the path of options with this key."""
         return self.folder / f"{key}.parquet"
 
     def get(self, key: str, graph: BlockGraph) -> list[Option] | None:
-        """Stored options of `graph`, checked by the referee; None where there are none that can be trusted.
+        """Return stored options of `graph`, checked by the referee; None where there are none that can be trusted.
 
-        A damaged file is as good as none: its content can be solved again, and is then replaced.
+        A damaged file counts as missing: its content can be solved again, and is then replaced.
         """
         if not self.path(key).exists():
             return None

@@ -1,13 +1,12 @@
-"""The independent pieces of work behind one block's options.
+"""The independent pieces of work of one block's options.
 
-How the work is cut does not depend on how many workers there are, so neither do the options.
+The division of the work does not depend on the number of workers, so neither do the options.
 
-- `grid`: fixed policies, the greedy family, frontiers, and the smallest peak there is; from it follow the peak
-  budgets;
+- `grid`: fixed policies, the greedy family, frontiers, and the smallest peak found; from it follow the peak budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far fits it;
 - `sweep`: for blocks too large for exact solving, all frontiers.
 
-Who takes part is in `sources.py`.
+The formulations that take part are in `sources.py`.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Grid:
-    """Budgets to solve for, and what is known before solving.
+    """Budgets to solve for, and the schedules known before solving.
 
     Attributes:
         peaks: M_peak, bytes, largest first.
         saves: M_save, bytes, largest first.
-        found: what no exact solving is needed for: fixed policies, the greedy family and frontiers.
-        smallest: node -> its stages in the schedule of the smallest peak, where tight rows start.
+        found: schedules that need no exact solving: fixed policies, the greedy family and frontiers.
+        smallest: stages of each node in the schedule of the smallest peak, from which tight rows start.
     """
 
     peaks: tuple[int, ...]
@@ -67,19 +66,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class GridSize:
-    """How much to try.
+    """The extent of the search.
 
     Attributes:
-        peak_budgets, save_budgets: values of each budget (thesis 2.6.0.0.1).
-        computations: of one node at most, in exact solving; more than two for budgets alone that two do not meet.
+        peak_budgets, save_budgets: number of values of each budget (thesis 2.6.0.0.1).
+        computations: the most computations of a node in exact solving; more than two only for budgets that two miss.
         max_exact_nodes: blocks with more nodes are left to frontiers and clusters.
-        raced_nodes: for blocks with no more nodes exact formulations that race are asked too.
-        greedy_levels: peak budgets of the greedy frontier for those.
-        cluster_peaks, cluster_saves: values of each budget for a cluster.
-        top_peaks, top_saves: values of each budget for the graph of the largest clusters.
+        raced_nodes: blocks with no more nodes are solved by all exact formulations that race.
+        greedy_levels: number of peak budgets of the greedy frontier for blocks that are not solved exactly.
+        cluster_peaks, cluster_saves: number of values of each budget for a cluster.
+        top_peaks, top_saves: number of values of each budget for the graph of the largest clusters.
         cluster_options: N_o, options that the clusters of one H-Graph offer together (thesis 3.4.5).
-        formulation: of exact solving.
-        cluster_formulation: of clusters that have clusters inside.
+        formulation: the formulation of exact solving.
+        cluster_formulation: the formulation of clusters that have clusters inside.
     """
 
     peak_budgets: int = PEAK_BUDGETS
@@ -97,12 +96,12 @@ class GridSize:
     cluster_formulation: str = CLUSTER_FORMULATION
 
     def inside(self) -> GridSize:
-        """For clusters of nodes alone, which are solved as blocks are."""
+        """Return the extent for clusters of nodes alone, which are solved as blocks are."""
         return replace(self, peak_budgets=self.cluster_peaks, save_budgets=self.cluster_saves)
 
 
 def fixed_policies(graph: BlockGraph) -> list[Found]:
-    """One schedule of each policy, such as keep all and recompute all."""
+    """Make one schedule of each fixed policy, such as keep-all and recompute-all."""
     bound = sum(node.time_s for node in graph.nodes)
     found = []
     for policy in sources_of(Fixed):
@@ -114,14 +113,16 @@ def fixed_policies(graph: BlockGraph) -> list[Found]:
 
 
 def frontiers(graph: BlockGraph, levels: int, *, small: bool) -> list[Found]:
-    """Schedules from much memory to little; `small` where the block is solved exactly too."""
+    """Find schedules from much memory to little; `small` where the block is solved exactly too."""
     asked = [source for source in sources_of(Frontier) if source.small or not small]
     return [Found(schedule, report) for source in asked for schedule, report in source.solve(graph, levels)]
 
 
 def grid(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Grid:
-    """Budgets evenly spaced (2.6.0.0.1), but over the range that can be met: peaks from the smallest there is to plain
-    PyTorch's, saves from the block's output to what plain PyTorch saves."""
+    """Choose budgets evenly spaced (2.6.0.0.1) over the range that can be met.
+
+    Peaks go from the smallest found to plain PyTorch's, saves from the block's output to what plain PyTorch saves.
+    """
     staged = StagedGraph.of(graph)
     plain = cost_of(staged, timeline(staged, run_once(staged)))
     greedy = family(staged)
@@ -148,7 +149,7 @@ def row(
     settings: SolverSettings,
     smallest: Sequence[Sequence[int]],
 ) -> list[Found]:
-    """The fastest schedules under one peak budget, for save budgets given largest first; `smallest` as in `Grid`."""
+    """Find the fastest schedules under one peak budget, for save budgets largest first; `smallest` as in `Grid`."""
     staged = StagedGraph.of(graph)
     starts = family(staged)
     tightest = {k: list(stages) for k, stages in enumerate(smallest)}
@@ -177,11 +178,11 @@ def row(
             answer = raced(answer, graph, budgets, settings)
         schedule, report_, executions = answer
         if report_ is not None and report_.status != "optimal":
-            # What is not proven here will hardly be for less memory.
+            # What is not proven here will hardly be proven for less memory.
             settings = replace(settings, time_limit_s=settings.time_limit_s / 2)
         faster = greedy and (schedule is None or report_ is None or greedy.cost.time_s < report_.objective_s / SAME)
         if greedy and faster:
-            # More computations of a node than the exact model may use, or its limit came first.
+            # It has more computations of a node than the exact model may use, or the exact model hit its limit.
             found.append(Found(schedule_of(staged, greedy.line), report_of(staged, greedy)))
             settled = greedy.cost.save_bytes
         if schedule is None or report_ is None:
@@ -197,7 +198,7 @@ def row(
 
 
 def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
-    """All frontiers, and the fixed policies."""
+    """Find all frontiers, and the fixed policies."""
     return [*fixed_policies(graph), *frontiers(graph, size.greedy_levels, small=False)]
 
 
@@ -218,7 +219,7 @@ def _most_runs(executions: Executions) -> int:
 
 
 def _spaced(low: int, high: int, count: int) -> tuple[int, ...]:
-    """`count` values from `high` down to `low`, both included, without repetitions."""
+    """Return `count` values from `high` down to `low`, both included, without repetitions."""
     if count < 2:
         return (high,)
     return tuple(sorted({high - (high - low) * i // (count - 1) for i in range(count)}, reverse=True))

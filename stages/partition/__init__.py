@@ -1,4 +1,13 @@
-"""Compute nodes, the chain of blocks, and which blocks are identical."""
+"""The stage that folds calls into compute nodes, cuts the chain of blocks, and finds identical blocks.
+
+- `blocks`: assigns nodes to blocks and describes each block.
+- `chain`: finds the borders between blocks.
+- `chains`: makes the chains of a step.
+- `clusters`: partitions large blocks into clusters.
+- `fold`: folds calls into compute nodes.
+- `forward`: compute nodes of a forward alone.
+- `scale`: a partitioned step in another size.
+"""
 
 from stowage.stages.partition.chains import Partitioned, make_blocks, make_chains
 from stowage.stages.partition.clusters.partition import Limits

@@ -18,7 +18,7 @@ from stowage.stages.settings import load_settings
 
 
 def main() -> None:
-    """Fold, cut, and name identical blocks."""
+    """Fold calls, cut the chain of blocks, and name identical blocks."""
     everything = load_settings()
     settings = everything.partition
     how = {"max_blocks": settings.max_blocks, "max_exact_nodes": everything.options.max_exact_nodes}

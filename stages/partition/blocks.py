@@ -1,4 +1,4 @@
-"""From the chain to blocks: which node belongs where, where each parameter is updated, and one `BlockGraph` a block."""
+"""Makes the blocks of the chain: assigns nodes, places updates, and describes each block as a `BlockGraph`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Members:
 
 
 def gradient_accumulators(nodes: Sequence[ComputeNode], trace: TraceTables) -> frozenset[int]:
-    """Storages of partial parameter gradients: operands of the additions that end in a parameter's gradient.
+    """Return storages of partial parameter gradients: operands of the additions that end in a parameter's gradient.
 
     A parameter used twice (tied embeddings) gets its gradient in parts, which wait for each other outside the chain.
     """
@@ -55,9 +55,9 @@ def partition(
     """Assign every node to a block and describe each block; see `find_chain` for `long_lived_from`.
 
     Returns:
-        nodes, renumbered in the order of first execution without recomputation; and the blocks.
+        The nodes, renumbered in the order of first execution without recomputation, and the blocks.
     """
-    # The loss is made once and kept: made again at the end, it would be that of the updated parameters.
+    # The loss is made once and kept: made again at the end, it would be computed from the updated parameters.
     loss = trace.values[trace.meta.loss_value].storage
     nodes = [replace(n, once=True) if loss in n.creates else n for n in nodes]
     parameters = frozenset(s.storage for s in trace.storages if s.role in ("parameter", "state"))
@@ -93,7 +93,7 @@ def partition(
 
 
 def _assign(chain: Chain, nodes: Sequence[ComputeNode]) -> dict[int, int]:
-    """Node -> block. Parameter-free nodes go to the one block that reads them, else they are shared."""
+    """Return the block of each node; parameter-free nodes go to the one block that reads them, else they are shared."""
     forward_borders = [c.forward_position for c in chain.cuts]
     backward_borders = [c.backward_position for c in reversed(chain.cuts)]
     last_block = len(chain.cuts)
@@ -121,8 +121,8 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
     they read in the same way.
 
     Returns:
-        the tail: what waits for the last gradient (clipping and everything after it) or reads only what waited from the
-        start; it runs after the chain.
+        The updates that wait for the last gradient (clipping and everything after it) or read only gradients that
+        waited from the start; they run after the chain.
     """
     parameters = frozenset(s.storage for s in trace.storages if s.role == "parameter")
     waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")
@@ -172,14 +172,14 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
 
 
 def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
-    """Backward nodes of a block that updates parameters run once: again, they would find the new parameters."""
+    """Let backward nodes of a block that updates parameters run once: again, they would find the new parameters."""
     if all(n.phase != "update" for n in backward):
         return backward
     return [replace(n, once=True) for n in backward]
 
 
 def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> list[Block]:
-    """One `Block` for each block of the chain."""
+    """Describe each block of the chain."""
     count = len(chain.cuts) + 1
     final = {trace.values[v].storage for v in left_behind(trace)}
     crossing = {s for cut in chain.cuts for s in cut.gradients}
@@ -196,7 +196,7 @@ def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> lis
         members[node.block].append(node)
     made_by: dict[int, set[int]] = defaultdict(set)
     consumed: dict[int, list[int]] = defaultdict(list)
-    # Bytes that are in memory in the backward of blocks below `made` down to `end`, as differences.
+    # Bytes in memory during the backward of blocks from `made` − 1 down to `end`, as differences.
     change = [0] * (count + 1)
     for storage, (made, end) in staying.items():
         made_by[made].add(storage)
@@ -239,7 +239,7 @@ def _graph(
     long_lived: frozenset[int],
     trace: TraceTables,
 ) -> tuple[BlockGraph, tuple[int, ...], tuple[int, ...]]:
-    """Relabel a block's nodes and storages by position; what is held is resident outside."""
+    """Relabel a block's nodes and storages by position; long-lived values are resident outside."""
     storages = [s for n in inside for s in n.creates if s not in long_lived]
     storages += [s for s in sorted(incoming) if s not in storages]
     index = {s: i for i, s in enumerate(storages)}
@@ -265,7 +265,7 @@ def _graph(
 
 
 def _label(inside: list[ComputeNode], trace: TraceTables) -> str:
-    """First and last module path of the block's forward."""
+    """Return the first and last module path of the block's forward."""
     modules = [trace.calls[c].module for n in inside if n.phase == "forward" for c in n.calls]
     named = [m for m in modules if m]
     if not named:

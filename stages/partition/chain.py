@@ -1,4 +1,4 @@
-"""Find the block sequence of Rockmate (thesis 2.3): each block depends only on the one before.
+"""Finds the block sequence of Rockmate (thesis 2.3): each block depends only on the one before.
 
 Cuts are found in the graph alone. Values that depend on no parameter (masks, positions, rotary tables) are set aside
 first: they cross every layer and would hide every cut.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from stowage.stages.ir.graph import ComputeNode
 
 MOST_WAITING = 1024
-"""Gradients that may cross a border beside that of `x`, where values are held."""
+"""Most gradients that may cross a border beside that of `x`, where long-lived values are kept."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Cut:
     Attributes:
         forward_position: the border lies after this position among the chain's forward nodes.
         backward_position: the border lies after this position among the backward nodes.
-        storage: what crosses in forward (`x`).
-        gradients: what crosses in backward: the gradient of `x`, or nothing.
+        storage: the storage that crosses in forward (`x`).
+        gradients: the gradients that cross in backward: that of `x`, or none.
     """
 
     forward_position: int
@@ -40,9 +40,9 @@ class Chain:
 
     Attributes:
         cuts: from the first block to the last.
-        held: storages of forward values that cross borders beside `x`: made once, in memory until their last use.
+        long_lived: storages of forward values that cross borders beside `x`: made once, in memory until their last use.
         forward: nodes on the chain, in order; `effective` is the position at which each one counts: nodes that read
-            only parameters move to their first reader.
+            only parameters count at their first reader.
         backward: backward nodes on the chain, without updates.
         free: nodes that depend on no parameter.
     """
@@ -56,7 +56,7 @@ class Chain:
 
 
 def parameter_free(nodes: Sequence[ComputeNode], parameters: frozenset[int], accumulators: frozenset[int]) -> set[int]:
-    """Nodes whose results depend on no parameter and on no random number, and that change nothing.
+    """Return nodes whose results depend on no parameter and on no random number, and that change nothing.
 
     The node that makes a parameter's gradient is never one of them, not even if the gradient is constant (`y.sum()`).
     """
@@ -88,12 +88,12 @@ def find_chain(
         nodes: compute nodes in topological order.
         parameters: storages of parameters.
         inputs: storages of the batch.
-        accumulators: storages of parameter gradients in the making; they may cross borders.
-        storage_bytes: by storage.
+        accumulators: storages of partial parameter gradients; they may cross borders.
+        storage_bytes: bytes of each storage.
         smallest_block: neighbours with fewer forward nodes than this together are merged.
-        long_lived_from: values that are read so many nodes after they are made, or later, are held instead of hiding
+        long_lived_from: values read at least so many nodes after they are made are long-lived: kept instead of hiding
             borders (what a decoder reads of its encoder, skips of a U-Net, inputs of a scan); their gradients may then
-            wait beside that of `x`. None to hold nothing.
+            wait beside that of `x`. None for no long-lived values.
     """
     free = parameter_free(nodes, parameters, accumulators)
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
@@ -145,13 +145,13 @@ def find_chain(
 def _long_lived(
     forward: Sequence[ComputeNode], made_at: dict[int, int], last_read: dict[int, int], long_lived_from: int
 ) -> frozenset[int]:
-    """Values that live long, with everything else that their makers make: these run once."""
+    """Return values that live long, with everything else that their makers make: these run once."""
     long = {s for s, last in last_read.items() if last - made_at[s] >= long_lived_from}
     return frozenset(s for n in forward if long.intersection(n.creates) for s in n.creates)
 
 
 def _derived(nodes: Sequence[ComputeNode], inputs: frozenset[int]) -> set[int]:
-    """Storages of the batch, and all that is made from them."""
+    """Return the storages of the batch, and of all that is made from them."""
     found = set(inputs)
     for node in nodes:
         if found.intersection(node.reads):
@@ -160,9 +160,9 @@ def _derived(nodes: Sequence[ComputeNode], inputs: frozenset[int]) -> set[int]:
 
 
 def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int], of_batch: set[int]) -> list[int]:
-    """Nodes that read nothing of the batch (casts of weights) count where they are first read.
+    """Return each node's effective position; nodes that read nothing of the batch count where they are first read.
 
-    Random nodes stay where they are: their order decides the numbers they draw.
+    Such nodes are casts of weights. Random nodes stay where they are: their order decides the numbers they draw.
     """
     creator = {s: i for i, n in enumerate(forward) for s in n.creates}
     source: list[bool] = []
@@ -184,7 +184,7 @@ def _effective_positions(forward: Sequence[ComputeNode], on_chain: set[int], of_
 
 
 def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int], most: int = 1) -> list[set[int]]:
-    """For each position, the storages made at or before it and read after it; {-1, -2} for more than `most`."""
+    """Return, for each position, the storages made by then and read later; {-1, -2} for more than `most`."""
     starts: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)
     for storage, last in last_read.items():
@@ -203,7 +203,7 @@ def _crossing(count: int, made_at: dict[int, int], last_read: dict[int, int], mo
 def _spans(
     forward: Sequence[ComputeNode], effective: Sequence[int], parameters: frozenset[int], made_at: dict[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """Storage -> first and last forward position it belongs to: where it is made, or where a parameter is read."""
+    """Return the first and last forward position of each storage: where it is made, or where a parameter is read."""
     spans = {s: (position, position) for s, position in made_at.items()}
     for node, position in zip(forward, effective):
         for storage in parameters.intersection(node.reads):
@@ -224,9 +224,9 @@ def _match_backward(
     """Give every forward border its place in the backward pass, or drop the border.
 
     At a border with interface x: what belongs after it is not read later in backward, what belongs before it (x
-    excepted) is not read earlier, and at most one gradient crosses; where several places do, one at which the gradient
-    is as large as x. With `several`, more gradients may cross: a place with the fewest bytes of them is taken, and the
-    one of x's size that is done with first is the border's.
+    excepted) is not read earlier, and at most one gradient crosses; of several such places, one at which the gradient
+    is as large as x is taken. With `several`, more gradients may cross: a place with the fewest bytes of them is taken,
+    and the gradient of x's size with the earliest last use is the border's.
     """
     made = {s: i for i, n in enumerate(backward) for s in n.creates if s not in accumulators}
     last: dict[int, int] = {}
@@ -246,7 +246,7 @@ def _match_backward(
         if places:
             place = (alike or places)[0]
             gradients = sorted(crossing[place])
-            if several and (len(gradients) != 1 or made[gradients[0]] <= previous):  # it may skip the block above
+            if several and (len(gradients) != 1 or made[gradients[0]] <= previous):  # it may skip the next block
                 place = min(alike or places, key=lambda p: (sum(storage_bytes[g] for g in crossing[p]), p))
                 same = [g for g in crossing[place] if storage_bytes[g] == storage_bytes[storage] and made[g] > previous]
                 gradients = [min(same, key=lambda g: (last[g], g))] if same else []
@@ -255,7 +255,7 @@ def _match_backward(
     found = matched[::-1]
     if not several:
         return found
-    # A gradient that waits for more than the next block is not the border's.
+    # A gradient that waits for more than the next block does not belong to the border.
     ends = [len(backward), *(cut.backward_position for cut in found)]
     return [replace(c, gradients=tuple(g for g in c.gradients if last[g] <= end)) for c, end in zip(found, ends)]
 
@@ -263,10 +263,10 @@ def _match_backward(
 def _reads_by_position(
     backward: Sequence[ComputeNode], spans: dict[int, tuple[int, int]]
 ) -> tuple[Callable[[int], int], Callable[[int, int], int]]:
-    """Two look-ups for a border after a forward position.
+    """Make two look-ups for a border after a forward position.
 
-    The last backward position that reads what belongs wholly after the border; the first that reads what belongs wholly
-    before it, leaving out one storage.
+    One returns the last backward position that reads what belongs wholly after the border; the other the first that
+    reads what belongs wholly before it, leaving out one storage.
     """
     later = sorted((spans[s][0], i) for i, n in enumerate(backward) for s in n.reads if s in spans)
     latest: list[int] = []

@@ -1,4 +1,4 @@
-"""Compute nodes, the chain of blocks, and which blocks are identical."""
+"""Makes the chains of a step: folds calls, cuts blocks, and partitions large blocks into clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stowage.stages.partition.clusters.partition import Limits
 from stowage.stages.partition.fold import fold
 
 SMALLEST_BLOCK = 4
-"""Forward nodes of a block, at least: smaller neighbours are merged."""
+"""Least number of forward nodes of a block: smaller neighbours are merged."""
 
 
 def make_blocks(
@@ -43,15 +43,17 @@ def _cut(
 
 
 HOLD_FROM = (128, 64, 32, 16)
-"""Nodes between the making of a value and its last use from which it is held."""
+"""Numbers of nodes between the making of a value and its last use from which it counts as long-lived."""
 
 HUGE = 1000
-"""Compute nodes of a block for which even greedy rules get slow: no plan is made with it where there is another way."""
+"""Number of compute nodes of a block above which even greedy rules are slow: such a block is used only if there is no
+other chain.
+"""
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """One way to cut the step: its nodes and blocks, and the clusters of the blocks that are to be solved by parts."""
+    """A partitioned step: its nodes and blocks, and the clusters of blocks to be solved by parts."""
 
     nodes: list[ComputeNode]
     blocks: list[Block]
@@ -66,10 +68,12 @@ def make_chains(
     max_exact_nodes: int = MAX_EXACT_NODES,
     limits: Limits | None = None,
 ) -> dict[ChainName, Partitioned]:
-    """The chain of blocks, under `UNHELD`; and where that has a large block, and holding long-lived values makes it
-    smaller, the chain around them, under `HELD`. Neither is better for every budget: what is held cannot be made again;
-    but where holding makes a huge block small, it is the only chain. Blocks that holding does not make smaller are
-    partitioned into clusters. A block is large that has more than `max_exact_nodes`.
+    """Make the chain of blocks, under `UNHELD`, and the chain around long-lived values, under `HELD`, where that helps.
+
+    The second is made where the first has a large block that keeping long-lived values makes smaller. Neither is better
+    for every budget: what is kept cannot be made again; but where keeping makes a huge block small, the second is the
+    only chain. Blocks that do not become smaller are partitioned into clusters. A block is large with more than
+    `max_exact_nodes` nodes.
 
     Raises:
         TableError: a call of the trace has no cost.
@@ -102,5 +106,5 @@ def _clusters(
 
 
 def _largest(blocks: list[Block]) -> int:
-    """Compute nodes of the largest block."""
+    """Return the number of compute nodes of the largest block."""
     return max(len(b.nodes) for b in blocks)

@@ -1,4 +1,4 @@
-"""Fold calls into compute nodes (cNodes): in-place calls join the node that owns the storage (thesis 2.3)."""
+"""Folds calls into compute nodes (cNodes): in-place calls join the node that owns the storage (thesis 2.3)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
 
     Args:
         trace: the trace.
-        costs: by call signature.
+        costs: costs by call signature.
 
     Raises:
         TableError: a call has no cost.
@@ -94,7 +94,7 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
 
 
 class _Views:
-    """Which node pays for making a view: the first that reads it. Whatever runs again makes its views again.
+    """Assigns the time of making a view to the first node that reads it; a node that runs again makes its views again.
 
     An operator's views cost the same, whatever their shapes and offsets: they do no work, and equal parts of a model
     (`x[:, 7]` and `x[:, 8]` are distinct calls) stay equal.
@@ -112,7 +112,7 @@ class _Views:
         self._time_s = {kind: statistics.fmean(found) for kind, found in times.items()}
 
     def time_s(self, calls: Iterable[Call]) -> float:
-        """Of making the views that `calls` read and no earlier node did, and the views that those are made of."""
+        """Return the time of making views that `calls` read and no earlier node did, and the views that those need."""
         time_s = 0.0
         waiting = [v for c in calls for v in c.reads]
         while waiting:
@@ -125,7 +125,7 @@ class _Views:
 
 
 def _kind(view: Call) -> tuple[str, int]:
-    """Its operator and how many views it makes."""
+    """Return a view's operator and how many views it makes."""
     return view.target, len(view.returns)
 
 
@@ -134,9 +134,9 @@ def _lacking(call: Call) -> TableError:
 
 
 def _join_sole_readers(calls: list[Call], storage_of: list[int], creator: Mapping[int, int], joined: nx.Graph) -> None:
-    """A call that alone reads what a random call drew joins it: the draw itself is never worth keeping."""
+    """Join a call that alone reads what a random call drew to that call: the draw itself is never worth keeping."""
     readers: dict[int, set[int]] = defaultdict(set)
-    # Of the same phase: fused attention is random, and its backward alone reads its statistics.
+    # Both must be of the same phase: fused attention is random, and its backward alone reads its statistics.
     phase_of = {c.call: c.phase for c in calls}
     for call in calls:
         for storage in {storage_of[v] for v in call.reads}:
@@ -150,7 +150,7 @@ def _join_sole_readers(calls: list[Call], storage_of: list[int], creator: Mappin
 
 
 def _order_persistent(calls: list[Call], storage_of: list[int], temporary: frozenset[int], graph: nx.DiGraph) -> None:
-    """Reads and writes of a persistent storage keep their order."""
+    """Keep the order of reads and writes of a persistent storage."""
     last_write: dict[int, int] = {}
     reads_since: dict[int, list[int]] = defaultdict(list)
     for call in calls:
@@ -169,7 +169,7 @@ def _order_persistent(calls: list[Call], storage_of: list[int], temporary: froze
 
 
 def _order_random(calls: list[Call], graph: nx.DiGraph) -> None:
-    """First executions draw from the global generator in eager's order."""
+    """Keep eager's order of first executions that draw from the global generator."""
     random = [c.call for c in calls if c.is_random]
     graph.add_edges_from(pairwise(random))
 
@@ -212,7 +212,7 @@ def _node(
 
 
 def _mark_once(nodes: list[ComputeNode]) -> list[ComputeNode]:
-    """A node that reads a persistent storage which a later node changes for good may run only once.
+    """Let a node run only once that reads a persistent storage which a later node changes for good.
 
     Updates of parameters are left out: they are placed after the last possible reader (see `blocks`).
     """

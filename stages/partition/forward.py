@@ -1,4 +1,4 @@
-"""Compute nodes of a forward alone, in eager's order, with the blocks they belong to, for people."""
+"""Makes compute nodes of a forward alone, in eager's order, with the blocks they belong to, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stowage.stages.partition.fold import fold
 def forward_nodes(trace: TraceTables, costs: Mapping[str, Cost], *, smallest_block: int = 4) -> list[ComputeNode]:
     """Fold the calls of a forward into compute nodes and number their blocks as those of the training step are found.
 
-    Nothing runs again in a forward alone, so the blocks steer nothing: they are the steps that people read.
+    Nothing runs again in a forward alone, so the blocks control nothing: they are the steps that people read.
 
     Raises:
         TableError: a call of the trace has no cost.

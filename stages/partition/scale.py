@@ -1,4 +1,4 @@
-"""The same step in another size: its nodes and blocks, from those of the size that was folded and cut."""
+"""Scales a partitioned step to another size: its nodes and blocks, with the sizes and costs of another trace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stowage.stages.ir.sums import takes_of
 from stowage.stages.ir.trace import TraceTables
 
 LEAST_S = 1e-7
-"""Of a node."""
+"""Least time of a node, in seconds."""
 
 
 def structure_of(trace: TraceTables) -> str:
-    """Hash of a trace but for sizes: equal for steps that make the same calls on the same storages."""
+    """Hash a trace without its sizes: equal for steps that make the same calls on the same storages."""
     content = (
         [(s.role, s.name) for s in trace.storages],
         [(v.storage, v.call, v.output, v.dtype, len(v.shape), v.source) for v in trace.values],
@@ -37,11 +37,13 @@ def scaled(
     before: tuple[TraceTables, Mapping[str, Cost]],
     now: tuple[TraceTables, Mapping[str, Cost]],
 ) -> tuple[list[ComputeNode], list[Block]] | None:
-    """Nodes and blocks with other sizes and costs; None where sums that were written over a summand cannot be now.
+    """Scale nodes and blocks to other sizes and costs; None where sums that were written over a summand cannot be now.
 
     Args:
-        nodes, blocks: of the trace before.
-        before, now: traces of one structure (see `structure_of`), with the costs of their calls.
+        nodes: compute nodes of the trace before.
+        blocks: blocks of the trace before.
+        before: the old trace, with the costs of its calls.
+        now: the new trace, of the same structure (see `structure_of`), with the costs of its calls.
     """
     (old, old_costs), (trace, costs) = before, now
     found: list[ComputeNode] = []
@@ -72,7 +74,7 @@ def _block(block: Block, nodes: Sequence[ComputeNode], old: TraceTables, trace: 
         replace(a, nbytes=trace.storages[s].nbytes) for a, s in zip(graph.allocations, block.storages, strict=True)
     )
     graph = replace(graph, nodes=rows, allocations=allocations)
-    # What it is of is not known here: as it grows with everything else. The referee counts it exactly.
+    # Its storages are not known here, so assume that it grows with everything else. The referee counts it exactly.
     grown = max(1, _temporary_bytes(trace)) / max(1, _temporary_bytes(old))
     return replace(
         block,

@@ -1,4 +1,4 @@
-"""Exact rewrites of a trace: other calls, the same numbers. Planning tries each, and mixes them block by block.
+"""Rewrites of a trace that change calls but no number; planning tries each, and mixes them block by block.
 
 - `masks`: stores dropout masks as bytes.
 - `rewrites`: the table of rewrites.

@@ -1,6 +1,6 @@
 """Finds the calls and storages of one rewrite of a trace in another rewrite of the same trace.
 
-Rewrites number calls, values and storages anew, and keep the names of values: every name stands for one value in any
+Rewrites number calls, values and storages anew, but keep the names of values: every name stands for one value in any
 rewrite that has it.
 """
 
@@ -15,7 +15,7 @@ CallKey = tuple[object, ...]
 
 
 class Names:
-    """The calls and storages of a trace by what they are, not by their numbers."""
+    """Names the calls and storages of a trace by what they are, not by their numbers."""
 
     def __init__(self, trace: TraceTables) -> None:
         first = base_values(trace)
@@ -36,7 +36,7 @@ class Names:
 
 
 class Translation:
-    """Numbers of calls and storages of one trace as those of another."""
+    """Translates numbers of calls and storages of one trace to those of another."""
 
     def __init__(self, source: Names, target: Names) -> None:
         calls: Mapping[CallKey, int] = {key: number for number, key in enumerate(target.call)}
@@ -45,11 +45,11 @@ class Translation:
         self._storages = [storages.get(name, -1) for name in source.storage]
 
     def calls(self, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The same calls, ascending; None where the other trace lacks one."""
+        """Return the same calls, ascending; None where the other trace lacks one."""
         found = sorted(self._calls[n] for n in numbers)
         return None if found and found[0] < 0 else tuple(found)
 
     def storages(self, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The same storages, in the same order; None where the other trace lacks one."""
+        """Return the same storages, in the same order; None where the other trace lacks one."""
         found = tuple(self._storages[n] for n in numbers)
         return None if -1 in found else found

@@ -1,8 +1,8 @@
-"""Dropout masks as bytes.
+"""Rewrites dropout masks so that they are kept as bytes.
 
 On a CPU dropout draws a mask of the activation's own type: `empty`, `bernoulli_(1 − p)`, `div_(1 − p)`. Kept for
-backward it takes four bytes an element although it carries one bit; drawn again it costs a random number an element.
-The rewrite puts one byte an element between the two:
+backward it takes four bytes per element although it carries one bit; drawing it again costs a random number per
+element. The rewrite puts one byte per element between the two:
 
     raw = empty; bernoulli_(raw)      the draw, freed at once
     bits = raw as uint8               what is worth keeping
@@ -60,11 +60,11 @@ def mask_draws(trace: TraceTables) -> list[int]:
 
 
 def pack_masks(trace: TraceTables, where: Callable[[Call], bool] = lambda call: True) -> TraceTables:
-    """The trace with dropout masks kept as bytes; the trace itself where it has none.
+    """Return the trace with dropout masks kept as bytes; the trace itself where it has none.
 
     Args:
         trace: the trace as it was recorded.
-        where: whether the mask that a call draws is to be packed; every mask is, if nobody says otherwise.
+        where: says whether to pack the mask that a call draws; by default every mask is packed.
     """
     masks = [mask for mask in _find_masks(trace) if where(mask.draw)]
     if not masks:
@@ -110,7 +110,7 @@ def _is_new(value: int, trace: TraceTables) -> bool:
 
 
 def _new_values(trace: TraceTables, mask: _Mask, storages: list[Storage], values: list[Value]) -> tuple[int, int, int]:
-    """Give the draw a storage of its own; add the bits and the unpacked mask. Returns raw storage, bits, unpacked."""
+    """Give the draw a storage of its own; add the bits and the unpacked mask. Return raw storage, bits, unpacked."""
     drawn = values[mask.draw.returns[0]]
     storage_of_value = trace.storages[drawn.storage]
     elements = math.prod(drawn.shape)
@@ -129,7 +129,7 @@ def _new_values(trace: TraceTables, mask: _Mask, storages: list[Storage], values
 
 
 def _copy(mask: _Mask, values: list[Value], *, read: int, returned: int) -> Call:
-    """A copy into the type of the returned value; its number is filled in later."""
+    """Make a copy into the type of the returned value; its number is filled in later."""
     keywords = {"dtype": {"dtype": values[returned].dtype}}
     arguments = json.dumps({"args": [{"value": read}], "kwargs": keywords}, separators=(",", ":"))
     target = "aten._to_copy.default"

@@ -18,10 +18,10 @@ def mixed(ways: Sequence[Way], taken: Sequence[int]) -> Way | None:
 
     Args:
         ways: the trace as it was recorded first, then as rewrites have it, all cut into the same blocks.
-        taken: of each block, the position of its way.
+        taken: position of each block's way.
 
     Returns:
-        the mixed step; None where it cannot be put together from the ways.
+        The mixed step; None where it cannot be put together from the ways.
     """
     plain = ways[0]
     block_of = {c: n.block for n in plain.nodes for c in n.calls}
@@ -45,7 +45,7 @@ def variant_named(variants: Sequence[Way], name: str) -> Way | None:
         name: what the plan's summary says.
 
     Returns:
-        the variant; None where these variants do not make it.
+        The variant; None where these variants do not make it.
     """
     for variant in variants:
         if variant.name == name:
@@ -88,8 +88,9 @@ def stored_variant(trace: TraceTables, nodes: Sequence[ComputeNode], blocks: Seq
     """Find a variant among the tables that `partition` wrote, and put it together where it is mixed.
 
     Args:
-        trace: as it was recorded.
-        nodes, blocks: of all variants.
+        trace: the trace as it was recorded.
+        nodes: compute nodes of all variants.
+        blocks: blocks of all variants.
         name: what the plan's summary says.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The rewrites of a trace: other calls, the same numbers. A new one is a function and a row of `REWRITES`."""
+"""The table of rewrites of a trace: a new one is a function and a row of `REWRITES`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.rewrite.masks import mask_draws, pack_masks
 
 Where = Callable[[Call], bool]
-"""Says of a call of the trace as it was recorded whether the rewrite is to be made there."""
+"""Says whether the rewrite is to be made at a call of the trace as it was recorded."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Rewrite:
     """One rewrite.
 
     Attributes:
-        name: how variants, tables and people call it.
+        name: its name in variants and tables, and for people.
         apply: rewrites a trace at those of its sites at which the predicate holds; where there is none it returns the
             very trace that it was given, and is known by that not to apply.
         sites: the calls at which it can be made, each by itself, in order.

@@ -16,11 +16,11 @@ Boundary = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute all blocks: a trace, whole, with its nodes and blocks.
+    """A way to compute all blocks: a whole trace, with its nodes and blocks.
 
     Attributes:
-        name: of the variant.
-        trace, nodes, blocks: what the earlier stages wrote of it.
+        name: name of the variant.
+        trace, nodes, blocks: its tables, as the earlier stages wrote them.
     """
 
     name: str
@@ -30,18 +30,19 @@ class Way:
 
     @cached_property
     def names(self) -> Names:
+        """Return the names of the trace's calls and storages."""
         return Names(self.trace)
 
     @cached_property
     def members(self) -> Mapping[int, list[ComputeNode]]:
-        """The nodes of each block, in order."""
+        """Return the nodes of each block, in order."""
         found: dict[int, list[ComputeNode]] = {}
         for node in self.nodes:
             found.setdefault(node.block, []).append(node)
         return found
 
     def boundary(self, block: int) -> Boundary:
-        """What other blocks see of a block, by name: it must be the same for blocks of two ways to be exchanged."""
+        """Return what other blocks see of a block, by name: it must be equal for blocks of two ways to be exchanged."""
         found = self.blocks[block]
         graph = BlockGraph.from_json(found.graph)
 
@@ -58,7 +59,7 @@ class Way:
         )
 
     def read_elsewhere(self, block: int) -> set[int]:
-        """Storages made outside of a block, by other nodes, that the block reads."""
+        """Return storages that a block reads and that nodes outside of it make."""
         inside = self.members.get(block, [])
         made = {s for n in inside for s in n.creates}
         elsewhere = {s for n in self.nodes if n.block != block for s in n.creates}
@@ -66,14 +67,14 @@ class Way:
 
     @cached_property
     def shared(self) -> tuple[object, ...]:
-        """The nodes outside of the chain, by name."""
+        """Return the nodes outside of the chain, by name."""
         return tuple(tuple(self.names.call[c] for c in n.calls) for n in self.members.get(SHARED, []))
 
 
 def exchangeable(first: Way, other: Way) -> tuple[int, ...]:
-    """Blocks that `other` computes in another way than `first`, and that may be taken from either.
+    """Return the blocks that `other` computes in another way than `first`, and that may be taken from either.
 
-    Empty where the two are cut differently, or differ outside of the chain.
+    There are none where the two are cut differently, or differ outside of the chain.
     """
     if len(first.blocks) != len(other.blocks) or first.shared != other.shared:
         return ()
@@ -86,15 +87,15 @@ def exchangeable(first: Way, other: Way) -> tuple[int, ...]:
 def spliced(
     mixed: TraceTables, ways: Sequence[Way], taken: Sequence[int]
 ) -> tuple[list[ComputeNode], list[Block]] | None:
-    """Nodes and blocks of a mixed trace.
+    """Make the nodes and blocks of a mixed trace.
 
     Args:
         mixed: the trace in which each block is computed as its way does.
         ways: the ways; the first is the trace as it was recorded.
-        taken: of each block, the position of its way.
+        taken: position of each block's way.
 
     Returns:
-        the same as folding and cutting the mixed trace would; None where a way's block is not found in it.
+        The result of folding and cutting the mixed trace; None where a way's block is not found in it.
     """
     names = Names(mixed)
     translations = [Translation(way.names, names) for way in ways]

@@ -12,7 +12,7 @@ from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 
 
 def variants_of(trace: TraceTables) -> dict[str, TraceTables]:
-    """The trace and every rewrite that changes it, by name."""
+    """Return the trace and every rewrite that changes it, by name."""
     found = {PLAIN: trace}
     for name, rewrite in REWRITES.items():
         rewritten = rewrite.everywhere(trace)
@@ -22,10 +22,10 @@ def variants_of(trace: TraceTables) -> dict[str, TraceTables]:
 
 
 def rewritten(trace: TraceTables, variant: str) -> TraceTables:
-    """Return the trace that a variant is of.
+    """Return the trace of a variant.
 
     Args:
-        trace: as it was recorded.
+        trace: the trace as it was recorded.
         variant: its name, see `VariantName`.
 
     Raises:
@@ -66,7 +66,7 @@ def is_exact(variant: str) -> bool:
 
 
 def load_variant(folder: Path, variant: str) -> TraceTables:
-    """Read a trace and rewrite it as a variant is.
+    """Read a trace and rewrite it as its variant.
 
     Raises:
         TableError: a table is missing or damaged, or there is no such variant.

@@ -1,4 +1,4 @@
-"""The door to OR-Tools CP-SAT: deterministic, with a wall-clock safety net."""
+"""Solves CP-SAT models of OR-Tools: deterministic, with a wall-clock safety net."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["CpAnswer", "cp_model", "cp_version", "load_cp_model", "solve_cp"]
 
 
 def load_cp_model() -> ModuleType:
-    """OR-Tools' CP-SAT.
+    """Load OR-Tools' CP-SAT.
 
     Raises:
-        ImportError: highspy came first, or there is no OR-Tools.
+        ImportError: highspy was loaded first, or OR-Tools is not installed.
     """
     try:
         return import_module("ortools.sat.python.cp_model")
@@ -36,8 +36,8 @@ def load_cp_model() -> ModuleType:
 
 cp_model: Any = LazyModule(load_cp_model)
 
-# A deterministic second is about a second on an idle machine. The net is for a solver whose own clock stands still; it
-# must not catch a run that shares its core with many others.
+# A deterministic second is about a second on an idle machine. The wall-clock limit is for a solver whose own clock
+# stands still; it must not stop a run that shares its core with many others.
 WALL_FACTOR = 30.0
 
 _STATUS: dict[str, Status] = {
@@ -50,22 +50,25 @@ _STATUS: dict[str, Status] = {
 
 @dataclass(frozen=True)
 class CpAnswer:
-    """Outcome of a solve, and the values of its variables."""
+    """Outcome of a solve, with the values of its variables."""
 
     outcome: SolverOutcome
     _solver: Any
 
     def value(self, expression: Any) -> int:
-        """Value of a variable or linear expression in the answer."""
+        """Return the value of a variable or linear expression in the answer."""
         return int(self._solver.value(expression))
 
 
 def solve_cp(model: Any, settings: SolverSettings, *, linear: bool = False) -> CpAnswer:
     """Minimise a `cp_model.CpModel`; hints in the model are its first incumbent.
 
-    With `linear` all that can be is put into the linear relaxation too: for models whose linear constraints bound the
-    objective. Without it there is no relaxation: for models that live on `cumulative`, like blocks' retention
-    intervals, which this and fewer rounds of presolve made a quarter faster.
+    Args:
+        model: the model.
+        settings: limits of the solver.
+        linear: put all that can be into the linear relaxation, for models whose linear constraints bound the objective.
+            Otherwise there is no relaxation, for models that depend on `cumulative`, like blocks' retention intervals,
+            which this and fewer rounds of presolve made a quarter faster.
 
     Raises:
         ValueError: the model itself is malformed (a formulation's bug).
@@ -101,5 +104,5 @@ def solve_cp(model: Any, settings: SolverSettings, *, linear: bool = False) -> C
 
 
 def cp_version() -> str:
-    """Name and version, for reports and for keys of stored solutions."""
+    """Return name and version, for reports and for keys of stored solutions."""
     return f"CP-SAT {version('ortools')}"

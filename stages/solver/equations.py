@@ -1,4 +1,4 @@
-"""The equations of a paper as the constraints of a MILP, each bearing the number that the paper gives it."""
+"""Adds the equations of a paper as constraints of a MILP, each named by its number in the paper."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 Constraints = Iterator[tuple[str, Any]]
-"""Constraints of one equation: what tells each from the others (empty where there is one), and the constraint."""
+"""Constraints of one equation: a suffix that distinguishes each (empty for a single one), and the constraint."""
 
 Model = TypeVar("Model")
 
 
 def constraint_prefix(number: str) -> str:
-    """How the names of an equation's constraints begin: `eq_3_7` for 3.7; equations without a number have names."""
+    """Return the prefix of an equation's constraints: `eq_3_7` for 3.7, or the name of an equation without a number."""
     numbered = number[0].isdigit() or "." in number
     return f"eq_{number.lower().replace('.', '_')}" if numbered else number
 
@@ -26,10 +26,10 @@ def add_equations(
     """Add the constraints of all equations to a `pulp.LpProblem`.
 
     Args:
-        problem: what they are added to.
-        equations: number or name -> the function that writes the constraints.
+        problem: the problem that they are added to.
+        equations: the function that writes the constraints, by number or name.
         model: data and variables, as those functions take them.
-        leave_out: numbers of equations that this model does without.
+        leave_out: numbers of equations to leave out.
     """
     for number, equation in equations.items():
         if number in leave_out:

@@ -1,10 +1,9 @@
-"""Solve MILPs with HiGHS in a process of its own: `python -m stowage.stages.solver.highs_child`.
+"""Solves MILPs with HiGHS in a process of its own: `python -m stowage.stages.solver.highs_child`.
 
-Why a process: the wheels of highspy and of OR-Tools each bring a `libhighs.so.1`, and whichever is loaded second finds
-the other's, which lacks its symbols. One process can therefore hold one of them; ours holds OR-Tools.
-
-Each line of its input is a folder: reads `model.mps` and `request.json` there, writes `answer.json`, and says `solved`,
-or what went wrong. Ends with its input, and after a while without a request.
+A process is needed because the wheels of highspy and of OR-Tools each bring a `libhighs.so.1`, and the one loaded
+second finds the other's, which lacks its symbols. One process can therefore load one of them; Stowage's loads OR-Tools.
+Each line of its input is a folder: it reads `model.mps` and `request.json` there, writes `answer.json`, and answers
+`solved` or an error. It ends with its input, and after a while without a request.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ IDLE_S = 5.0
 
 
 def main() -> None:
-    """Solve what is asked for."""
+    """Solve the models in the folders that the input names."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints is no answer
+    os.dup2(2, 1)  # keep what the library prints out of the answers
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
         try:
             solve(Path(line.rstrip("\n")))

@@ -1,7 +1,7 @@
-"""Processes in which HiGHS solves (see `highs_child` for why): one a thread, for one model after another.
+"""Keeps processes in which HiGHS solves (`highs_child` says why): one per thread, for one model after another.
 
-Starting Python and loading the library takes longer than most of our models. A process that is asked for nothing for a
-few seconds ends by itself, so that none takes memory from training.
+Starting Python and loading the library takes longer than solving most models. A process without requests for a few
+seconds ends by itself, so that none takes memory from training.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _COMMAND = [sys.executable, "-m", "stowage.stages.solver.highs_child"]
 
 
 class HighsProcess:
-    """One process, which starts with the first model and again when it has ended."""
+    """Runs one process, which starts with the first model and again when it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
 
     def solve(self, folder: Path, timeout_s: float) -> bool:
-        """Solve the model in a folder; whether there was an answer in time.
+        """Solve the model in a folder, and return whether there was an answer in time.
 
         Raises:
             RuntimeError: HiGHS failed.
         """
         try:
             answer = self._ask(folder, timeout_s)
-            if answer == "":  # it ended while the question was on its way
+            if answer == "":  # the process ended while the request was on its way
                 self.stop()
                 answer = self._ask(folder, timeout_s)
         except BaseException:
@@ -46,14 +46,14 @@ class HighsProcess:
         return True
 
     def stop(self) -> None:
-        """End the process; what it was doing is lost."""
+        """Kill the process, with what it was solving."""
         if self._process is not None and self._owner == os.getpid():
             self._process.kill()
             self._process.communicate()
         self._process = None
 
     def _ask(self, folder: Path, timeout_s: float) -> str | None:
-        """Its answer; None after the time limit, empty if it has ended."""
+        """Return the process's answer; None after the time limit, empty if it has ended."""
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self.stop()
             self._process = subprocess.Popen(

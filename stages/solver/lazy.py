@@ -1,5 +1,8 @@
-"""Solver libraries are loaded when they are first used: they bring others with them (OR-Tools brings pandas), which
-take memory from processes that train and seconds from those that find their plan in a store."""
+"""Loads solver libraries when they are first used.
+
+They bring others with them (OR-Tools brings pandas), which take memory from processes that train and seconds from those
+that find their plan in a store.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Any
 
 
 class LazyModule:
-    """Has the names of a module, and loads it when one is asked for."""
+    """Has the names of a module, and loads it when one is first used."""
 
     def __init__(self, load: Callable[[], ModuleType]) -> None:
         self._load = load
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._load(), name)
-        setattr(self, name, found)  # from now on found without this function
+        setattr(self, name, found)  # the next look-up does not come here
         return found

@@ -1,8 +1,8 @@
-"""The door to MILP solvers, through PuLP: HiGHS by default, CBC where HiGHS is missing or asked for.
+"""Solves MILPs through PuLP: with HiGHS by default, with CBC where HiGHS is missing or CBC is asked for.
 
 Formulations take PuLP from here (`from stowage.stages.solver.milp import pulp`): PuLP loads highspy when it is
-imported, after which OR-Tools cannot be (see `highs_child`), so OR-Tools has to be loaded first. Both are when PuLP is
-first used.
+imported, after which OR-Tools cannot be (see `highs_child`), so OR-Tools has to be loaded first. Both are loaded when
+PuLP is first used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _load_pulp() -> ModuleType:
 pulp: Any = LazyModule(_load_pulp)
 
 MilpSolver = Literal["highs", "cbc"]
-# Over the time limit, for reading and writing the model; then the child is killed.
+# Seconds beyond the time limit, for reading and writing the model, before the child is killed.
 _GRACE_S = 60.0
 
 
@@ -48,8 +48,13 @@ def solve_milp(
 ) -> SolverOutcome:
     """Minimise a `pulp.LpProblem`; the answer is left in its variables.
 
-    With `warm_start` the variables' initial values (`setInitialValue`) are the first incumbent. HiGHS and CBC count
-    wall time only: an answer at the time limit may differ from run to run, an optimal one does not.
+    HiGHS and CBC count wall time only: an answer at the time limit may differ from run to run, an optimal one does not.
+
+    Args:
+        problem: the problem.
+        settings: limits of the solver.
+        solver: "highs" or "cbc".
+        warm_start: take the variables' initial values (`setInitialValue`) as the first incumbent.
     """
     started = time.perf_counter()
     if solver == "highs" and highs_available():
@@ -62,14 +67,14 @@ def solve_milp(
 
 
 def milp_version(solver: MilpSolver = "highs") -> str:
-    """Name and version, for reports and for keys of stored solutions."""
+    """Return name and version, for reports and for keys of stored solutions."""
     if solver == "highs" and highs_available():
         return f"HiGHS {version('highspy')} (PuLP {version('pulp')})"
     return f"CBC (PuLP {version('pulp')})"
 
 
 def highs_available() -> bool:
-    """Whether highspy is installed."""
+    """Say whether highspy is installed."""
     try:
         version("highspy")
     except PackageNotFoundError:
@@ -84,8 +89,8 @@ def _solve_highs(problem: Any, settings: SolverSettings, warm_start: bool) -> tu
             "mip_rel_gap": float(settings.gap),
             "threads": settings.threads,
             "random_seed": settings.seed,
-            # Long sparse linear programs, the only ones here without integers, take the simplex method several times as
-            # long; mixed ones are the solver's to choose.
+            # Long sparse linear programs, the only ones here without integers, take several times as long with the
+            # simplex method; for mixed ones the solver may choose.
             "solver": "choose" if problem.isMIP() else "ipm",
         },
         "start": {v.name: v.varValue or 0.0 for v in problem.variables()} if warm_start else None,

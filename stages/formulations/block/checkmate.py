@@ -7,7 +7,7 @@ states it (2.1.1). The thesis leaves its equations unnumbered; here they bear th
 |---|---|---|---|
 | T | `T` | number of stages and of nodes, the loss node included | |
 | C_i | `time_s` | time of node i | s |
-| M_i | `size` | bytes of all that node i creates: its value | memory unit |
+| M_i | `size` | bytes of everything that node i creates: its value | memory unit |
 | DEPS[k] | `deps` | nodes whose values node k reads | |
 | USERS[i] | `users` | nodes that read the value of node i | |
 | R[t,i] | `R` | node i is computed in stage t | 0/1 |
@@ -16,8 +16,8 @@ states it (2.1.1). The thesis leaves its equations unnumbered; here they bear th
 | U[t,k] | `U` | memory in use while node k runs in stage t, its workspace aside | memory unit |
 | M_budget, M_save | `peak`, `save` | budgets | memory unit |
 
-Stages and nodes count from 0. Unlike RK-Checkmate (`rk_checkmate.py`) a node has one value, kept or freed as a whole:
-what it returns and what it leaves for backward cannot part, and readers depend on nodes, not on allocations.
+Stages and nodes count from 0. Unlike in RK-Checkmate (`rk_checkmate`) a node has one value, kept or freed as a whole:
+its result and what it saves for backward cannot be separated, and readers depend on nodes, not on allocations.
 
 Where this differs from the thesis, and why:
 
@@ -25,8 +25,8 @@ Where this differs from the thesis, and why:
 - Blocks have workspace (C.10), nodes that run once (`once`), and values that stay at the end (`outgoing`).
 - Stage t ends with the first computation of node t (C.5), which the thesis only shows in a figure and in the bounds of
   its sums.
-- A value that is in memory is not computed again (`single`): it would count twice, and is never of use.
-- In num_hazards the thesis sums over users with i > k; meant is j > k.
+- A value that is in memory is not computed again (`single`): it would count twice, and is never useful.
+- In num_hazards the thesis sums over users with i > k; it must be j > k.
 - The schedule frees allocations by their own last use, which takes no more memory than the values do.
 """
 
@@ -55,7 +55,7 @@ _LARGEST_MEMORY = 1_000_000
 
 @dataclass
 class Checkmate:
-    """The model's data, variables and problem; `build` adds the constraints."""
+    """Holds the model's data, variables and problem; `build` adds the constraints."""
 
     graph: StagedGraph
     peak: int
@@ -65,7 +65,7 @@ class Checkmate:
 
     @staticmethod
     def of(block: BlockGraph, peak_bytes: int, save_bytes: int) -> Checkmate:
-        """Data of the model; sizes round up to the memory unit, budgets down."""
+        """Make the data of the model; sizes round up to the memory unit, budgets down."""
         graph = StagedGraph.of(block)
         unit = memory_unit(graph, (peak_bytes, save_bytes), _LARGEST_MEMORY)
         return Checkmate(graph, peak_bytes // unit, save_bytes // unit, unit)
@@ -84,39 +84,41 @@ class Checkmate:
 
     @property
     def T(self) -> int:  # noqa: N802
+        """Return the number of stages and of nodes."""
         return len(self.graph.nodes)
 
     @cached_property
     def deps(self) -> tuple[tuple[int, ...], ...]:
-        """DEPS[k], ascending."""
+        """Return DEPS[k], ascending."""
         creator = self.graph.creator
         return tuple(tuple(sorted({creator[a] for a in node.reads})) for node in self.graph.nodes)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """USERS[i], ascending."""
+        """Return USERS[i], ascending."""
         return tuple(tuple(k for k in range(self.T) if i in self.deps[k]) for i in range(self.T))
 
     @cached_property
     def outgoing(self) -> frozenset[int]:
-        """Nodes with something that is in memory at the end."""
+        """Return the nodes with an output that is in memory at the end."""
         return frozenset(self.graph.creator[a] for a in self.graph.block.outgoing)
 
     def size(self, i: int) -> int:
+        """Return M_i, the memory units of the value of node i."""
         return sum(units(self.graph.nbytes[a], self.unit) for a in self.graph.nodes[i].creates)
 
     def hazards(self, t: int, i: int, k: int) -> tuple[Any, int]:
-        """num_hazards(t, i, k), and the most that it can be (κ)."""
+        """Return num_hazards(t, i, k), and its largest possible value (κ)."""
         later = [j for j in self.users[i] if k < j <= t]
         return (1 - self.R[t, k]) + self.S[t + 1, i] + pulp.lpSum(self.R[t, j] for j in later), 2 + len(later)
 
     def mem_freed(self, t: int, k: int) -> Any:
-        """mem_freed_t(v_k): memory that goes right after node k."""
+        """Return mem_freed_t(v_k): memory that is freed right after node k."""
         return pulp.lpSum(self.size(i) * self.FREE[t, i, k] for i in (*self.deps[k], k))
 
 
 def eq_c_1(m: Checkmate) -> Constraints:
-    """A node is computed only where what it reads is saved or computed in the same stage."""
+    """Compute a node only where the values it reads are saved or computed in the same stage."""
     for t in range(m.T):
         for j in range(t + 1):
             for i in m.deps[j]:
@@ -124,83 +126,83 @@ def eq_c_1(m: Checkmate) -> Constraints:
 
 
 def eq_c_2(m: Checkmate) -> Constraints:
-    """What is saved was computed in the stage before, or saved before."""
+    """Save only a value that was computed in the stage before, or saved before."""
     for t in range(1, m.T + 1):
         for i in range(m.T):
             yield f"{t}_{i}", m.S[t, i] <= m.R[t - 1, i] + m.S[t - 1, i]
 
 
 def eq_c_3(m: Checkmate) -> Constraints:
-    """Nothing is saved before the first stage."""
+    """Save nothing before the first stage."""
     yield "", pulp.lpSum(m.S[0, i] for i in range(m.T)) == 0
 
 
 def eq_c_4(m: Checkmate) -> Constraints:
-    """The last node is computed."""
+    """Compute the last node."""
     yield "", pulp.lpSum(m.R[t, m.T - 1] for t in range(m.T)) >= 1
 
 
 def eq_c_5(m: Checkmate) -> Constraints:
-    """Stage t ends with the first computation of node t: nothing later is computed or saved before."""
+    """End stage t with the first computation of node t: nothing later is computed or saved before."""
     yield "diagonal", pulp.lpSum(m.R[t, t] for t in range(m.T)) == m.T
     yield "computed", pulp.lpSum(m.R[t, i] for t in range(m.T) for i in range(t + 1, m.T)) == 0
     yield "saved", pulp.lpSum(m.S[t, i] for t in range(m.T) for i in range(t, m.T)) == 0
 
 
 def eq_c_6(m: Checkmate) -> Constraints:
-    """A stage starts with what is saved, and its first node adds its value."""
+    """Start a stage with the saved values, to which its first node adds its value."""
     for t in range(m.T):
         saved = pulp.lpSum(m.size(i) * m.S[t, i] for i in range(m.T))
         yield f"{t}", m.U[t, 0] == saved + m.size(0) * m.R[t, 0]
 
 
 def eq_c_7(m: Checkmate) -> Constraints:
-    """From node to node: what the last one frees goes, the value of the next one comes."""
+    """Update the memory from node to node: free what the last one frees, add the value of the next."""
     for t in range(m.T):
         for k in range(t):
             yield f"{t}_{k}", m.U[t, k + 1] == m.U[t, k] - m.mem_freed(t, k) + m.size(k + 1) * m.R[t, k + 1]
 
 
 def eq_c_8(m: Checkmate) -> Constraints:
-    """Without a hazard the value is freed: 1 − FREE ≤ num_hazards."""
+    """Free a value without hazards: 1 − FREE ≤ num_hazards."""
     for t, i, k in m.FREE:
         yield f"{t}_{i}_{k}", 1 - m.FREE[t, i, k] <= m.hazards(t, i, k)[0]
 
 
 def eq_c_9(m: Checkmate) -> Constraints:
-    """With one it is not: κ (1 − FREE) ≥ num_hazards."""
+    """Keep a value that has a hazard: κ (1 − FREE) ≥ num_hazards."""
     for t, i, k in m.FREE:
         hazards, most = m.hazards(t, i, k)
         yield f"{t}_{i}_{k}", most * (1 - m.FREE[t, i, k]) >= hazards
 
 
 def eq_c_10(m: Checkmate) -> Constraints:
-    """Memory is within the budget while each node runs, its workspace included."""
+    """Keep the memory within the budget while each node runs, its workspace included."""
     for t, k in m.U:
         workspace = units(m.graph.nodes[k].workspace_bytes, m.unit)
         yield f"{t}_{k}", m.U[t, k] + workspace * m.R[t, k] <= m.peak
 
 
 def save(m: Checkmate) -> Constraints:
-    """What is in memory when the loss runs, the incoming gradient aside, is within M_save."""
+    """Keep the memory at the loss, without the incoming gradient, within M_save."""
     yield "", m.U[m.graph.loss, m.graph.loss] <= m.save + m.size(m.graph.loss)
 
 
 def once(m: Checkmate) -> Constraints:
-    """The loss and every other `once` node is computed once."""
+    """Compute the loss and every other `once` node once."""
     for i, node in enumerate(m.graph.nodes):
         if node.once:
             yield f"{i}", pulp.lpSum(m.R[t, i] for t in range(m.T)) == 1
 
 
 def outgoing(m: Checkmate) -> Constraints:
-    """After the last stage exactly what leaves the block is saved."""
+    """Save after the last stage exactly the values that leave the block."""
     for i in range(m.T):
         yield f"{i}", m.S[m.T, i] == int(i in m.outgoing)
 
 
 def single(m: Checkmate) -> Constraints:
-    """What is saved is not computed."""
+    """Forbid to compute a value that is saved."""
     for t in range(m.T):
         for i in range(t):
             yield f"{t}_{i}", m.R[t, i] + m.S[t, i] <= 1
@@ -222,11 +224,11 @@ EQUATIONS: dict[str, Callable[[Checkmate], Constraints]] = {
     "outgoing": outgoing,
     "single": single,
 }
-"""Equation -> the function that writes it. A constraint's name is `eq_c_7_…`, or `save`, `once_…`, `outgoing_…`, …"""
+"""The function that writes each equation; a constraint's name is `eq_c_7_…`, or `save`, `once_…`, `outgoing_…`, …"""
 
 
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> Checkmate:
-    """The whole model."""
+    """Build the whole model."""
     m = Checkmate.of(block, peak_bytes, save_bytes)
     lower = [(t, i) for t in range(m.T) for i in range(t + 1)]
     m.problem += pulp.lpSum(m.graph.nodes[i].time_s * m.R[t, i] for t, i in lower), "time"
@@ -243,7 +245,7 @@ def checkmate(
     solver: MilpSolver = "highs",
     hint: Executions | None = None,
 ) -> tuple[BlockSchedule | None, SolveReport | None]:
-    """The fastest schedule of `block` within both budgets that keeps or frees what a node makes as one.
+    """Find the fastest schedule of `block` within both budgets that keeps or frees each node's outputs as a whole.
 
     Args:
         block: graph to schedule.
@@ -275,7 +277,7 @@ def checkmate(
 
 
 def _warm_start(model: Checkmate, executions: Executions) -> None:
-    """Give every variable its value in a schedule of these executions that frees values as early as it can."""
+    """Give every variable its value in a schedule of these executions that frees values as early as possible."""
     for variable in model.problem.variables():
         variable.setInitialValue(0)
     T = model.T

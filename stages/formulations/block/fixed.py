@@ -1,4 +1,4 @@
-"""The fixed policies every planner must beat: keep everything, recompute everything, fast-forward."""
+"""Fixed policies that every planner must beat: keep everything, recompute everything, fast-forward."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
 
 
 def keep_all(graph: BlockGraph) -> BlockSchedule:
-    """Plain PyTorch: every node once, every allocation freed right after its last use."""
+    """Run every node once and free every allocation right after its last use, as plain PyTorch does."""
     staged = StagedGraph.of(graph)
     return schedule_of(staged, timeline(staged, run_once(staged)))
 
 
 def recompute_all(graph: BlockGraph) -> BlockSchedule:
-    """Checkpointing of the whole block: keep the output alone, then run forward again before the first backward node.
+    """Checkpoint the whole block: keep the output alone, then run forward again before the first backward node.
 
-    Outputs of `once` nodes cannot be made again and are kept. Only what leads to something that backward reads is run
+    Outputs of `once` nodes cannot be made again and are kept. Only nodes that lead to something that backward reads run
     again.
     """
     staged = StagedGraph.of(graph)
@@ -27,7 +27,7 @@ def recompute_all(graph: BlockGraph) -> BlockSchedule:
 
 
 def fast_forward(graph: BlockGraph) -> BlockSchedule:
-    """F^∅ of Rotor (thesis 2.1.2): forward alone, nothing kept but the block's output; backward is empty."""
+    """Run forward alone and keep only the block's output (F^∅ of Rotor, thesis 2.1.2); backward is empty."""
     last_use = {a: k for k in range(graph.forward_count) for a in graph.nodes[k].creates}
     for k in range(graph.forward_count):
         last_use.update(dict.fromkeys(graph.nodes[k].reads, k))
@@ -43,7 +43,7 @@ def fast_forward(graph: BlockGraph) -> BlockSchedule:
 
 
 def _needed_again(graph: StagedGraph) -> list[int]:
-    """Forward nodes to run again so that all that backward reads exists although only the output was kept."""
+    """Return the forward nodes to run again to make everything that backward reads, if only the output was kept."""
     kept = set(graph.block.output)
     wanted = {a for node in graph.nodes[graph.loss + 1 :] for a in node.reads}
     wanted |= set(graph.block.outgoing)

@@ -1,18 +1,18 @@
-"""Retention intervals (Moccasin; Bartan et al. 2023) on CP-SAT, over the staged order of `staged.py`.
+"""Retention intervals (Moccasin; Bartan et al. 2023) on CP-SAT, over the staged order of `staged_order`.
 
 | symbol | variable | unit |
 |---|---|---|
 | x[k,m] | node k is computed an m-th time (m = 0 always is) | – |
 | s[k,m] | stage of that computation; s[k,0] = k | stage |
 | E[k,m] | its event: s[k,m] · T + k, so that events ascend as the staged order does | event |
-| e[g,m] | event at which the copy of allocations g made by it is gone | event |
+| e[g,m] | event at which the copy of allocations g made by it is freed | event |
 | y[r,j,k,m] | the j-th computation of r reads what the m-th computation of k made | – |
 | save[g] | allocations g are in memory at the loss | – |
 | M_peak, M_save | budgets as in RK-Checkmate | memory unit, rounded down |
 | C | computations a node at most (2 finds all that RK-Checkmate finds unless it computes something three times) | – |
 
 A copy occupies memory during [E[k,m], e[g,m]); `cumulative` keeps the sum within M_peak at every event. Allocations of
-one node with the same readers live and die together and are one group g.
+one node with the same readers are made and freed together and form one group g.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LARGEST_MEMORY = 1 << 40
 
 @dataclass(frozen=True)
 class Group:
-    """Allocations of one node with the same readers and the same part at the border."""
+    """Allocations of one node with the same readers and the same role at the border of the block."""
 
     creator: int
     nbytes: int
@@ -73,10 +73,12 @@ class _Model:
 
     @property
     def size(self) -> int:
+        """Return the number of nodes, the loss node included."""
         return len(self.graph.nodes)
 
     @property
     def horizon(self) -> int:
+        """Return the number of events."""
         return self.size * self.size
 
 
@@ -90,17 +92,17 @@ def retention(
     recompute_backward: bool = True,
     hint: Executions | None = None,
 ) -> tuple[BlockSchedule | None, SolveReport | None]:
-    """The fastest schedule of `block` within both budgets, at most `computations` of a node.
+    """Find the fastest schedule of `block` within both budgets with at most `computations` of each node.
 
     Args:
         block: graph to schedule.
         peak_bytes: M_peak, bytes in memory at any moment of forward or backward (see `ir.block` for what counts).
         save_bytes: M_save, bytes between forward and backward, output included, incoming gradient not.
         settings: limits of the solver.
-        computations: C.
-        recompute_backward: also consider computing backward nodes again; without it the report's bound holds for
+        computations: C, the most computations of a node.
+        recompute_backward: also consider computing backward nodes again; without it the report's bound holds only for
             schedules that do not.
-        hint: executions of a schedule that is (nearly) good, to start from.
+        hint: executions of a nearly good schedule, to start from.
 
     Returns:
         Schedule and report; `(None, None)` where there is provably no schedule; `(None, report)` with status
@@ -131,7 +133,7 @@ def solve_executions(
     recompute_backward: bool = True,
     hint: Executions | None = None,
 ) -> tuple[Executions | None, SolveReport | None]:
-    """As `retention`, but the answer as executions, which can be the hint of the next solve."""
+    """Solve like `retention`, but return executions, which can be the hint of the next solve."""
     model = _model(block, (peak_bytes, save_bytes), computations, recompute_backward)
     _memory(model, peak_bytes // model.unit)
     _memory_at_loss(model, save_bytes // model.unit)
@@ -156,7 +158,7 @@ def solve_executions(
 def smallest_peak(
     block: BlockGraph, settings: SolverSettings, *, computations: int = 2, hint: Executions | None = None
 ) -> tuple[Executions, int]:
-    """Executions with (nearly: within the limits of `settings`) the least M_peak, whatever they take; and that peak.
+    """Find executions with (nearly, within the limits of `settings`) the least M_peak, however slow, and that peak.
 
     Backward nodes run once. The thesis has no way to find this number (2.6.0.0.1).
     """
@@ -187,7 +189,7 @@ def _model(block: BlockGraph, budgets: Iterable[int], computations: int, recompu
 
 
 def group_allocations(graph: StagedGraph) -> list[Group]:
-    """Merge what lives and dies together; what has no bytes never matters."""
+    """Merge allocations that are made and freed together."""
     border_out, border_end = set(graph.block.output), set(graph.block.outgoing)
     sizes: dict[tuple[int, tuple[int, ...], bool, bool], int] = {}
     for k, node in enumerate(graph.nodes):
@@ -198,7 +200,7 @@ def group_allocations(graph: StagedGraph) -> list[Group]:
 
 
 def _computations(model: _Model, most: int, recompute_backward: bool) -> None:
-    """Variables x, s and E; later computations come later, and only after earlier ones."""
+    """Add variables x, s and E; later computations are in later stages, and only exist if earlier ones do."""
     cp, T = model.cp, model.size
     for k, node in enumerate(model.graph.nodes):
         model.runs[k] = [Computation(None, k, k * T + k)]
@@ -213,13 +215,13 @@ def _computations(model: _Model, most: int, recompute_backward: bool) -> None:
             if m > 1:
                 cp.add_implication(present, before.present)
                 cp.add(stage >= before.stage + 1).only_enforce_if(present)
-            # An absent computation has one place only, or it would multiply the answers.
+            # An absent computation has one stage only, or equal answers would multiply.
             cp.add(stage == k + m).only_enforce_if(~present)
             model.runs[k].append(Computation(present, stage, stage * T + k))
 
 
 def _reads(model: _Model) -> None:
-    """Variables e and y: every computation reads copies that are there, and copies last until they are read."""
+    """Add variables e and y: every computation reads copies that are in memory, and copies last until they are read."""
     cp, T = model.cp, model.size
     of_node: dict[int, list[int]] = {}
     for g, group in enumerate(model.groups):
@@ -243,7 +245,7 @@ def _reads(model: _Model) -> None:
 
 
 def _one_copy(model: _Model, k: int, reader_key: tuple[int, int], reader: Computation, groups: list[int]) -> None:
-    """The reader's computation is served by exactly one computation of k, which is there at that event."""
+    """Serve the reader's computation by exactly one computation of k, whose copy is in memory at that event."""
     cp, runs = model.cp, model.runs[k]
     if len(runs) == 1:
         for g in groups:
@@ -269,7 +271,7 @@ def _one_copy(model: _Model, k: int, reader_key: tuple[int, int], reader: Comput
 
 
 def _memory(model: _Model, peak: Any) -> None:
-    """Copies and workspace fit in M_peak at every event."""
+    """Keep copies and workspace within M_peak at every event."""
     cp, intervals, demands = model.cp, [], []
     for (g, m), end in sorted(model.ends.items()):
         group = model.groups[g]
@@ -293,7 +295,7 @@ def _interval(cp: Any, run: Computation, size: Any, end: Any, name: str) -> Any:
 
 
 def _memory_at_loss(model: _Model, save: int) -> None:
-    """What is in memory at the loss, incoming gradient aside, fits in M_save."""
+    """Keep the memory at the loss, without the incoming gradient, within M_save."""
     cp, graph = model.cp, model.graph
     event = graph.loss * model.size + graph.loss
     terms = []
@@ -316,7 +318,7 @@ def _memory_at_loss(model: _Model, save: int) -> None:
 
 
 def _time(model: _Model) -> Any:
-    """Total compute time; rounded down per node, so that the bound stays a bound."""
+    """Return the total compute time, rounded down per node, so that the bound stays a bound."""
     terms: list[Any] = []
     for k, node in enumerate(model.graph.nodes):
         cost = int(node.time_s / model.time_unit)

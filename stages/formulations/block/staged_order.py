@@ -16,7 +16,7 @@ from functools import cached_property
 from stowage.stages.ir.block import Action, BlockGraph, BlockNode, BlockSchedule
 
 Executions = Mapping[int, Sequence[int]]
-"""Staged node -> stages in which it runs, ascending; the first is the node's own number."""
+"""Stages in which each staged node runs, ascending; the first is the node's own number."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class StagedGraph:
 
     @cached_property
     def creator(self) -> dict[int, int]:
-        """Allocation -> staged node that creates it."""
+        """Return the staged node that creates each allocation."""
         return {a: k for k, node in enumerate(self.nodes) for a in node.creates}
 
     @cached_property
     def readers(self) -> dict[int, tuple[int, ...]]:
-        """Allocation -> staged nodes that read it, ascending."""
+        """Return the staged nodes that read each allocation, ascending."""
         found: dict[int, list[int]] = {a: [] for a in range(len(self.block.allocations))}
         for k, node in enumerate(self.nodes):
             for a in node.reads:
@@ -56,16 +56,16 @@ class StagedGraph:
 
     @cached_property
     def nbytes(self) -> tuple[int, ...]:
-        """Bytes of each allocation."""
+        """Return the bytes of each allocation."""
         return tuple(a.nbytes for a in self.block.allocations)
 
     @property
     def incoming_bytes(self) -> int:
-        """Bytes of the gradient that arrives at the loss."""
+        """Return the bytes of the gradient that arrives at the loss."""
         return sum(self.nbytes[a] for a in self.block.incoming)
 
     def phantoms(self, k: int) -> tuple[int, ...]:
-        """What forward node `k` saves only for backward: created by it and read by backward nodes alone."""
+        """Return what forward node `k` saves only for backward: created by it and read by backward nodes alone."""
         if k >= self.loss:
             return ()
         kept = set(self.block.output) | set(self.block.outgoing)
@@ -76,7 +76,7 @@ class StagedGraph:
         )
 
     def action(self, k: int) -> Action:
-        """The row that computes staged node `k` (never the loss)."""
+        """Return the row that computes staged node `k` (never the loss)."""
         return Action("compute", k if k < self.loss else k - 1)
 
 
@@ -91,11 +91,11 @@ class StagedCost:
 
     @property
     def peak_bytes(self) -> int:
-        """Highest memory of both parts."""
+        """Return the highest memory of both parts."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
     def within(self, peak_bytes: int, save_bytes: int) -> bool:
-        """Whether both budgets hold."""
+        """Say whether both budgets hold."""
         return self.peak_bytes <= peak_bytes and self.save_bytes <= save_bytes
 
 
@@ -113,7 +113,7 @@ class Timeline:
 
 
 def run_once(graph: StagedGraph) -> dict[int, list[int]]:
-    """Every node exactly once: nothing is recomputed."""
+    """Run every node exactly once: nothing is recomputed."""
     return {k: [k] for k in range(len(graph.nodes))}
 
 
@@ -137,7 +137,7 @@ def timeline(graph: StagedGraph, executions: Executions) -> Timeline:
 
 
 def cost_of(graph: StagedGraph, line: Timeline) -> StagedCost:
-    """Time and memory of a timeline."""
+    """Compute time and memory of a timeline."""
     nbytes, nodes = graph.nbytes, graph.nodes
     time_s, used, save, peaks, part = 0.0, 0, 0, [0, 0], 0
     for (_, k), freed in zip(line.events, line.freed, strict=True):
@@ -154,7 +154,7 @@ def cost_of(graph: StagedGraph, line: Timeline) -> StagedCost:
 
 
 def schedule_of(graph: StagedGraph, line: Timeline) -> BlockSchedule:
-    """The timeline as rows; what the loss frees is freed first in backward."""
+    """Convert a timeline to rows; what the loss frees is freed first in backward."""
     parts: tuple[list[Action], list[Action]] = ([], [])
     part = 0
     for (_, k), freed in zip(line.events, line.freed, strict=True):
@@ -167,7 +167,7 @@ def schedule_of(graph: StagedGraph, line: Timeline) -> BlockSchedule:
 
 
 def memory_unit(graph: StagedGraph, budgets: Iterable[int], largest: int) -> int:
-    """Bytes per unit of memory: the greatest common divisor of all sizes, or more where numbers would pass `largest`.
+    """Return bytes per unit of memory: the greatest common divisor of all sizes, or more to stay below `largest`.
 
     Sizes are rounded up to units and budgets down, so that a schedule within the rounded budget is within the true one.
     """
@@ -177,10 +177,10 @@ def memory_unit(graph: StagedGraph, budgets: Iterable[int], largest: int) -> int
 
 
 def unit_of(sizes: Iterable[int], most: int, largest: int) -> int:
-    """Bytes per unit of memory: the greatest common divisor of `sizes`, or more where `most` would pass `largest`."""
+    """Return bytes per memory unit: the greatest common divisor of `sizes`, or more to keep `most` below `largest`."""
     return max(math.gcd(*sizes) or 1, -(-most // largest))
 
 
 def units(nbytes: int, unit: int) -> int:
-    """Bytes in units, rounded up."""
+    """Convert bytes to units, rounded up."""
     return -(-nbytes // unit)

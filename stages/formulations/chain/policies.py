@@ -26,7 +26,7 @@ def segments(blocks: list[ChainBlock], size: int) -> list[ChainStep]:
 
 
 def fixed_policies(blocks: list[ChainBlock]) -> dict[str, list[ChainStep]]:
-    """Recompute every block, and Chen's √n checkpointing, where blocks may be run without keeping anything."""
+    """Recompute every block, and Chen's √n checkpointing, where blocks may run without keeping anything."""
     if len(blocks) < 2 or any(math.isinf(b.fast_time_s) for b in blocks[:-1]):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""RK-Rotor (thesis 2.5): which option each block of a chain runs with, by dynamic programming over memory slots.
+"""RK-Rotor (thesis 2.5) chooses the option of each block of a chain, by dynamic programming over memory slots.
 
 | symbol | meaning | unit |
 |---|---|---|
@@ -16,11 +16,11 @@ Deviations from the thesis, each of which makes the plan cheaper or truer:
 - The sub-problem s..t with t < L−1 starts when block t+1 has finished its backward: g_t and G_t are in memory from its
   start and are added to every forward's need (Rotor's m_∅ and m_all count |g_t| likewise). B_s runs when all blocks
   after s are done: G_s is added to its need. So gradients that stay are subtracted exactly, not as a constant.
-- When block t < L−1 runs for the last time nobody needs x_{t+1} any more; its tail options leave out what only x_{t+1}
-  needed (a recomputed block stops early).
+- When block t < L−1 runs for the last time nobody needs x_{t+1} any more; its last-run options leave out what only
+  x_{t+1} needed (a recomputed block stops early).
 - Where that saves most of the sub-problems, memory is counted above G_t: then sub-problems over equal blocks are equal
-  wherever they stand, though gradients pile up beside them (those of a scan's inputs, made step by step). The
-  difference between two such counts is rounded up to slots.
+  wherever they are, though gradients add up beside them (those of a scan's inputs, made step by step). The difference
+  between two such counts is rounded up to slots.
 - (2.21) lets i reach t: keeping x_t and running block t alone is a valid choice.
 - In (2.20) and (2.21) indices i of options and times belong to block s.
 """
@@ -38,15 +38,17 @@ Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
 
 SUB_PROBLEMS_AT_ONCE = 1000
-"""Sub-problems that are solved at once."""
+"""Number of distinct sub-problems up to which memory is counted exactly."""
 
 FEWER_SUB_PROBLEMS = 4
-"""Times fewer sub-problems, at least, for which differences are rounded."""
+"""Least factor by which counting memory above G_t must reduce the sub-problems, since it rounds."""
 
 
 HEADROOM = 1.5
-"""A table reaches this much beyond the budget it is for: it rounds every size up and frees late, so plans for a larger
-nominal memory may truly fit."""
+"""Factor by which a table reaches beyond the budget it is for.
+
+It rounds every size up and frees late, so plans for a larger nominal memory may truly fit.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class ChainBlock:
         gradient_bytes: g_s, the gradient of its output; 0 for the last block.
         resident_bytes: G_s.
         options: o > 0, when the output is needed.
-        tail_options: o > 0 for the last execution, when the output is not needed; same order and length.
+        last_run_options: o > 0 for the last execution, when the output is not needed; same order and length.
         fast_time_s, fast_peak_bytes: F^0; infinite time where a block cannot be run without keeping anything.
     """
 
@@ -117,7 +119,7 @@ class RkRotor:
         return -(-nbytes // self.slot_bytes)
 
     def _fast_forwards(self) -> tuple[Floats, Slots]:
-        """Time and need in bytes of F^0_s … F^0_{i-1}, for every s < i; x_s is not counted."""
+        """Return time and need in bytes of F^0_s … F^0_{i-1}, for every s < i; x_s is not counted."""
         count = len(self.blocks)
         time = np.full((count, count + 1), np.inf)
         need = np.zeros((count, count + 1), dtype=np.int64)
@@ -131,7 +133,7 @@ class RkRotor:
         return time, need
 
     def _options(self, s: int, t: int) -> tuple[Floats, Slots, Slots]:
-        """Times, kept slots and needed slots of block s's options inside sub-problem s..t (validity of 2.20)."""
+        """Return times, kept slots and needed slots of block s's options inside sub-problem s..t (validity of 2.20)."""
         last_run = s == t and t < len(self.blocks) - 1
         options = self.blocks[s].last_run_options if last_run else self.blocks[s].options
         waiting = self._waiting(t)
@@ -144,7 +146,7 @@ class RkRotor:
         )
 
     def _first_case(self, s: int, t: int, memory: Slots) -> Floats:
-        """(2.20): block s runs once, with option o; rows are options, columns memory."""
+        """Return the times of (2.20), where block s runs once, with option o; rows are options, columns memory."""
         time, save, need = self._options(s, t)
         valid = memory[None, :] >= need[:, None]
         if s == t:
@@ -154,7 +156,7 @@ class RkRotor:
         return np.where(valid, time[:, None] + rest, np.inf)
 
     def _second_case(self, s: int, t: int, memory: Slots) -> Floats:
-        """(2.21): blocks s..i−1 run fast, x_i is kept; rows are i = s+1..t, columns memory."""
+        """Return the times of (2.21): blocks s..i−1 run fast, x_i is kept; rows are i = s+1..t, columns memory."""
         borders = np.arange(s + 1, t + 1)
         need = -(-(self._fast_need[s, borders] + self._waiting(t)) // self.slot_bytes)
         left = memory[None, :] - self._input[borders][:, None]
@@ -166,26 +168,26 @@ class RkRotor:
         return np.where(memory[None, :] >= need[:, None], total, np.inf)
 
     def _waiting(self, t: int) -> int:
-        """Bytes above the count of s..t that are in memory from its start: g_t, and G_t unless it is counted from."""
+        """Return bytes in memory from the start of s..t, above its base: g_t, and G_t unless that is the base."""
         block = self.blocks[t]
         return block.gradient_bytes + block.resident_bytes - int(self._base[t])
 
     def _shift(self, ends: Slots, t: int) -> Slots:
-        """Slots between the count of a sub-problem that ends with t and of one inside that ends with each of `ends`."""
+        """Return the slots between the base of a sub-problem s..t and those of sub-problems that end with `ends`."""
         shift: Slots = -((self._base[t] - self._base[ends]) // self.slot_bytes)
         return shift
 
     def time_s(self, slots: int) -> float:
-        """Opt(0, L−1, slots), infinite when infeasible."""
+        """Return Opt(0, L−1, slots), infinite when infeasible."""
         return float(self._opt[self._row[0, -1], slots])
 
     def smallest_slots(self) -> int | None:
-        """Fewest slots for which a sequence exists, or None if `slots` is too few."""
+        """Return the fewest slots for which a sequence exists, or None if `slots` is too few."""
         feasible = np.flatnonzero(np.isfinite(self._opt[self._row[0, -1]]))
         return int(feasible[0]) if len(feasible) else None
 
     def sequence(self, slots: int) -> list[ChainStep]:
-        """Algorithm 6, without recursion: the steps for a feasible number of slots."""
+        """Return the steps for a feasible number of slots (Algorithm 6, without recursion)."""
         steps: list[ChainStep] = []
         stack: list[tuple[int, int, int] | ChainStep] = [(0, len(self.blocks) - 1, slots)]
         while stack:
@@ -218,7 +220,7 @@ class RkRotor:
 
 
 def _numbered(blocks: Sequence[ChainBlock]) -> tuple[Slots, list[tuple[int, int]], Slots]:
-    """What `_equal_subproblems` finds, and t -> bytes from which a sub-problem s..t counts memory: none, or G_t."""
+    """Assign numbers to sub-problems, and return the bytes from which sub-problems s..t count memory: 0 or G_t."""
     resident = np.array([b.resident_bytes for b in blocks], dtype=np.int64)
     row, distinct = _equal_subproblems(blocks, resident)
     if len(distinct) <= SUB_PROBLEMS_AT_ONCE:
@@ -230,10 +232,10 @@ def _numbered(blocks: Sequence[ChainBlock]) -> tuple[Slots, list[tuple[int, int]
 
 
 def _equal_subproblems(blocks: Sequence[ChainBlock], resident: Slots) -> tuple[Slots, list[tuple[int, int]]]:
-    """(s, t) -> a number that equal sub-problems share, and the first (s, t) of each number, short ones first.
+    """Give equal sub-problems (s, t) one number; return the numbers and the first (s, t) of each, short ones first.
 
-    A sub-problem is known by its blocks, and by whether its last block is that of the chain. `resident` is what of the
-    gradients that stay tells blocks apart.
+    A sub-problem is known by its blocks, and by whether its last block is the chain's. `resident` tells blocks apart by
+    the gradients that stay in memory.
     """
     count = len(blocks)
     kinds: dict[tuple[object, ...], int] = {}

@@ -1,4 +1,4 @@
-"""What formulations over an H-Graph give back."""
+"""Answers of formulations over an H-Graph."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from stowage.stages.ir.block import SolveReport
 from stowage.stages.ir.h_graph import HSchedule
 
 Budgets = tuple[int, int]
-"""(M_peak, M_save), bytes."""
+"""The pair (M_peak, M_save), in bytes."""
 
 
 @dataclass(frozen=True)
 class HAnswer:
-    """What a formulation found for one pair of budgets.
+    """The answer of a formulation for one pair of budgets.
 
     Attributes:
         budgets: (M_peak, M_save), bytes.
         feasible: False where there is provably no schedule; None where the limit came before any answer.
         runs: executions, to start the next solve from.
-        schedule: the same as rows.
+        schedule: the executions as rows.
         report: status, time and bound.
     """
 
@@ -41,7 +41,7 @@ def answer_of(
     bound_s: float,
     name: str,
 ) -> HAnswer:
-    """The answer that these executions are; `bound_s` is capped at their time."""
+    """Make the answer from executions; `bound_s` is capped at their time."""
     events = timeline(data, runs)
     objective_s = cost_of(data, events).time_s
     report = SolveReport(name, status, objective_s, max(0.0, min(bound_s, objective_s)))
@@ -49,7 +49,7 @@ def answer_of(
 
 
 def no_answer(budgets: Budgets, feasible: bool | None, bound_s: float, name: str) -> HAnswer:
-    """There is provably none, or the limit came first."""
+    """Make the answer that there is provably no schedule, or that the limit came first."""
     if feasible is False:
         return HAnswer(budgets, False)
     return HAnswer(budgets, None, report=SolveReport(name, "feasible", float("inf"), max(0.0, bound_s)))

@@ -1,15 +1,16 @@
-"""An H-Graph as the chain of blocks that RK-Rotor plans (thesis 2.5, 3.2.2): block k is forward node k, and the
-backward nodes that belong to it.
+"""An H-Graph as the chain of blocks that RK-Rotor plans (thesis 2.5, 3.2.2).
+
+Block k is forward node k, and the backward nodes that belong to it.
 
 A cluster's options are the block's; any other node has one, which keeps what its backward reads. What only the next
-node reads in forward is the link to it (x_{k+1}). A value that is read farther away, in forward or backward, or that
-must not be made again, counts as resident from its making to its last use.
+node reads in forward is the link to it (x_{k+1}). A value that is read farther on, in forward or backward, or that must
+not be made again, counts as resident from its making to its last use.
 
 `rk_rotor.py` adds g_t and G_t to sub-problems that end with block t. Backward nodes run once and in order, so all
 gradients in memory when block t begins its backward are known: they are counted as G_t, and g_t is 0. Resident values
 that are needed from then on are counted in G_t too.
 
-The counts are good enough to compare plans by; what a plan takes follows from its executions (`h_staged.py`).
+The counts are good enough to compare plans; the memory of a plan follows from its executions (`staged_order.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from stowage.stages.formulations.cluster.problem import HProblem, Way
 
 @dataclass(frozen=True)
 class HChain:
-    """What RK-Rotor needs of an H-Graph.
+    """The chain of an H-Graph for RK-Rotor.
 
     Attributes:
         data: the H-Graph.
-        owner: backward node -> the block it belongs to; never rises.
+        owner: the block that each backward node belongs to; never rises.
     """
 
     data: HProblem
@@ -37,7 +38,7 @@ class HChain:
 
     @staticmethod
     def of(data: HProblem) -> HChain | None:
-        """The chain, or None where clusters do not run backward in the opposite order of forward."""
+        """Make the chain, or None where clusters do not run backward in the opposite order of forward."""
         loss, above = data.graph.loss, data.graph.loss - 1
         owner: dict[int, int] = {}
         behind = [data.graph.clusters[data.backward_of[b]].forward for b in sorted(data.backward_of)]
@@ -47,7 +48,7 @@ class HChain:
             if b in data.backward_of:
                 above = behind.pop(0)
             else:
-                # As in `options/h_owners.py`: it belongs to the last operation that reads or made what it reads.
+                # As in `options/clusters/owners.py`: it belongs to the last operation that reads or made its inputs.
                 uses = {k for d in _reads(data, b) for k in (*data.contributors[d], *data.readers[d]) if k <= above}
                 above = max(max(uses, default=above), behind[0] if behind else 0)
             owner[b] = above
@@ -55,23 +56,23 @@ class HChain:
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
-        """Block -> the backward node before which its last executions come: its first, or that of the next to run."""
+        """Return, for each block, the backward node before which its last executions come."""
         size = self.data.size
         return tuple(min((b for b, o in self.owner.items() if o <= k), default=size) for k in range(self._loss))
 
     @cached_property
     def crossing_bytes(self) -> int:
-        """Bytes of the values that are read in forward beyond the next node."""
+        """Return the bytes of the values that are read in forward beyond the next node."""
         far = (d for d in self._values if any(self._maker(d) + 1 < r < self._loss for r in self.data.readers[d]))
         return sum(self.data.nbytes[d] for d in far)
 
     def runs_again(self, k: int) -> bool:
-        """Whether a forward node may run more than once, by itself: not where others add to what it makes."""
+        """Say whether a forward node may run again by itself: not where others add to what it makes."""
         data = self.data
         return repeatable(data, k) and all(len(data.contributors[d]) == 1 for d in data.graph.nodes[k].makes)
 
     def blocks(self) -> list[ChainBlock]:
-        """The chain."""
+        """Make the blocks of the chain."""
         return [self._block(k) for k in range(self._loss)]
 
     @property
@@ -80,7 +81,7 @@ class HChain:
 
     @cached_property
     def _values(self) -> list[int]:
-        """What forward makes."""
+        """Return the values that forward makes."""
         return [d for d, makers in enumerate(self.data.contributors) if makers[0] < self._loss]
 
     def _maker(self, value: int) -> int:
@@ -88,7 +89,7 @@ class HChain:
 
     @cached_property
     def _resident(self) -> frozenset[int]:
-        """Values of forward that are no link and not kept by their own block alone."""
+        """Return the values of forward that are no link and are not kept by their own block alone."""
         return frozenset(d for d in self._values if self._stays(d))
 
     def _stays(self, value: int) -> bool:
@@ -99,7 +100,7 @@ class HChain:
         return any(r != k + 1 if r <= loss else self.owner[r] not in near for r in data.readers[value])
 
     def _resident_bytes(self, t: int) -> int:
-        """Of resident values that are needed once block t begins its backward; for the last block, at the loss."""
+        """Return bytes of resident values needed once block t begins its backward; for the last block, at the loss."""
         data = self.data
         begin = self._loss if t == self._loss - 1 else self.begins[t]
 
@@ -110,7 +111,7 @@ class HChain:
 
     @cached_property
     def _spans(self) -> list[tuple[int, int, int]]:
-        """Of each value made from the loss on: the nodes between which it is in memory, and its bytes."""
+        """Return the first and last node of each value made from the loss on, and its bytes."""
         data, found = self.data, []
         for d, makers in enumerate(data.contributors):
             if makers[0] >= self._loss:
@@ -119,7 +120,7 @@ class HChain:
         return found
 
     def _gradient_bytes(self, b: int) -> int:
-        """In memory when backward node b begins."""
+        """Return the bytes of gradients in memory when backward node b begins."""
         return sum(nbytes for start, end, nbytes in self._spans if start < b <= end)
 
     def _block(self, k: int) -> ChainBlock:
@@ -143,16 +144,16 @@ class HChain:
         )
 
     def _own(self, k: int) -> list[int]:
-        """What forward node k makes that is not resident."""
+        """Return the values of forward node k that are not resident."""
         return [d for d in self.data.graph.nodes[k].makes if d not in self._resident]
 
     def _highest(self, k: int, way: Way) -> int:
-        """Most bytes while a forward node runs, its inputs left out."""
+        """Return the most bytes while a forward node runs, without its inputs."""
         own = self._own(k)
         return max(s.internal_bytes + sum(self.data.nbytes[d] for d in own if d not in s.unborn) for s in way.steps)
 
     def _options(self, k: int, way: Way) -> tuple[ChainOption, ChainOption]:
-        """A way to run block k, and the same where the next block needs nothing of it any more."""
+        """Make the option of block k for a way, and its last-run option, when the next block needs nothing of it."""
         data, own = self.data, self._own(k)
         backward = [(b, self._backward_way(b, way)) for b, o in self.owner.items() if o == k]
         read = {d for _, other in backward for d in other.reads}
@@ -172,8 +173,10 @@ class HChain:
         return next(other for other in self.data.ways[b] if other.option == wanted)
 
     def _highest_backward(self, k: int, way: Way, backward: list[tuple[int, Way]], kept: int, linked: int) -> int:
-        """Most bytes while the backward nodes of block k run, above what `_block` counts as resident; in the last block
-        while the loss does, too."""
+        """Return the most bytes while the backward nodes of block k run, above what `_block` counts as resident.
+
+        In the last block the loss counts too.
+        """
         data, highest, phantom = self.data, 0, way.phantom_bytes
         last = k == self._loss - 1
         loss = [(self._loss, other) for other in data.ways[self._loss]] if last else []
@@ -190,6 +193,6 @@ class HChain:
 
 
 def _reads(data: HProblem, b: int) -> set[int]:
-    """What a backward node reads of forward."""
+    """Return the values of forward that a backward node reads."""
     read = {d for way in data.ways[b] for d in way.reads}
     return {d for d in read if data.contributors[d][0] < data.graph.loss}

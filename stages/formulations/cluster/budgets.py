@@ -1,13 +1,13 @@
-"""Which budgets an H-Graph is solved for.
+"""Chooses the budgets that an H-Graph is solved for.
 
 The thesis spaces them evenly between a bound that may not be feasible and plain PyTorch's peak (2.6.0.0.1): many of
-them then have the same answer, while the steep part of the front, at small budgets, is met by few. Here solving begins
-at both ends of what is feasible, and goes on where the answers leave most open: between two neighbours lies a rectangle
+them then have the same answer, while the steep part of the front, at small budgets, gets few. Here solving begins at
+both ends of what is feasible, and goes on where the answers leave most open: between two neighbours lies a rectangle
 (seconds by which they differ × ratio of their memory) that the front must cross, and the largest are cut at their
 geometric middle. An answer that takes less than its budget leaves nothing open between the two.
 
-Budgets are asked in rounds: those of one round do not wait for each other, so that they may be solved side by side.
-`refine` and `explore` are generators that yield what to solve and are sent what was found.
+Budgets are asked in rounds: those of one round do not wait for each other, so that they may be solved in parallel.
+`refine` and `explore` are generators that yield what to solve and are sent the answers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 CUTS = 4
-"""Rectangles that are cut in one round. It does not hang on how many are solved at once, so neither does the answer."""
+"""Number of rectangles cut in one round, independent of the number of workers, so that results are reproducible."""
 
 
 @dataclass(frozen=True)
 class Met:
-    """What the fastest schedule found within budgets takes."""
+    """Time and memory of the fastest schedule found within budgets."""
 
     time_s: float
     peak_bytes: int
@@ -37,14 +37,15 @@ class Met:
 
 
 def refine(low: int, high: int, count: int) -> Generator[list[int], Sequence[tuple[float, int] | None], None]:
-    """Rounds of at most `count` budgets between `low` and `high`.
+    """Yield rounds of at most `count` budgets between `low` and `high`.
 
-    Is sent, for each budget of the round, the seconds of its answer and the bytes it takes, or None where there is
-    none.
+    After each round it is sent, for each budget, the seconds of its answer and the bytes it takes, or None where there
+    is none.
 
     Args:
-        low, high: bytes; `low` should be the smallest feasible budget or close to it.
-        count: budgets, those without an answer included.
+        low: the smallest feasible budget or close to it, bytes.
+        high: the largest budget, bytes.
+        count: number of budgets, those without an answer included.
     """
     solved: dict[int, tuple[float, int] | None] = {}
     asked = list(dict.fromkeys((high, low)))[:count]
@@ -57,13 +58,17 @@ def refine(low: int, high: int, count: int) -> Generator[list[int], Sequence[tup
 def explore(
     smallest_peak: int, largest_peak: int, leaving: int, peaks: int, saves: int
 ) -> Generator[list[Budgets], Sequence[Met | None], None]:
-    """Rounds of pairs: `peaks` values of M_peak without a limit on what is saved, and for each that gives something new
-    up to `saves` values of M_save, from what leaves forward to what that schedule saves.
+    """Yield rounds of pairs of budgets.
+
+    These are `peaks` values of M_peak without a limit on what is saved, and for each that gives something new up to
+    `saves` values of M_save, from what leaves forward to what that schedule saves.
 
     Args:
-        smallest_peak, largest_peak: bytes; see `refine`.
+        smallest_peak: the smallest feasible peak or close to it, bytes.
+        largest_peak: the largest peak, bytes.
         leaving: bytes of what leaves forward.
-        peaks, saves: how many; `peaks` × `saves` pairs in all at most.
+        peaks: number of values of M_peak.
+        saves: number of values of M_save for each; there are at most `peaks` × `saves` pairs.
     """
     met: dict[int, Met] = {}
     rounds = refine(smallest_peak, largest_peak, peaks)
@@ -84,7 +89,7 @@ def explore(
 
 
 def _send(rounds: Generator[list[Asked], Answer, None], answer: Answer) -> list[Asked]:
-    """The next round; empty at the end."""
+    """Return the next round; empty at the end."""
     try:
         return rounds.send(answer)
     except StopIteration:
@@ -92,7 +97,7 @@ def _send(rounds: Generator[list[Asked], Answer, None], answer: Answer) -> list[
 
 
 def _widest(solved: dict[int, tuple[float, int] | None]) -> list[int]:
-    """Budgets in the middle of the rectangles between neighbours, largest rectangle first."""
+    """Return the budgets in the middle of the rectangles between neighbours, largest rectangle first."""
     found: list[tuple[float, int]] = []
     for small, large in itertools.pairwise(sorted(solved)):
         below, above = solved[small], solved[large]
@@ -101,7 +106,7 @@ def _widest(solved: dict[int, tuple[float, int] | None]) -> list[int]:
         middle = math.isqrt(max(1, small) * above[1])
         if not small < middle < above[1]:
             continue
-        # Where the smaller budget has no answer, the front ends somewhere between: worth half of what it costs there.
+        # Where the smaller budget has no answer, the front ends between them: count half the larger one's time.
         seconds = above[0] / 2 if below is None else below[0] - above[0]
         if seconds > 0:
             found.append((seconds * math.log(above[1] / max(1, small)), middle))

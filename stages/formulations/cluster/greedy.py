@@ -1,5 +1,7 @@
-"""Grow a choice of `h_lazy.py` until both budgets hold, giving up the least time per byte; then take back what was too
-much. Deterministic; times are seconds, sizes bytes."""
+"""Grows a choice of `lazy.py` until both budgets hold, at the least time per byte; then undoes what was too much.
+
+The result is deterministic; times are seconds, sizes bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,14 @@ _MOST_PASSES = 200
 
 @dataclass(frozen=True)
 class _Move:
-    """A change of a choice: estimated seconds more, bytes less where a budget is broken, and events for which they are
-    less."""
+    """A change of a choice.
+
+    Attributes:
+        seconds: estimated seconds more.
+        nbytes: bytes less where a budget is exceeded.
+        length: number of events for which they are less.
+        choice: the choice after it.
+    """
 
     seconds: float
     nbytes: int
@@ -23,7 +31,7 @@ class _Move:
     choice: HChoice
 
     def price(self, foresight: float, excess: int) -> float:
-        """Seconds per byte that counts; with foresight also per event."""
+        """Return the seconds per useful byte; with foresight also per event."""
         weight: float = self.length**foresight
         return (self.seconds + 1e-12) / (min(self.nbytes, excess) * weight)
 
@@ -31,13 +39,14 @@ class _Move:
 def relieve(
     data: HProblem, start: HCandidate, peak_bytes: int, save_bytes: int, foresight: float = 0.0
 ) -> HCandidate | None:
-    """A candidate within both budgets that grows out of `start`, or None where the rule finds none.
+    """Return a candidate within both budgets that grows out of `start`, or None where the rule finds none.
 
     Args:
         data: the problem.
         start: where to begin.
-        peak_bytes, save_bytes: budgets.
-        foresight: 0 prices bytes at the broken moment; 1 multiplies by the events for which they are free.
+        peak_bytes: M_peak.
+        save_bytes: M_save.
+        foresight: 0 prices bytes at the moment of the excess; 1 multiplies by the events for which they are free.
     """
     current, seen = start, {start.choice}
     for _ in range(_MOST_PASSES):
@@ -57,7 +66,7 @@ def relieve(
 
 
 def polish(data: HProblem, found: HCandidate, peak_bytes: int, save_bytes: int, tries: int) -> HCandidate:
-    """Undo single decisions, the dearest first, as long as the budgets hold and time is saved."""
+    """Undo single decisions, the most expensive first, as long as the budgets hold and time is saved."""
     for _ in range(2):
         before = found
         for choice in list(_undone(data, found))[:tries]:
@@ -73,14 +82,14 @@ def polish(data: HProblem, found: HCandidate, peak_bytes: int, save_bytes: int, 
 
 
 def _moves(data: HProblem, current: HCandidate, where: int) -> Iterator[_Move]:
-    """What would take bytes away from event `where`."""
+    """Yield changes that would free bytes at event `where`."""
     yield from _smaller_options(data, current, where)
     yield from _phantoms_dropped(data, current, where)
     yield from _values_cut(data, current, where)
 
 
 def _smaller_options(data: HProblem, current: HCandidate, where: int) -> Iterator[_Move]:
-    """Another option: a smaller phantom across `where`, or less to hold while one of its nodes runs there."""
+    """Yield changes of option: a smaller phantom across `where`, or less memory while one of its nodes runs there."""
     event = current.events[where]
     spans = _phantom_spans(data, current)
     for j, cluster in enumerate(data.graph.clusters):
@@ -104,7 +113,7 @@ def _smaller_options(data: HProblem, current: HCandidate, where: int) -> Iterato
 
 
 def _phantoms_dropped(data: HProblem, current: HCandidate, where: int) -> Iterator[_Move]:
-    """Fast-forward first, and forward again for backward."""
+    """Yield changes that fast-forward first, and run forward again for backward."""
     spans = _phantom_spans(data, current)
     for j, cluster in enumerate(data.graph.clusters):
         first, last = spans[j]
@@ -117,7 +126,7 @@ def _phantoms_dropped(data: HProblem, current: HCandidate, where: int) -> Iterat
 
 
 def _values_cut(data: HProblem, current: HCandidate, where: int) -> Iterator[_Move]:
-    """A forward node's values that wait unused across `where`."""
+    """Yield cuts of a forward node's values that are in memory unused across `where`."""
     stretches: dict[tuple[int, int, int], int] = {}
     last: dict[int, int] = {}
     for e, event in enumerate(current.events):
@@ -142,7 +151,7 @@ def _most(way: Way) -> int:
 
 
 def _phantom_spans(data: HProblem, current: HCandidate) -> list[tuple[int, int]]:
-    """For each cluster the events that make and that take its phantom."""
+    """Return, for each cluster, the events that make and that take its phantom."""
     spans = [(0, 0)] * len(data.graph.clusters)
     for e, event in enumerate(current.events):
         j = data.cluster_of.get(event.node)
@@ -152,7 +161,7 @@ def _phantom_spans(data: HProblem, current: HCandidate) -> list[tuple[int, int]]
 
 
 def _seconds_again(data: HProblem, current: HCandidate, node: int, stage: int) -> float:
-    """Time to run a forward node again in a stage: itself, and its ancestors that are not there by then."""
+    """Return the time to run a forward node again in a stage, with its ancestors that are not in memory by then."""
     last_use: dict[int, int] = {}
     for event in current.events:
         for d in event.way.reads:
@@ -170,7 +179,7 @@ def _seconds_again(data: HProblem, current: HCandidate, node: int, stage: int) -
 
 
 def _undone(data: HProblem, found: HCandidate) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Single decisions that could be taken back, those that cost most first."""
+    """Yield single decisions that could be undone, the most expensive first."""
     priced: list[tuple[float, str, tuple[int, int]]] = []
     for j, cluster in enumerate(data.graph.clusters):
         times = [o.forward.time_s + o.backward.time_s for o in cluster.options]
@@ -186,7 +195,7 @@ def _undone(data: HProblem, found: HCandidate) -> Iterator[tuple[str, tuple[int,
 
 
 def _merge(now: HChoice, before: HChoice, undo: tuple[str, tuple[int, int]]) -> HChoice | None:
-    """The choice with one decision taken back, or None if that has happened already."""
+    """Return the choice with one decision undone, or None if that has happened already."""
     kind, (a, b) = undo
     if kind == "option":
         if now.options[a] != before.options[a]:

@@ -1,9 +1,9 @@
-"""From a choice of options and of what not to hold to the executions of an H-Graph, in time linear in the graph.
+"""Finds executions of an H-Graph from a choice of options and of what is not kept, in time linear in the graph.
 
-As in `lazy.py`: a cut (k, t) says that what forward node k made is not held across the end of stage t; where a cut
-falls between two uses, k runs again at the later one, lazily. A dropped cluster does not hold its phantom across the
-loss: its forward runs plainly first, and again, with the option, where its values are made again or else in backward's
-stage.
+As in `block/greedy/lazy.py`, a cut (k, t) says that what forward node k made is not kept across the end of stage t;
+where a cut falls between two uses, k runs again at the later one, lazily. A dropped cluster does not keep its phantom
+across the loss: its forward runs plainly first, and again, with the option, where its values are made again or else in
+backward's stage.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from stowage.stages.formulations.cluster.problem import HProblem
 from stowage.stages.formulations.cluster.staged_order import Event, Execution, HRuns, HStagedCost, cost_of, timeline
 
-# Cuts of cuts could multiply: more runs than this and the last copy is simply held.
+# Cuts of cuts could multiply: from this many runs on, the last copy is kept.
 _MOST_RUNS = 8
 
 
 @dataclass(frozen=True)
 class HChoice:
-    """Option of each cluster; clusters whose phantom is dropped at the loss; cuts (node, stage)."""
+    """A choice: the option of each cluster, clusters whose phantom is dropped at the loss, and cuts (node, stage)."""
 
     options: tuple[int, ...]
     dropped: frozenset[int] = frozenset()
@@ -29,7 +29,7 @@ class HChoice:
 
 @dataclass(frozen=True)
 class HCandidate:
-    """A choice, what follows from it, and what that costs."""
+    """A choice with the executions that follow from it, and their cost."""
 
     choice: HChoice
     runs: HRuns
@@ -38,19 +38,19 @@ class HCandidate:
 
 
 def candidate_of(data: HProblem, choice: HChoice) -> HCandidate:
-    """The schedule that follows from a choice, and its cost."""
+    """Make the schedule that follows from a choice, and its cost."""
     runs = runs_of(data, choice)
     events = timeline(data, runs)
     return HCandidate(choice, runs, events, cost_of(data, events))
 
 
 def repeatable(data: HProblem, k: int) -> bool:
-    """Whether a forward node may run more than once."""
+    """Say whether a forward node may run more than once."""
     return k < data.graph.loss and not data.once(k) and data.graph.nodes[k].plain is not None
 
 
 def runs_of(data: HProblem, choice: HChoice) -> HRuns:
-    """Executions of every node."""
+    """Return the executions of every node."""
     stages: dict[int, list[int]] = {}
     cuts: dict[int, list[int]] = {}
     for k, stage in sorted(choice.cuts):
@@ -85,7 +85,7 @@ def _stages(data: HProblem, choice: HChoice, k: int, stages: dict[int, list[int]
 
 
 def _reads(data: HProblem, choice: HChoice, r: int, d: int) -> bool:
-    """Whether node r reads value d under this choice."""
+    """Say whether node r reads value d under this choice."""
     j = data.backward_of.get(r)
     if j is None:
         return True
@@ -93,7 +93,7 @@ def _reads(data: HProblem, choice: HChoice, r: int, d: int) -> bool:
 
 
 def _with_options(data: HProblem, choice: HChoice, k: int, stages: list[int]) -> list[Execution]:
-    """The last run that can serve backward has the option; a phantom that is not dropped is there at the loss."""
+    """Give the option to the last run that can serve backward; a kept phantom is in memory at the loss."""
     j = data.cluster_of.get(k)
     if j is None:
         return [Execution(t) for t in stages]

@@ -1,9 +1,9 @@
-"""Which schedules of a cluster are offered to the H-Graph above it (thesis 3.4.5).
+"""Chooses the schedules of a cluster that are offered to the H-Graph above it (thesis 3.4.5).
 
 The thesis takes the schedules whose peaks are farthest apart, whatever they cost, and may take equal ones. Here a
 schedule that another is no worse than in time, phantom, both peaks and what its backward reads is never taken; of the
-rest those that leave the least regret: how much slower the stand-in is, for a schedule left out, that fits wherever it
-fits.
+rest it takes those that leave the least regret: how much slower, for a schedule left out, is the chosen one that fits
+wherever it fits.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from stowage.stages.ir import pareto
 from stowage.stages.ir.h_graph import HOption
 
 Costs = tuple[float, int, int, int]
-"""Seconds of both parts; bytes of the phantom; most bytes held inside forward, and inside backward."""
+"""Seconds of both parts; bytes of the phantom; most bytes inside forward, and inside backward."""
 
 
 def costs_of(option: HOption) -> Costs:
-    """What an option costs; times rounded, since equal computations in another order are the same time."""
+    """Return an option's costs; times are rounded, since equal computations in another order take the same time."""
     time_s = float(f"{option.forward.time_s + option.backward.time_s:.12g}")
     inside = [max(step.internal_bytes for step in run.steps) for run in (option.forward, option.backward)]
     return time_s, option.phantom_bytes, inside[0], inside[1]
 
 
 def undominated(options: Sequence[HOption]) -> list[HOption]:
-    """Options that no other is no worse than in everything, fastest first; of equals the first."""
+    """Return options that no other is no worse than in everything, fastest first; of equal ones the first."""
     return pareto.undominated(sorted(options, key=lambda o: (costs_of(o), len(o.backward.reads))), _no_worse)
 
 
 def select_options(options: Sequence[HOption], count: int) -> tuple[HOption, ...]:
-    """At most `count` of the options, fastest first: the fastest, then each that lowers the largest regret most.
+    """Choose at most `count` options, fastest first: the fastest, then each that lowers the largest regret most.
 
-    The regret of an option left out is the time that the fastest chosen one takes longer that is no larger in phantom
-    and peaks; where there is none it is more than any such time, and grows with the bytes lacking.
+    The regret of an option left out is how much longer the fastest chosen one takes that is no larger in phantom and
+    peaks; where there is none it is more than any such time, and grows with the bytes lacking.
     """
     rest = undominated(options)
     if count >= len(rest):
@@ -50,10 +50,10 @@ def select_options(options: Sequence[HOption], count: int) -> tuple[HOption, ...
 
 
 def share_counts(numbers: Sequence[int], limit: int) -> list[int]:
-    """How many options each cluster may offer: its share of `limit` (N_o) by how many it has, at least one.
+    """Return the number of options each cluster may offer: its share of `limit` (N_o) by how many it has, at least one.
 
-    The thesis writes min(1, share), which gives every cluster one; meant is max. Rounded down, with what is left going
-    to those that lose most by rounding; no cluster gets more than it has.
+    The thesis writes min(1, share), which gives every cluster one; it must be max. Shares are rounded down, and what is
+    left goes to those that lose most by rounding; no cluster gets more than it has.
     """
     total = sum(numbers)
     if total <= limit:
@@ -67,7 +67,7 @@ def share_counts(numbers: Sequence[int], limit: int) -> list[int]:
 
 
 def _regret(options: Sequence[HOption], chosen: Sequence[HOption]) -> tuple[float, float]:
-    """Largest and total regret."""
+    """Return the largest and total regret."""
     costs, taken = [costs_of(o) for o in options], [costs_of(o) for o in chosen]
     span = max(c[0] for c in costs) - min(c[0] for c in costs)
     largest = [max(1, *(c[i] for c in costs)) for i in (1, 2, 3)]

@@ -1,9 +1,9 @@
-"""Feasible schedules of an H-Graph at once: keep-all, recompute-all, Chen's √n, and a greedy one for given budgets.
+"""Quick schedules of an H-Graph: keep-all, recompute-all, Chen's √n, and a greedy one for given budgets.
 
-All are choices of `h_lazy.py`, as are RK-Rotor's plans (`h_rotor.py`), from which the greedy starts too. It looks where
-a budget is broken and gives up what costs the least time per byte there: a faster option for a smaller one, a phantom
-(fast-forward now, forward again later), an idle value; then it takes back whatever turns out not to have been needed.
-They are answers by themselves, and the solvers' first incumbents.
+All are choices of `lazy.py`, as are RK-Rotor's plans (`rotor.py`), from which the greedy rule starts too. It finds
+where a budget is exceeded and gives up what costs the least time per byte there: a faster option for a smaller one, a
+phantom (fast-forward now, forward again later), an idle value; then it undoes whatever was not needed after all. They
+are answers by themselves, and the solvers' first incumbents.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from stowage.stages.formulations.cluster.rotor import HRotor
 from stowage.stages.formulations.cluster.staged_order import HRuns, cost_of, schedule_of, timeline
 from stowage.stages.ir.h_graph import HGraph, HSchedule
 
-# More clusters than this, and taking back is tried for the dearest alone.
+# From more decisions than this, undoing is tried for the most expensive alone.
 _TRIES = 60
-# Times are sums of floats in different orders.
+# Relative difference of equal times, which are sums of floats in different orders.
 _SAME = 1e-9
-# Of what grows out of the policies, the fastest so many are polished.
+# Number of candidates grown out of the policies that are polished, the fastest first.
 _POLISHED = 3
 
 
 def fastest_options(data: HProblem) -> tuple[int, ...]:
-    """The fastest option of each cluster; of equally fast ones the smallest."""
+    """Return the fastest option of each cluster; of equally fast ones the smallest."""
 
     def price(j: int, o: int) -> tuple[float, int, int]:
         option = data.graph.clusters[j].options[o]
@@ -39,7 +39,7 @@ def fastest_options(data: HProblem) -> tuple[int, ...]:
 
 
 def smallest_options(data: HProblem) -> tuple[int, ...]:
-    """The option of each cluster with the smallest phantom; of equals the fastest."""
+    """Return the option of each cluster with the smallest phantom; of equally small ones the fastest."""
 
     def price(j: int, o: int) -> tuple[int, float, int]:
         option = data.graph.clusters[j].options[o]
@@ -49,28 +49,30 @@ def smallest_options(data: HProblem) -> tuple[int, ...]:
 
 
 def keep_all(data: HProblem) -> HCandidate:
-    """Every node once, every cluster with its fastest option."""
+    """Run every node once, every cluster with its fastest option."""
     return candidate_of(data, HChoice(fastest_options(data)))
 
 
 def recompute_all(data: HProblem) -> HCandidate:
-    """Hold what leaves forward alone, and run forward again."""
+    """Keep only what leaves forward, and run forward again."""
     return _dropping(data, range(data.graph.loss), fastest_options(data))
 
 
 def chen(data: HProblem, segments: int | None = None) -> HCandidate:
-    """Checkpoints between `segments` stretches of forward of equal time (by default √n, Chen et al. 2016); all else is
-    made again, stretch by stretch."""
+    """Checkpoint between `segments` stretches of forward of equal time (by default √n, Chen et al. 2016).
+
+    All else is made again, stretch by stretch.
+    """
     loss = data.graph.loss
     count = segments or max(1, round(math.sqrt(loss)))
     return _dropping(data, set(range(loss)) - _checkpoints(data, count), fastest_options(data))
 
 
 def greedy(graph: HGraph, peak_bytes: int, save_bytes: int) -> HAnswer | None:
-    """The fastest schedule within both budgets (see `h_problem`) that the policies find, or None where they find none.
+    """Find the fastest schedule within both budgets (see `problem`) of the policies, or None where none fits.
 
     Raises:
-        ValueError: this is no H-Graph.
+        ValueError: the graph is no H-Graph.
     """
     graph.check()
     data = HProblem(graph)
@@ -81,7 +83,7 @@ def greedy(graph: HGraph, peak_bytes: int, save_bytes: int) -> HAnswer | None:
 
 
 def starts(data: HProblem) -> list[HCandidate]:
-    """The policies, with few and many segments, and with the smallest options; none twice."""
+    """Return the policies, with few and many segments, and with the smallest options; none twice."""
     loss, small = data.graph.loss, smallest_options(data)
     counts = sorted({2, 3, 4, 6, 8, max(1, round(math.sqrt(loss)))} & set(range(2, max(3, loss))))
     found = [keep_all(data), *(chen(data, count) for count in counts), recompute_all(data)]
@@ -92,22 +94,27 @@ def starts(data: HProblem) -> list[HCandidate]:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """Executions within budgets, and what found them: "h_rotor" for a plan of RK-Rotor's as it was, else "h_greedy"."""
+    """Executions within budgets, and their finder's name.
+
+    It is "h_rotor" for an unchanged plan of RK-Rotor's, else "h_greedy".
+    """
 
     runs: HRuns
     name: str
 
 
 class Incumbents:
-    """Schedules to start from, for any budgets: the policies, and RK-Rotor's plans where it applies."""
+    """Finds schedules to start from, for any budgets: the policies, and RK-Rotor's plans where it applies."""
 
     def __init__(self, data: HProblem) -> None:
         self.data, self.policies = data, starts(data)
         self._rotor = HRotor.where_it_applies(data, keep_all(data).cost.peak_bytes)
 
     def within(self, peak_bytes: int, save_bytes: int, known: Iterable[HRuns] = ()) -> list[Incumbent]:
-        """What fits both budgets, fastest first: of `known`, of the policies, of RK-Rotor's plans, and of what grows
-        out of them."""
+        """Return schedules that fit both budgets, fastest first.
+
+        They are those of `known`, the policies, RK-Rotor's plans, and candidates grown out of them.
+        """
         data, best = self.data, list[tuple[float, Incumbent]]()
         for runs in known:
             cost = cost_of(data, timeline(data, runs))
@@ -124,12 +131,12 @@ class Incumbents:
         return [one for _, one in sorted(best, key=lambda one: one[0])]
 
     def smallest(self) -> list[HCandidate]:
-        """What may take least memory: the policies, and RK-Rotor's tightest plans."""
+        """Return candidates for the least memory: the policies, and RK-Rotor's tightest plans."""
         return [*self.policies, *(self._rotor.smallest if self._rotor else ())]
 
 
 def _grown(data: HProblem, candidates: Iterable[HCandidate], peak_bytes: int, save_bytes: int) -> list[HCandidate]:
-    """What grows out of candidates until it fits, fastest first."""
+    """Grow candidates until they fit; return them, fastest first."""
     found = [relieve(data, c, peak_bytes, save_bytes, foresight) for c in candidates for foresight in (0.0, 1.0)]
     return sorted((c for c in found if c is not None), key=lambda c: (c.cost.time_s, c.cost.peak_bytes))
 
@@ -137,7 +144,7 @@ def _grown(data: HProblem, candidates: Iterable[HCandidate], peak_bytes: int, sa
 def settled(
     data: HProblem, budgets: Budgets, hint: Incumbent | None, known: Iterable[HAnswer], gap: float
 ) -> HAnswer | None:
-    """The hint as the answer, if bounds known of larger budgets, or the fastest ways alone, prove it within `gap`."""
+    """Return the hint as the answer if bounds of larger budgets, or the fastest ways alone, prove it within `gap`."""
     if hint is None:
         return None
     bound_s = data.floor_s
@@ -149,7 +156,7 @@ def settled(
 
 
 def policy_schedules(graph: HGraph) -> dict[str, HSchedule]:
-    """The fixed policies as schedules, whatever memory they take: "keep_all", "recompute_all", "chen"."""
+    """Return the fixed policies as schedules, whatever memory they take: "keep_all", "recompute_all", "chen"."""
     graph.check()
     data = HProblem(graph)
     policies = {"keep_all": keep_all(data), "recompute_all": recompute_all(data), "chen": chen(data)}
@@ -161,7 +168,7 @@ def _key(choice: HChoice) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple
 
 
 def _dropping(data: HProblem, nodes: Iterable[int], options: tuple[int, ...]) -> HCandidate:
-    """Hold neither values nor phantoms of these forward nodes across the loss; what leaves forward is held."""
+    """Keep neither values nor phantoms of these forward nodes across the loss; what leaves forward is kept."""
     loss = data.graph.loss
     leaving = {c for d in data.graph.nodes[loss].reads for c in data.contributors[d]}
     again = [k for k in nodes if repeatable(data, k)]
@@ -172,7 +179,7 @@ def _dropping(data: HProblem, nodes: Iterable[int], options: tuple[int, ...]) ->
 
 
 def _checkpoints(data: HProblem, segments: int) -> set[int]:
-    """Forward nodes whose values cross the end of a stretch."""
+    """Return the forward nodes whose values cross the end of a stretch."""
     loss = data.graph.loss
     times = [min(way.time_s for way in data.ways[k]) for k in range(loss)]
     total, elapsed, ends = sum(times), 0.0, set[int]()

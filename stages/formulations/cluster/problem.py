@@ -1,4 +1,4 @@
-"""What formulations over an H-Graph share: the facts that follow from it, and a block as an H-Graph.
+"""Facts that follow from an H-Graph, shared by its formulations, and a block as an H-Graph.
 
 The graph itself is `ir/h_graph.py`. Budgets: M_peak, bytes in memory at any moment; M_save, bytes in memory when the
 loss node runs, what it makes left out (in both, `ir/h_graph.py` says what counts).
@@ -20,11 +20,11 @@ class Way:
     """One way to execute a node.
 
     Attributes:
-        option: of its cluster; None is the plain way.
+        option: the option of its cluster; None for the plain way.
         time_s: seconds.
-        reads: every value it reads; ascending.
+        reads: all values that it reads; ascending.
         steps: as in `HRun`, without those that another one covers.
-        phantom_bytes: of the phantom that it leaves (forward) or takes over (backward).
+        phantom_bytes: bytes of the phantom that it leaves (forward) or takes over (backward).
     """
 
     option: int | None
@@ -34,23 +34,23 @@ class Way:
     phantom_bytes: int
 
     def birth(self, value: int) -> int:
-        """Number of the step from which a value it makes is in memory."""
+        """Return the number of the step from which a value it makes is in memory."""
         return sum(value in step.unborn for step in self.steps)
 
     def death(self, value: int) -> int:
-        """Number of the step from which a value it touches is not needed by it."""
+        """Return the number of the step from which it does not need a value it touches."""
         return len(self.steps) - sum(value in step.released for step in self.steps)
 
 
 @dataclass(frozen=True)
 class HProblem:
-    """An H-Graph with what follows from it."""
+    """An H-Graph with the facts that follow from it."""
 
     graph: HGraph
 
     @cached_property
     def ways(self) -> tuple[tuple[Way, ...], ...]:
-        """For each node its ways, options in order, then the plain way."""
+        """Return the ways of each node, options in order, then the plain way."""
         return tuple(
             tuple(self._way(k, option, run) for option, run in self.graph.runs(k).items())
             for k in range(len(self.graph.nodes))
@@ -64,32 +64,32 @@ class HProblem:
 
     @cached_property
     def size(self) -> int:
-        """T: nodes, the loss node included."""
+        """Return T, the number of nodes, the loss node included."""
         return len(self.graph.nodes)
 
     @cached_property
     def nbytes(self) -> tuple[int, ...]:
-        """Bytes of each value."""
+        """Return the bytes of each value."""
         return tuple(value.nbytes for value in self.graph.values)
 
     @cached_property
     def cluster_of(self) -> dict[int, int]:
-        """Node -> its cluster."""
+        """Return the cluster of each node that has one."""
         return {k: j for j, c in enumerate(self.graph.clusters) for k in (c.forward, c.backward)}
 
     @cached_property
     def forward_of(self) -> dict[int, int]:
-        """Forward node -> its cluster."""
+        """Return the cluster of each forward node."""
         return {c.forward: j for j, c in enumerate(self.graph.clusters)}
 
     @cached_property
     def backward_of(self) -> dict[int, int]:
-        """Backward node -> its cluster."""
+        """Return the cluster of each backward node."""
         return {c.backward: j for j, c in enumerate(self.graph.clusters)}
 
     @cached_property
     def contributors(self) -> tuple[tuple[int, ...], ...]:
-        """Value -> nodes that contribute to it, ascending."""
+        """Return the nodes that contribute to each value, ascending."""
         found: list[list[int]] = [[] for _ in self.graph.values]
         for k, node in enumerate(self.graph.nodes):
             for d in node.makes:
@@ -98,7 +98,7 @@ class HProblem:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Value -> nodes that read it in some way, ascending."""
+        """Return the nodes that read each value in some way, ascending."""
         found: list[list[int]] = [[] for _ in self.graph.values]
         for k, ways in enumerate(self.ways):
             for d in sorted({d for way in ways for d in way.reads}):
@@ -106,21 +106,21 @@ class HProblem:
         return tuple(tuple(nodes) for nodes in found)
 
     def related(self, k: int) -> tuple[int, ...]:
-        """Values that node k makes, or reads in some way."""
+        """Return the values that node k makes, or reads in some way."""
         return tuple(sorted({*self.graph.nodes[k].makes, *(d for way in self.ways[k] for d in way.reads)}))
 
     def once(self, k: int) -> bool:
-        """Whether node k may run only once."""
+        """Say whether node k may run only once."""
         return self.graph.nodes[k].once or k == self.graph.loss
 
     @cached_property
     def incoming_bytes(self) -> int:
-        """Bytes of what the loss node makes."""
+        """Return the bytes of what the loss node makes."""
         return sum(self.nbytes[d] for d in self.graph.nodes[self.graph.loss].makes)
 
     @cached_property
     def floor_s(self) -> float:
-        """Every node once, each as fast as it can: no schedule is faster."""
+        """Return the time of every node once, each as fast as it can: no schedule is faster."""
         total = 0.0
         for k, ways in enumerate(self.ways):
             if k not in self.cluster_of:
@@ -130,7 +130,7 @@ class HProblem:
         )
 
     def memory_unit(self, budgets: Iterable[int], largest: int) -> int:
-        """Bytes a unit of memory: the greatest common divisor of all sizes, or more where sums would pass `largest`.
+        """Return bytes per memory unit: the greatest common divisor of all sizes, or more to keep sums below `largest`.
 
         Sizes round up to units and budgets down, so what fits in units fits in bytes.
         """
@@ -147,8 +147,11 @@ class HProblem:
 
 
 def distinct_steps(steps: tuple[HStep, ...]) -> tuple[HStep, ...]:
-    """Leave out steps that another one covers: as many internal bytes, no value unborn or gone that is not so in both
-    (thesis 3.4.4.1 merges those with equal values)."""
+    """Leave out steps that another one covers (thesis 3.4.4.1 merges those with equal values).
+
+    A step covers another with no more internal bytes if none of its values are unborn or released that are not so in
+    both.
+    """
 
     def covers(one: HStep, two: HStep) -> bool:
         return (
@@ -166,7 +169,7 @@ def distinct_steps(steps: tuple[HStep, ...]) -> tuple[HStep, ...]:
 
 
 def flat(block: BlockGraph) -> HGraph:
-    """A block as a bottom H-Graph: every node one operation, run in one way; its workspace is its one step."""
+    """Convert a block to a bottom H-Graph: every node is one operation with one way of one step, its workspace."""
     staged = StagedGraph.of(block)
     return HGraph(
         nodes=tuple(

@@ -1,11 +1,11 @@
-"""RK-Rotor on an H-Graph (thesis 2.5, 3.2.2 "Combining"): for graphs whose forward part is, nearly, a sequence.
+"""RK-Rotor on an H-Graph (thesis 2.5, 3.2.2 "Combining"), for graphs whose forward part is nearly a sequence.
 
-`h_chain.py` makes the chain; dynamic programming (`rk_rotor.py`) gives a sequence for every memory at once; the
-sequence is read as a choice of `h_lazy.py`, whose executions say what it truly takes. With the fastest option of every
+`as_chain.py` makes the chain; dynamic programming (`rk_rotor.py`) gives a sequence for every memory at once; the
+sequence is read as a choice of `lazy.py`, whose executions determine its true memory. With the fastest option of every
 cluster alone it is Rotor (Beaumont et al. 2020).
 
-The table rounds up to slots and frees late, so plans for more nominal memory than a budget may fit it: they are looked
-for by bisection over the levels of nominal memory, as their true peaks nearly always fall with them.
+The table rounds up to slots and frees late, so plans for more nominal memory than a budget may fit it: they are found
+by bisection over the levels of nominal memory, as their true peaks nearly always fall with them.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from stowage.stages.formulations.cluster.lazy import HCandidate, HChoice, candid
 from stowage.stages.formulations.cluster.problem import HProblem
 
 CROSSING = 0.45
-"""RK-Rotor is applied where the values that are read in forward beyond the next node are at most this share of the
-bytes that forward makes: they are held without being planned for. Where it was tried, plans grew out of it that were
-faster than the greedy's up to a share of 0.41, and none from 0.47 on."""
+"""Largest share of the bytes made in forward, read beyond the next node, for which RK-Rotor is applied.
+
+Such values are kept without being planned for. In experiments, plans grew out of RK-Rotor's that were faster than the
+greedy rule's up to a share of 0.41, and none from 0.47 on.
+"""
 
 SLOTS = 300
 AROUND = 3
-"""Levels looked at on each side of where bisection ends: true peaks do not fall strictly."""
+"""Levels tried on each side of where bisection ends, because true peaks do not fall strictly."""
 
 FINER = 3
-"""Tables for the smallest peak, each in finer slots than the one before."""
+"""Number of tables for the smallest peak, each in finer slots than the one before."""
 
 
 def is_sequence(chain: HChain) -> bool:
-    """Whether RK-Rotor applies: see `CROSSING`."""
+    """Say whether RK-Rotor applies, by `CROSSING`."""
     data = chain.data
     made = sum(data.nbytes[d] for d, makers in enumerate(data.contributors) if makers[0] < data.graph.loss)
     return chain.crossing_bytes <= CROSSING * made
 
 
 class HRotor:
-    """RK-Rotor's plans for one H-Graph, those for many budgets from one table."""
+    """Finds RK-Rotor's plans for one H-Graph; one table gives those for many budgets."""
 
     def __init__(self, chain: HChain, most_bytes: int, slots: int = SLOTS) -> None:
-        """
+        """Prepare tables for an H-Graph.
+
         Args:
             chain: the graph.
             most_bytes: keep-all's peak.
-            slots: of a table.
+            slots: number of slots of a table.
         """
         self._chain, self._most_bytes, self._slots = chain, max(1, most_bytes), slots
         self._tables: dict[int, tuple[RkRotor, list[int]]] = {}
@@ -55,13 +58,13 @@ class HRotor:
 
     @staticmethod
     def where_it_applies(data: HProblem, most_bytes: int) -> HRotor | None:
-        """None where forward is no sequence."""
+        """Make it, or None where forward is no sequence."""
         chain = HChain.of(data)
         return HRotor(chain, most_bytes) if chain is not None and is_sequence(chain) else None
 
     def near(self, peak_bytes: int, save_bytes: int) -> list[HCandidate]:
-        """The fastest plan found within both budgets, then a faster one that takes little more; either may lack."""
-        # Tables for budgets up to the most, a half of it, a quarter, ...
+        """Return the fastest plan within both budgets, then a faster one that takes little more, if there are such."""
+        # Make tables for budgets up to keep-all's peak, a half of it, a quarter, ...
         halvings = max(0, (self._most_bytes // max(1, peak_bytes)).bit_length() - 1)
         nominal_bytes = int(HEADROOM * self._most_bytes) >> halvings
         levels = self._table(nominal_bytes)[1]
@@ -82,7 +85,7 @@ class HRotor:
 
     @cached_property
     def smallest(self) -> list[HCandidate]:
-        """RK-Rotor's tightest plans, through ever finer slots."""
+        """Return RK-Rotor's tightest plans, through ever finer slots."""
         nominal_bytes, found = int(HEADROOM * self._most_bytes), list[HCandidate]()
         for _ in range(FINER):
             table, levels = self._table(nominal_bytes)
@@ -93,7 +96,7 @@ class HRotor:
         return found
 
     def _table(self, nominal_bytes: int) -> tuple[RkRotor, list[int]]:
-        """The table, and its numbers of slots that differ in time, most memory first."""
+        """Return the table, and its numbers of slots that differ in time, most memory first."""
         if nominal_bytes not in self._tables:
             table = RkRotor(self._blocks, self._slots, max(1, -(-nominal_bytes // self._slots)))
             least = table.smallest_slots()
@@ -114,8 +117,10 @@ class HRotor:
 
 
 def choice_of(chain: HChain, steps: Iterable[ChainStep]) -> HChoice:
-    """A sequence as options, dropped phantoms and cuts: what runs again does so right before the backward it is for,
-    and is not held until then."""
+    """Convert a sequence to options, dropped phantoms and cuts.
+
+    What runs again does so right before the backward it is for, and is not kept until then.
+    """
     data = chain.data
     options, dropped, cuts = [0] * len(data.graph.clusters), set[int](), set[tuple[int, int]]()
     ran, waiting = set[int](), data.graph.loss

@@ -1,7 +1,7 @@
 """Executions of an H-Graph over Checkmate's staged order, and the schedule and cost that follow from them.
 
-Stage t ends with the first execution of node t; in it every node k ≤ t may run once, in ascending order. What is freed
-when, follows: every copy of a value right after its last use, a phantom right after its last backward.
+Stage t ends with the first execution of node t; in it every node k ≤ t may run once, in ascending order. Memory is
+freed as early as it can be: every copy of a value right after its last use, a phantom right after its last backward.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from stowage.stages.ir.h_graph import HAction, HSchedule
 
 @dataclass(frozen=True, order=True)
 class Execution:
-    """A node runs in a stage, with an option of its cluster or the plain way (None)."""
+    """An execution of a node in a stage, with an option of its cluster or the plain way (None)."""
 
     stage: int
     option: int | None = None
 
 
 HRuns = Mapping[int, Sequence[Execution]]
-"""Node -> its executions, ascending; the first is in the stage of the node's own number."""
+"""Executions of each node, ascending; the first is in the stage of the node's own number."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """An execution in its place.
+    """An execution in the order of a schedule, with what it makes and frees.
 
     Attributes:
-        stage, node: where and what.
-        way: how.
-        made: values that appear; those contributed to already are not among them.
+        stage, node: the stage, and the node that runs.
+        way: the way in which it runs.
+        made: values that it makes; those contributed to already are not among them.
         freed: values whose last use it is, ascending.
-        drops_phantom: the phantom of its cluster goes with it: the last backward to use it, or a forward whose phantom
-            nobody uses.
+        drops_phantom: the phantom of its cluster is freed after it: it is the last backward to use it, or a forward
+            whose phantom nobody uses.
     """
 
     stage: int
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True)
 class HStagedCost:
-    """Seconds and bytes; `peak_event` is the position of the event at the peak."""
+    """Cost of a schedule, in seconds and bytes; `peak_event` is the position of the event at the peak."""
 
     time_s: float
     peak_bytes: int
@@ -56,12 +56,12 @@ class HStagedCost:
     peak_event: int
 
     def within(self, peak_bytes: int, save_bytes: int) -> bool:
-        """Whether both budgets hold."""
+        """Say whether both budgets hold."""
         return self.peak_bytes <= peak_bytes and self.save_bytes <= save_bytes
 
 
 def timeline(problem: HProblem, runs: HRuns) -> tuple[Event, ...]:
-    """The executions in order, with what each makes and frees."""
+    """Order the executions, with what each makes and frees."""
     order = sorted(
         (run.stage, k, position) for k, executions in runs.items() for position, run in enumerate(executions)
     )
@@ -84,7 +84,7 @@ def timeline(problem: HProblem, runs: HRuns) -> tuple[Event, ...]:
 
 
 def cost_of(problem: HProblem, events: Sequence[Event]) -> HStagedCost:
-    """Time and memory of a timeline."""
+    """Compute time and memory of a timeline."""
     time_s, used, save, peak, where = 0.0, 0, 0, -1, 0
     nbytes = problem.nbytes
     for e, event in enumerate(events):
@@ -108,7 +108,7 @@ def cost_of(problem: HProblem, events: Sequence[Event]) -> HStagedCost:
 
 
 def schedule_of(problem: HProblem, events: Sequence[Event]) -> HSchedule:
-    """The timeline as rows."""
+    """Convert a timeline to rows."""
     rows: list[HAction] = []
     for event in events:
         rows.append(HAction("compute", event.node, event.way.option))
@@ -123,7 +123,7 @@ def _way_of(problem: HProblem, k: int, run: Execution) -> Way:
 
 
 def _until(problem: HProblem, places: Sequence[tuple[int, int, Way]]) -> dict[tuple[int, int], int]:
-    """(event, value it contributes to) -> event of the last use of that contribution; the event itself if none.
+    """Return the event of the last use of each contribution (event, value); the event itself if it has none.
 
     A use is served by the latest run of every contributor; values that stay are used after the last event.
     """
@@ -142,7 +142,7 @@ def _until(problem: HProblem, places: Sequence[tuple[int, int, Way]]) -> dict[tu
 
 
 def _phantoms_until(problem: HProblem, places: Sequence[tuple[int, int, Way]]) -> dict[int, int]:
-    """Event that makes a phantom, and those that use it -> the event after which it goes."""
+    """Return, for each event that makes or uses a phantom, the event after which it is freed."""
     found: dict[int, int] = {}
     making: dict[int, list[int]] = {}
     for e, (_, k, way) in enumerate(places):

@@ -1,12 +1,12 @@
-"""What no plan can beat: physical limits on the time of an iteration (T_LB), for a machine, a problem and a budget.
+"""Physical limits on the time of an iteration (T_LB), for a machine, a problem and a budget: no plan is faster.
 
 With x the fraction of trainable weights that the CPU updates, P their bytes, S those of the states, K_0 and K_turn what
-the device can hold of weights and states beside the running block in F_0 and in the last forward:
+the device has room for of weights and states beside the running block in F_0 and in the last forward:
 
 - computing: every block with its fastest option, and (1−x) of the updates on the device;
-- up: what is not held over the turn comes up for backward, what is not held in F_0 for forward and updates:
+- up: what is not kept over the turn is reloaded for backward, what is not kept in F_0 for forward and updates:
   max(0, P − K_turn) + max(xP, P + (1−x)S − K_0);
-- down: gradients of what the CPU updates, and what the device updates and does not hold in F_0:
+- down: gradients of what the CPU updates, and what the device updates and does not keep in F_0:
   xP + max(0, (1−x)(P + S) − K_0);
 - both together over a duplex limit; x of the updates on the CPU; the disk for what the host has no room for.
 
@@ -22,10 +22,10 @@ from stowage.stages.formulations.offload.problem import OffloadProblem
 
 @dataclass(frozen=True)
 class OffloadBound:
-    """A lower bound and where it comes from, seconds, at the x that makes the largest of them least.
+    """A lower bound with its terms, seconds, at the x that makes the largest of them least.
 
     Attributes:
-        compute_s, up_s, down_s, duplex_s, cpu_s, disk_read_s, disk_write_s: what each resource is busy at least.
+        compute_s, up_s, down_s, duplex_s, cpu_s, disk_read_s, disk_write_s: least time that each resource is busy.
         cpu_fraction: x.
     """
 
@@ -40,7 +40,7 @@ class OffloadBound:
 
     @property
     def terms(self) -> dict[str, float]:
-        """Name -> seconds."""
+        """Return the seconds of each resource, by name."""
         return {
             "compute": self.compute_s,
             "up": self.up_s,
@@ -53,17 +53,17 @@ class OffloadBound:
 
     @property
     def total_s(self) -> float:
-        """T_LB."""
+        """Return T_LB."""
         return max(self.terms.values())
 
     @property
     def binding(self) -> str:
-        """The resource that says so."""
+        """Return the resource that determines the bound."""
         return max(self.terms, key=self.terms.__getitem__)
 
 
 def lower_bound(problem: OffloadProblem) -> OffloadBound:
-    """T_LB of a problem within its machine's budget."""
+    """Compute T_LB of a problem within its machine's budget."""
     possible = sum(g.nbytes for g in problem.groups if problem.may_update_on_cpu(g))
     trainable = sum(g.nbytes for g in problem.groups if g.trainable)
     low, high = 0.0, possible / trainable if trainable else 0.0
@@ -81,7 +81,7 @@ def _at(problem: OffloadProblem, x: float) -> OffloadBound:
     trainable = sum(g.nbytes for g in groups if g.trainable)
     frozen = sum(g.nbytes for g in groups) - trainable
     states = sum(g.state_bytes for g in groups)
-    # x of the bytes, at the most favourable price of each group.
+    # Take x of the bytes, at the most favourable price of each group.
     updated = [g for g in groups if g.trainable and g.nbytes]
     device_s = sum(g.device_update_s for g in updated)
     saved_s = x * trainable * max((g.device_update_s / g.nbytes for g in updated), default=0.0)
@@ -112,7 +112,7 @@ def _at(problem: OffloadProblem, x: float) -> OffloadBound:
 
 
 def _room(problem: OffloadProblem, b: int) -> float:
-    """K: bytes that the device can hold beside F_b, whichever options are taken."""
+    """Return K, the bytes that the device has room for beside F_b, whichever options are taken."""
     machine = problem.machine
     kept = sum(min(o.save_bytes for o in block.options) for block in problem.blocks[:b])
     peak = min(o.forward_peak_bytes for o in problem.blocks[b].options) + problem.blocks[b].forward_resident_bytes

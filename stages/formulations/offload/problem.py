@@ -1,10 +1,10 @@
-"""What O-ILP solves (thesis 4.5.1): blocks with options, parameter groups, and a machine. Plain values, no solver.
+"""The problem that O-ILP solves (thesis 4.5.1): blocks with options, parameter groups, and a machine, as plain values.
 
 Steps are counted from 0 and are cyclic: F_0 … F_{L−1}, B_{L−1} … B_0, then F_0 of the next iteration. Within a step
-nothing depends on anything else of the same step, but that what a block updates leaves after it (4.19):
+nothing depends on anything else of the same step, except that a block's updates are offloaded after it (4.19):
 
-- copies in the device are dropped at its start, and what is reloaded gets its device memory then;
-- a block runs with all its parameters in memory; transfers and updates on the CPU go on beside it;
+- copies on the device are dropped at its start, and what is reloaded gets its device memory then;
+- a block runs with all its parameters in memory; transfers and updates on the CPU run beside it;
 - what was reloaded, offloaded or updated can be relied on from the next step on.
 """
 
@@ -26,11 +26,11 @@ class OffloadOption:
         forward_time_s, backward_time_s: computing, delays inside the block included, updates not.
         save_bytes: kept on the device between its forward and its backward, the block's output included (S and A).
         forward_peak_bytes: highest bytes in F_b, above what earlier blocks keep.
-        backward_peak_bytes: highest bytes in B_b, likewise: what it kept, the incoming gradient, workspace, and the
-            gradients of its own parameters until each is updated or offloaded.
-        offload_bytes: activations copied down during F_b and up during B_b (O); any part of them, chosen by whoever
-            made the option.
-        disk_bytes: of those, what goes on from the host to the disk.
+        backward_peak_bytes: highest bytes in B_b, above what earlier blocks keep: what it kept, the incoming gradient,
+            workspace, and the gradients of its own parameters until each is updated or offloaded.
+        offload_bytes: activations offloaded during F_b and reloaded during B_b (O); any part of them, chosen by the
+            maker of the option.
+        disk_bytes: the part of them that is copied on from the host to the disk.
     """
 
     forward_time_s: float
@@ -51,7 +51,7 @@ class OffloadBlock:
         forward_resident_bytes, backward_resident_bytes: in memory in that step besides everything else counted, such
             as gradients that wait for a later contribution; independent of the batch.
         fixed_backward_bytes: the part of every option's `backward_peak_bytes` that does not grow with the batch: the
-            gradients of its parameters. Matters only where the batch is chosen.
+            gradients of its parameters. It matters only where the batch is chosen.
     """
 
     options: tuple[OffloadOption, ...]
@@ -62,15 +62,15 @@ class OffloadBlock:
 
 @dataclass(frozen=True)
 class ParameterTensor:
-    """A parameter as it is moved: whole. Its gradient, where it has one, has its size (PyTorch's rule).
+    """A parameter, which is transferred as a whole; its gradient, where it has one, has its size (PyTorch's rule).
 
     Attributes:
         name: for people and for matching; unique.
-        nbytes: of the working weight.
+        nbytes: bytes of the working weight.
         state_bytes: all optimizer states in total, a master copy included: 0 for SGD, 2·nbytes for Adam in fp32.
-        trainable: it is updated in every iteration. Others never change, so their copy below is always valid.
+        trainable: it is updated in every iteration. Others never change: their copy in the lower tier stays valid.
         device_update_s: seconds of its update on the device.
-        cpu_update_s: on the CPU, beside everything else; infinite where the CPU is no extra resource.
+        cpu_update_s: seconds of its update on the CPU, beside everything else; infinite where the CPU is the device.
     """
 
     name: str
@@ -83,7 +83,7 @@ class ParameterTensor:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """All parameters used by exactly the same blocks that change alike (one `w`).
+    """The parameters used by exactly the same blocks that change alike (one `w`).
 
     The thesis lets a group hold trainable and other parts, |w|_g ≤ |w|. Here a group is one or the other: a fraction
     of it then means the same for the weight, its gradient and its states.
@@ -91,8 +91,8 @@ class ParameterGroup:
     Attributes:
         name: unique.
         blocks: blocks that use it, ascending.
-        tensors: those that may be moved.
-        pinned: those that are not worth moving: they stay on the device with their states, and are counted.
+        tensors: those that may be offloaded.
+        pinned: those that are not worth offloading: they stay on the device with their states, and are counted.
     """
 
     name: str
@@ -102,50 +102,52 @@ class ParameterGroup:
 
     @cached_property
     def nbytes(self) -> int:
-        """|w|."""
+        """Return |w|."""
         return sum(t.nbytes for t in self.tensors)
 
     @cached_property
     def state_bytes(self) -> int:
-        """k|w|_g."""
+        """Return k|w|_g."""
         return sum(t.state_bytes for t in self.tensors)
 
     @cached_property
     def trainable(self) -> bool:
-        """|w|_g = |w|; otherwise |w|_g = 0."""
+        """Return whether |w|_g = |w|; otherwise |w|_g = 0."""
         return any(t.trainable for t in self.tensors)
 
     @cached_property
     def device_update_s(self) -> float:
-        """|w|_g / α_G."""
+        """Return |w|_g / α_G."""
         return sum(t.device_update_s for t in self.tensors if t.trainable)
 
     @cached_property
     def cpu_update_s(self) -> float:
-        """|w|_g / α_C."""
+        """Return |w|_g / α_C."""
         return sum(t.cpu_update_s for t in self.tensors if t.trainable)
 
     @cached_property
     def pinned_bytes(self) -> int:
-        """Bytes that never leave the device."""
+        """Return the bytes that never leave the device."""
         return sum(t.nbytes + t.state_bytes for t in self.pinned)
 
     @cached_property
     def pinned_update_s(self) -> float:
-        """Their updates."""
+        """Return the seconds of the updates of pinned tensors."""
         return sum(t.device_update_s for t in self.pinned if t.trainable)
 
 
 @dataclass(frozen=True)
 class OffloadMachine:
-    """Tiers and links. On a machine with a GPU the tier below the device is the host, and there may be a disk behind
-    it. On a CPU-only machine it is the disk, `host_bytes` is the room on it, and there is none behind.
+    """The tiers and links of a machine.
+
+    On a machine with a GPU the lower tier is the host, and there may be a disk behind it. On a CPU-only machine it is
+    the disk, `host_bytes` is the room on it, and there is none behind.
 
     Attributes:
         device_bytes: the budget.
-        fixed_bytes: of it, what is in memory throughout and not counted elsewhere: buffers, inputs, staging.
-        link: between the device and the tier below.
-        host_bytes: room in the tier below, staging aside.
+        fixed_bytes: the part of it in memory throughout and not counted elsewhere: buffers, inputs, staging.
+        link: link between the device and the lower tier.
+        host_bytes: room in the lower tier, without staging.
         disk: link between the host and the disk, or None.
         disk_bytes: room on that disk.
         management_s: H, what each step costs on the CPU before it can update anything; measured, may be 0.
@@ -190,52 +192,55 @@ class OffloadProblem:
 
     @property
     def L(self) -> int:  # noqa: N802
-        """Number of blocks."""
+        """Return the number of blocks."""
         return len(self.blocks)
 
     @property
     def steps(self) -> int:
-        """2L."""
+        """Return 2L."""
         return 2 * len(self.blocks)
 
     def block_of(self, t: int) -> int:
-        """B(t)."""
+        """Return B(t)."""
         return t if t < self.L else self.steps - 1 - t
 
     def backward(self, b: int) -> int:
-        """The step of B_b; that of F_b is b."""
+        """Return the step of B_b; that of F_b is b."""
         return self.steps - 1 - b
 
     def uses(self, group: ParameterGroup) -> tuple[int, ...]:
-        """Steps of blocks that use it, ascending."""
+        """Return the steps of blocks that use a group, ascending."""
         return tuple(sorted({t for b in group.blocks for t in (b, self.backward(b))}))
 
     def first_use(self, group: ParameterGroup) -> int:
-        """f_w."""
+        """Return f_w."""
         return group.blocks[0]
 
     def last_gradient(self, group: ParameterGroup) -> int:
-        """g_w."""
+        """Return g_w."""
         return self.backward(group.blocks[0])
 
     def after(self, start: int, end: int) -> tuple[int, ...]:
-        """Steps t with start < t < end, cyclic; all others for start = end."""
+        """Return the steps t with start < t < end, cyclic; all others for start = end."""
         return tuple((start + k) % self.steps for k in range(1, (end - start - 1) % self.steps + 1))
 
     def may_update_on_cpu(self, group: ParameterGroup) -> bool:
-        """Whether X_w can be above 0: the gradient goes down at g_w or later, the update takes a later step, and the
-        reload one after that, before f_w."""
+        """Say whether X_w can be above 0.
+
+        The gradient is offloaded at g_w or later, the update takes a later step, and the reload one after that, before
+        f_w.
+        """
         return group.trainable and math.isfinite(group.cpu_update_s) and group.blocks[0] >= 1
 
 
 def group_parameters(
     tensors: Iterable[tuple[ParameterTensor, Iterable[int]]], *, smallest_bytes: int = 0
 ) -> tuple[ParameterGroup, ...]:
-    """Groups of tensors by the exact set of blocks that use them, and by how they change.
+    """Group tensors by the exact set of blocks that use them, and by how they change.
 
     Args:
         tensors: each with the blocks that use it.
-        smallest_bytes: tensors below this are pinned (each transfer costs something besides its bytes).
+        smallest_bytes: smaller tensors are pinned (each transfer costs something besides its bytes).
     """
     found: dict[tuple[tuple[int, ...], bool, bool], tuple[list[ParameterTensor], list[ParameterTensor]]] = {}
     for tensor, blocks in tensors:

@@ -1,4 +1,4 @@
-"""One cluster that has clusters inside, on its way through the budgets: those of one round, side by side."""
+"""Solves one cluster with clusters inside for several budgets; those of one round are solved in parallel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HFound:
 
 
 class HExploration:
-    """Schedules of an H-Graph for several budgets, the fixed policies, and the smallest peak found."""
+    """Finds schedules of an H-Graph for several budgets, with the fixed policies and the smallest peak."""
 
     def __init__(
         self,
@@ -36,12 +36,14 @@ class HExploration:
         finish: Callable[[list[HFound]], Iterable[Job]],
         formulation: str = CLUSTER_FORMULATION,
     ) -> None:
-        """
+        """Prepare the search for one cluster.
+
         Args:
             graph: the cluster.
-            peaks, saves: values of M_peak, and for each of M_save.
+            peaks: number of values of M_peak.
+            saves: number of values of M_save for each of them.
             settings: limits of each solve.
-            finish: called with all that was found.
+            finish: called with all schedules found.
             formulation: the name of a `Cluster` source.
         """
         self._formulation = formulation
@@ -51,7 +53,7 @@ class HExploration:
         self._rounds: Generator[list[Budgets], Sequence[Met | None], None]
 
     def first(self) -> Job:
-        """Where the budgets lie."""
+        """Return the job that finds the range of budgets."""
         return Job(h_ends_request(self._graph, self._settings, self._formulation), self._started)
 
     def _started(self, answer: Answer) -> Iterable[Job]:
@@ -71,7 +73,7 @@ class HExploration:
                 arrived[position] = unpack_solved(answer)
                 if len(arrived) < len(asked):
                     return ()
-                found = [arrived[i] for i in range(len(asked))]  # in the order asked: runs do not differ
+                found = [arrived[i] for i in range(len(asked))]  # in the order asked, so that every run is equal
                 self._solved += found
                 try:
                     return self._round(self._rounds.send([one.met for one in found]))

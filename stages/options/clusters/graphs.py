@@ -1,4 +1,4 @@
-"""A region with the options of the regions inside it as an H-Graph, and what a schedule of that means for its nodes."""
+"""Makes an H-Graph of a region with the options of regions inside, and reads its schedules as runs of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stowage.stages.options.clusters.regions import Region, Single
 
 @dataclass(frozen=True)
 class RegionOption:
-    """A schedule of a region: its executions, and what it looks like from outside (see `lift`)."""
+    """A schedule of a region: its executions, and the option that others see (see `lift`)."""
 
     line: Line
     seen: HOption
@@ -22,7 +22,7 @@ class RegionOption:
 
 @dataclass(frozen=True)
 class Solved:
-    """What is known of a region: how to run it forward alone, and its options."""
+    """The results of solving a region: its plain run of forward alone, and its options."""
 
     plain: HRun
     options: tuple[RegionOption, ...]
@@ -30,7 +30,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class Place:
-    """What a node of the H-Graph stands for: nodes of the region, or a member and its part."""
+    """The meaning of a node of the H-Graph: nodes of the region, or a part of a member."""
 
     nodes: tuple[int, ...]
     member: int = -1
@@ -42,10 +42,10 @@ class Level:
     """A region as an H-Graph.
 
     Attributes:
-        region: which.
+        region: the region.
         graph: its H-Graph; every member is a node, or a forward and a backward node with options.
-        places: for each node of `graph`.
-        solved: what is known of each member that is a region.
+        places: the meaning of each node of `graph`; None for the loss.
+        solved: the results of each member that is a region.
     """
 
     region: Region
@@ -54,7 +54,7 @@ class Level:
     solved: Mapping[int, Solved]
 
     def line(self, schedule: HSchedule) -> Line:
-        """The executions of the region's nodes."""
+        """Convert a schedule to executions of the region's nodes."""
         parts: tuple[list[int], list[int]] = ([], [])
         behind = False
         number = {k: i for i, k in enumerate(self.region.nodes)}
@@ -82,12 +82,12 @@ class Level:
 
 
 def level_of(region: Region, solved: Mapping[str, Solved], most_options: int) -> Level:
-    """The H-Graph of a region.
+    """Make the H-Graph of a region.
 
     Args:
-        region: which.
-        solved: key -> what is known, for every region directly inside.
-        most_options: N_o, of all clusters together (thesis 3.4.5).
+        region: the region.
+        solved: the results of every region directly inside, by key.
+        most_options: N_o, the most options of all clusters together (thesis 3.4.5).
     """
     inside = sorted({member.key for member in region.regions()})
     numbers = [len(solved[member.key].options) for member in region.regions()]
@@ -154,11 +154,11 @@ class _Maker:
         return Level(region, made, tuple(places), known)
 
     def _known(self, allocations: Iterable[int]) -> tuple[int, ...]:
-        """Positions among the values, of allocations of the region."""
+        """Return the positions of allocations of the region among the values."""
         return tuple(sorted({self.at[a] for a in allocations}))
 
     def _inside(self, inside: Region, codes: Iterable[int]) -> tuple[int, ...]:
-        """The same for values as `lift` names them; what comes from outside the region is resident, and left out."""
+        """Return positions of values named as in `lift`; those from outside the region are resident, and left out."""
         found = (inside.external[-1 - c] if c < 0 else inside.values[c] for c in codes)
         return self._known(self.place[a] for a in found if a in self.place)
 

@@ -1,4 +1,4 @@
-"""From executions inside a region to an option of its H-Cluster: what it looks like from outside (thesis 3.4.4.1)."""
+"""Makes an option of an H-Cluster from executions inside a region (thesis 3.4.4.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stowage.stages.ir.h_graph import HOption, HRun, HStep
 from stowage.stages.options.clusters.regions import Region
 
 MOST_STEPS = 12
-"""Of one run; neighbours that differ least are taken together."""
+"""Most steps of one run; neighbours that differ least are merged."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Line:
 
 
 def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) -> Line:
-    """Executions without those again whose results nobody reads. First executions stay: some have effects."""
+    """Leave out repeated executions whose results nobody reads; first executions stay, since some have effects."""
     rows, border = [*forward, *backward], len(forward)
     seen: set[int] = set()
     new = []
@@ -45,7 +45,7 @@ def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) 
 
 
 def schedule_of(graph: BlockGraph, line: Line) -> BlockSchedule:
-    """The executions with every copy freed right after its last use."""
+    """Make the schedule of these executions, with every copy freed right after its last use."""
     copies = _copies(graph, line)
     dying: dict[int, list[int]] = defaultdict(list)
     for (a, _), last in copies.items():
@@ -60,14 +60,14 @@ def schedule_of(graph: BlockGraph, line: Line) -> BlockSchedule:
 
 
 def plain_run(region: Region) -> HRun:
-    """Forward alone, keeping what others need (fast-forward); values as in `lift`."""
+    """Run forward alone, keeping what others need (fast-forward); values are named as in `lift`."""
     rows = tuple(a.index for a in fast_forward(region.graph).forward if a.kind == "compute")
     alone = replace(region, graph=replace(region.graph, incoming=(), outgoing=()))
     return _run(alone, Line(rows, ()), backward=False)
 
 
 def lift(region: Region, line: Line, name: str) -> HOption:
-    """What a schedule of a region looks like from outside.
+    """Make the option that others see of a schedule of a region.
 
     Values in steps and reads are allocations of the region, and −1 − e for the one at position e of `external`.
     """
@@ -77,13 +77,13 @@ def lift(region: Region, line: Line, name: str) -> HOption:
 
 
 def _rows(line: Line) -> list[tuple[int, int]]:
-    """(position, node); the position between both parts is that of the loss."""
+    """Return (position, node) pairs; the position between both parts is the loss's."""
     border = len(line.forward)
     return [*enumerate(line.forward), *((border + 1 + i, k) for i, k in enumerate(line.backward))]
 
 
 def _copies(graph: BlockGraph, line: Line) -> dict[tuple[int, int], int]:
-    """(allocation, position where it is made) -> position of its last use; beyond the end where it stays."""
+    """Return the position of the last use of each copy (allocation, position where made); past the end if it stays."""
     border, end = len(line.forward), len(line.forward) + len(line.backward) + 1
     rows = dict(_rows(line))
     made: dict[int, int] = {}
@@ -105,7 +105,7 @@ def _copies(graph: BlockGraph, line: Line) -> dict[tuple[int, int], int]:
 
 
 def _own_copies(region: Region, line: Line) -> list[tuple[int, int, int]]:
-    """(allocation, position where it is made, position of its last use) of every copy that nobody else sees."""
+    """Return (allocation, position where made, position of last use) of every copy that is used inside alone."""
     graph, border = region.graph, len(line.forward)
     leaving, outgoing = set(graph.output), set(graph.outgoing)
     return [
@@ -116,7 +116,7 @@ def _own_copies(region: Region, line: Line) -> list[tuple[int, int, int]]:
 
 
 def _run(region: Region, line: Line, *, backward: bool) -> HRun:
-    """One part as a parent sees it."""
+    """Describe one part as its parent sees it."""
     graph, border = region.graph, len(line.forward)
     change: dict[int, int] = defaultdict(int)
     freed: dict[int, int] = defaultdict(int)
@@ -153,9 +153,9 @@ class _Crossing:
     """Values of the border in one part.
 
     Attributes:
-        born: what this part makes for others -> position where it appears.
-        dead: what it takes from others -> position of its last use here.
-        optional: what backward takes from others in this way alone: values that forward made.
+        born: position at which each value appears that this part makes for others.
+        dead: position of the last use here of each value that it takes from others.
+        optional: values made in forward that backward takes from others in this way alone.
     """
 
     born: dict[int, int]
@@ -190,7 +190,7 @@ def _crossing(region: Region, line: Line, *, backward: bool) -> _Crossing:
 
 
 def _highest(steps: Sequence[HStep]) -> tuple[HStep, ...]:
-    """Of steps with the same values at hand those with most bytes: with the phantom as it goes, and with it kept."""
+    """Return, of steps with the same values in memory, those with most bytes, with the phantom as it is and kept."""
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[HStep]] = {}
     for step in steps:
         groups.setdefault((step.unborn, step.released), []).append(step)
@@ -206,12 +206,12 @@ def _highest(steps: Sequence[HStep]) -> tuple[HStep, ...]:
 
 
 def _differing(one: HStep, two: HStep) -> int:
-    """Values that are at hand in one of two neighbours alone."""
+    """Count the values that are in memory in only one of two neighbours."""
     return len(one.unborn) - len(two.unborn) + len(two.released) - len(one.released)
 
 
 def _merged(one: HStep, two: HStep) -> HStep:
-    """One step that takes no less memory than either of two neighbours, whatever is kept."""
+    """Make one step that takes no less memory than either of two neighbours, whatever is kept."""
     most = max(one.internal_bytes, two.internal_bytes)
     with_phantom = max(s.internal_bytes + s.phantom_released_bytes for s in (one, two))
     return HStep(most, two.unborn, one.released, with_phantom - most)

@@ -1,4 +1,4 @@
-"""In which order the backward nodes of a region stand when the regions inside it are single nodes."""
+"""Orders the backward nodes of a region in which the regions inside are single nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Behind:
 
     Attributes:
         member: position among the members.
-        nodes: of the block.
+        nodes: nodes of the block.
     """
 
     member: int
@@ -24,11 +24,11 @@ class Behind:
 
 
 def backward_order(region: Region) -> list[Behind]:
-    """The order of the block, as far as that leaves each inner region in one piece.
+    """Return the order of the block, as far as that leaves each inner region in one piece.
 
-    How much memory a schedule takes depends on the order: in that of the block, a region without regions inside has
-    exactly the schedules that the block's nodes have. Regions still follow each other in the opposite order of forward,
-    and an update comes after everything that might need the old value (see `h_owners.py`).
+    The memory of a schedule depends on the order: in that of the block, a region without regions inside has exactly the
+    schedules that the block's nodes have. Regions still follow each other in the opposite order of forward, and an
+    update comes after everything that might need the old value (see `owners`).
     """
     parts = _parts(region)
     number = {k: i for i, k in enumerate(region.nodes)}
@@ -48,7 +48,7 @@ def backward_order(region: Region) -> list[Behind]:
 
 
 def _parts(region: Region) -> list[Behind]:
-    """One order that is allowed: that of the members, turned round."""
+    """Return one order that is allowed: that of the members, reversed."""
     found: list[Behind] = []
     for m in range(len(region.members) - 1, -1, -1):
         member = region.members[m]

@@ -1,4 +1,4 @@
-"""Which forward node each backward node of a block belongs to, so that a cluster has its backward part with it.
+"""Finds the forward node each backward node of a block belongs to, so that a cluster has its backward part with it.
 
 The thesis takes the pair from autograd (3.2.1). A trace has no such link, so it is read off the data: the backward of
 an operation reads what that operation read or made, and comes after the backward of what consumed its result. Owners
@@ -14,11 +14,11 @@ from stowage.stages.ir.block import BlockGraph
 
 
 def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
-    """For each backward node, in order, the place in `order` of the forward node it belongs to.
+    """Return, for each backward node, the place in `order` of the forward node it belongs to.
 
     Args:
         block: the block.
-        order: its forward nodes in the order in which clusters run them.
+        order: the block's forward nodes in the order in which clusters run them.
     """
     place = {k: p for p, k in enumerate(order)}
     last, first = len(order) - 1, block.forward_count
@@ -38,7 +38,7 @@ def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
             if k < first
         ]
         nearest = max(touched, default=-1)
-        waits = any(a not in creator for a in node.reads)  # for a gradient that arrives
+        waits = any(a not in creator for a in node.reads)  # it reads a gradient that arrives from outside
         known = bool(before or nearest >= 0 or waits or not node.creates)
         owner = (nearest if nearest >= 0 else bound) if known else None
         found.append(owner)
@@ -53,5 +53,5 @@ def owners(block: BlockGraph, order: Sequence[int]) -> list[int]:
 
 
 def _uses(maker: int, allocation: int, readers: dict[int, list[int]], place: dict[int, int]) -> list[int]:
-    """Places of the forward nodes that make and read an allocation."""
+    """Return the places of the forward nodes that make and read an allocation."""
     return [place[k] for k in (maker, *readers[allocation]) if k in place]

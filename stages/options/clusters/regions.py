@@ -1,4 +1,4 @@
-"""A block as a tree of regions: each cluster with its forward and backward nodes, and what crosses its border."""
+"""Describes a block as a tree of regions: each cluster with its forward and backward nodes, and its border."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Region:
 
     Attributes:
         graph: its nodes as a block of their own: `output` is what others need of its forward part, `incoming` the
-            gradients that others make for it, `outgoing` those that it makes for others. What other forward nodes make
-            is resident outside, as the input of a block is.
+            gradients that others make for it, `outgoing` those that it makes for others. The results of other forward
+            nodes are resident outside, as the input of a block is.
         nodes: node of the block for each node of `graph`, by position.
         values: allocation of the block for each allocation of `graph`.
         external: allocations of the block that it reads and that forward nodes outside make.
         external_reads: for each node of `graph`, positions in `external` that it reads, ascending.
-        members: what is inside, in order.
+        members: the regions and single nodes inside, in order.
         key: equal for regions that are equal in everything, inside too.
     """
 
@@ -46,21 +46,21 @@ class Region:
 
     @property
     def forward(self) -> tuple[int, ...]:
-        """Forward nodes of the block."""
+        """Return the forward nodes of the block."""
         return self.nodes[: self.graph.forward_count]
 
     @property
     def backward(self) -> tuple[int, ...]:
-        """Backward nodes of the block."""
+        """Return the backward nodes of the block."""
         return self.nodes[self.graph.forward_count :]
 
     def regions(self) -> list[Region]:
-        """Regions directly inside."""
+        """Return the regions directly inside."""
         return [m for m in self.members if isinstance(m, Region)]
 
 
 def clusters_by_block(rows: Iterable[BlockCluster]) -> dict[str, tuple[BlockCluster, ...]]:
-    """Block hash -> its clusters in order, each once, though several variants of a trace may have the block."""
+    """Return the clusters of each block hash in order, each once even if several variants have the block."""
     found: dict[str, dict[int, BlockCluster]] = {}
     for row in rows:
         found.setdefault(row.block_hash, {}).setdefault(row.cluster, row)
@@ -68,11 +68,11 @@ def clusters_by_block(rows: Iterable[BlockCluster]) -> dict[str, tuple[BlockClus
 
 
 def regions_of(block: BlockGraph, clusters: Sequence[BlockCluster]) -> Region:
-    """The tree.
+    """Make the tree of regions of a block.
 
     Args:
         block: the block.
-        clusters: of its forward part, those inside before those that hold them, the top last; see `ir/hierarchy.py`.
+        clusters: clusters of its forward part, inner ones before outer ones, the top last; see `ir/hierarchy.py`.
     """
     return _Builder(block, clusters).region(len(clusters) - 1)
 
@@ -88,7 +88,7 @@ class _Builder:
             self.behind[order[place]].append(self.count + i)
 
     def _order(self, cluster: int) -> list[int]:
-        """Forward nodes in the order in which clusters run them."""
+        """Return the forward nodes in the order in which clusters run them."""
         found: list[int] = []
         stack = list(reversed(self.clusters[cluster].children))
         while stack:
@@ -157,7 +157,7 @@ def _positions(allocations: Iterable[int], at: dict[int, int]) -> tuple[int, ...
 
 
 def _shape(member: Region | Single, number: dict[int, int]) -> list[object]:
-    """Which nodes are inside, and how they are grouped."""
+    """Return the nodes inside, and how they are grouped."""
     if isinstance(member, Single):
         return [number[member.forward], *(number[k] for k in member.backward)]
     return [member.key, *(number[k] for k in member.nodes)]

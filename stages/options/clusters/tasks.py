@@ -1,4 +1,4 @@
-"""The pieces of work behind one cluster that has clusters inside: where its budgets lie, and one pair of them."""
+"""The pieces of work of one cluster with clusters inside: the range of its budgets, and the solve of one pair."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stowage.stages.solver.outcome import SolverSettings
 
 @dataclass(frozen=True)
 class Ends:
-    """Between which budgets an H-Graph is worth solving for, and what is known before that.
+    """The range of budgets for which an H-Graph is worth solving, and the schedules known before that.
 
     Attributes:
         smallest_peak, largest_peak: the least M_peak found, and keep-all's, bytes.
-        leaving: what leaves forward, bytes: the least M_save.
+        leaving: bytes of what leaves forward: the least M_save.
         found: the fixed policies, and the schedule of the smallest peak.
     """
 
@@ -41,14 +41,15 @@ class HSolved:
 
 
 class HTasks:
-    """What there is to do for one H-Graph. All schedules pass the referee.
+    """Does the work of one H-Graph; all its schedules pass the referee.
 
     Raises:
-        IllegalPlanError: a formulation's bug.
+        IllegalPlanError: a formulation has a bug.
     """
 
     def __init__(self, graph: HGraph, settings: SolverSettings, formulation: str = CLUSTER_FORMULATION) -> None:
-        """
+        """Prepare the solver of one H-Graph.
+
         Args:
             graph: the cluster.
             settings: limits of each solve.
@@ -71,7 +72,7 @@ class HTasks:
         return Ends(least, keep_all(data).cost.peak_bytes, leaving, tuple(answers))
 
     def solve(self, budgets: Budgets, known: Sequence[HAnswer]) -> HSolved:
-        """The fastest schedule found within one pair of budgets, given answers for others."""
+        """Find the fastest schedule within one pair of budgets, given answers for others."""
         answer = self._solver.solve(budgets, known)
         self._check(answer)
         if answer.runs is None:

@@ -1,8 +1,8 @@
-"""A large block on its way through its clusters, from the smallest to the whole (HiRemate, thesis 3.2.2).
+"""Solves a large block through its clusters, from the smallest to the whole (HiRemate, thesis 3.2.2).
 
-Regions that are equal are solved once. Every region but the whole is solved as blocks are, from its nodes (the thesis's
-direct solvers: exactly where it is small, else by TW-Remat and greedy rules); large ones and those with regions inside
-as H-Graphs too, once everything inside is known. Regions of one level, and budgets of one, are solved side by side.
+Equal regions are solved once. Every region but the whole is solved as blocks are, from its nodes (the thesis's direct
+solvers: exactly where it is small, else by TW-Remat and greedy rules); large ones and those with regions inside as
+H-Graphs too, once everything inside is known. Regions of one level, and budgets of one, are solved in parallel.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from stowage.stages.solver.outcome import SolverSettings
 _Way = Literal["direct", "level"]
 
 Direct = Callable[[BlockGraph, Callable[[list[Found]], Iterable[Job]]], Iterable[Job]]
-"""Solves a region from its nodes: what to do, and what follows when it is done."""
+"""Makes the jobs that solve a region from its nodes, given what follows when it is done."""
 
 
 class HierarchyWork:
-    """The regions of one block.
+    """Solves the regions of one block.
 
     Attributes:
         top: the block itself.
@@ -59,7 +59,7 @@ class HierarchyWork:
         self._solved: dict[str, Solved] = {}
 
     def first(self) -> list[Job]:
-        """All regions from their nodes, and those with nothing but nodes inside as H-Graphs."""
+        """Return jobs for all regions from their nodes, and for those with nothing but nodes inside as H-Graphs."""
         jobs: list[Job] = []
         for key, region in self._regions.items():
             if "direct" in self._ways(region):
@@ -69,7 +69,7 @@ class HierarchyWork:
         return jobs
 
     def _ways(self, region: Region) -> tuple[_Way, ...]:
-        """How a region is solved."""
+        """Return the ways in which a region is solved."""
         if region.key == self.top.key:
             return ("level",)
         small = len(region.graph.nodes) <= self.size.max_exact_nodes
@@ -79,7 +79,7 @@ class HierarchyWork:
         return self._known(region, "direct", _lines(region, found))
 
     def _by_level(self, region: Region) -> Iterable[Job]:
-        """As an H-Graph, when everything inside is known."""
+        """Solve a region as an H-Graph, when everything inside is known."""
         if "level" not in self._ways(region):
             return ()
         whole = region.key == self.top.key
@@ -98,7 +98,7 @@ class HierarchyWork:
         return [HExploration(level.graph, peaks, saves, limits, follow, name).first()]
 
     def _known(self, region: Region, way: _Way, lines: Iterable[Line]) -> Iterable[Job]:
-        """Keep the options of a region when both ways are through, and start what waited for them."""
+        """Store the options of a region when all its ways are done, and start the regions that waited for it."""
         ways, arrived = self._ways(region), self._lines[region.key]
         arrived[way] = list(lines)
         if len(arrived) < len(ways):
@@ -112,7 +112,7 @@ class HierarchyWork:
                 yield from self._by_level(self._regions[key])
 
     def _whole(self, level: Level, found: Iterable[HFound]) -> Iterable[Job]:
-        """Schedules of the block itself."""
+        """Make schedules of the block itself."""
         floor_s = sum(node.time_s for node in self.block.nodes)
         schedules: list[Found] = []
         for one in found:

@@ -1,4 +1,4 @@
-"""A few worker processes, and a queue of requests that grows while it is worked on."""
+"""Runs a few worker processes with a queue of requests, which may grow while they work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Follow = Callable[[Answer], Iterable["Job"]]
 
 
 class Job:
-    """A request, and what to do with its answer: return more jobs."""
+    """A request with a function that takes its answer and returns more jobs."""
 
     def __init__(self, request: Request, follow: Follow) -> None:
         self.request = request
@@ -26,7 +26,7 @@ class Job:
 
 
 def work(jobs: Iterable[Job], workers: int) -> None:
-    """Do all jobs and those that follow from them. `follow` is called in this thread, in no particular order.
+    """Do all jobs and those that follow from them; `follow` is called in this thread, in no particular order.
 
     Raises:
         RuntimeError: a task failed in a worker, or the worker ended before it answered.
@@ -35,7 +35,7 @@ def work(jobs: Iterable[Job], workers: int) -> None:
     if workers <= 1 or len(waiting) == 0:
         while waiting:
             job = waiting.pop(0)
-            # Through JSON, as from a worker process: one way only.
+            # Pass the answer through JSON, so that it equals that of a worker process.
             waiting.extend(job.follow(json.loads(json.dumps(perform(job.request)))))
         return
     todo: queue.Queue[Job | None] = queue.Queue()
@@ -56,7 +56,7 @@ def work(jobs: Iterable[Job], workers: int) -> None:
             for following in job.follow(answer):
                 pending += 1
                 todo.put(following)
-    except BaseException:  # nobody waits for what is being solved
+    except BaseException:  # nobody waits for the remaining solves
         for process in processes:
             process.kill()
         raise
@@ -74,7 +74,7 @@ def _serve(
     done: queue.Queue[tuple[Job, Answer | BaseException]],
     processes: list[subprocess.Popen[str]],
 ) -> None:
-    """Feed one worker process. Ctrl-C does not reach it: this process says what there is to say, and ends it."""
+    """Feed one worker process; Ctrl-C does not reach it, since this process reports it and ends the worker."""
     command = [sys.executable, "-m", "stowage.stages.options.workers.worker"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, process_group=0) as process:

@@ -1,6 +1,6 @@
-"""A process that solves tasks: `python -m stowage.stages.options.workers.worker`, one JSON line in, one out.
+"""Solves tasks in a process: `python -m stowage.stages.options.workers.worker`, one JSON line in, one out.
 
-Plain child processes rather than `multiprocessing`, which would import the user's script again in every worker.
+Workers are plain child processes because `multiprocessing` would import the user's script again in every worker.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def h_solve_request(
 
 @lru_cache(maxsize=2)
 def _h_tasks(graph: str, settings: str, formulation: str) -> HTasks:
-    """Prepared once for all budgets that this process is asked for."""
+    """Prepare an H-Graph once for all budgets that this process is asked for."""
     return HTasks(H_GRAPH.validate_json(graph), SolverSettings(**json.loads(settings)), formulation)
 
 
@@ -100,7 +100,7 @@ def perform(request: Request) -> dict[str, Any]:
 
 
 def unpack(answer: dict[str, Any]) -> list[Found]:
-    """Schedules of an answer."""
+    """Read the schedules of an answer."""
     return [
         Found(BlockSchedule(decode(f["forward"]), decode(f["backward"])), SolveReport(**f["report"]))
         for f in answer["found"]
@@ -108,17 +108,17 @@ def unpack(answer: dict[str, Any]) -> list[Found]:
 
 
 def unpack_ends(answer: dict[str, Any]) -> Ends:
-    """The answer to `h_ends_request`."""
+    """Read the answer to `h_ends_request`."""
     return ENDS.validate_python(answer["ends"])
 
 
 def unpack_solved(answer: dict[str, Any]) -> HSolved:
-    """The answer to `h_solve_request`."""
+    """Read the answer to `h_solve_request`."""
     return SOLVED.validate_python(answer["solved"])
 
 
 def unpack_grid(answer: dict[str, Any]) -> Grid:
-    """The grid of an answer to `grid_request`."""
+    """Read the grid of an answer to `grid_request`."""
     smallest = tuple(tuple(stages) for stages in answer["smallest"])
     return Grid(tuple(answer["peaks"]), tuple(answer["saves"]), tuple(unpack(answer)), smallest)
 
@@ -132,16 +132,18 @@ def _pack(found: Found) -> dict[str, Any]:
 
 
 def _receive(requests: queue.SimpleQueue[str]) -> None:
-    """Pass requests on, and stop where they end, even in the middle of a solve: nobody waits for its answer then (the
-    planner may have been killed)."""
+    """Pass requests on, and end the process with the input, even in the middle of a solve.
+
+    Nobody waits for its answer then (the planner may have been killed).
+    """
     for line in sys.stdin:
         requests.put(line)
     os._exit(0)
 
 
 def main() -> None:
-    """Answer until the input ends; what goes wrong is an answer too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: the planner says what there is to say
+    """Answer requests until the input ends; an error is an answer too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process quietly: the planner reports it
     requests = queue.SimpleQueue[str]()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
     while True:

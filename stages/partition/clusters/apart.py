@@ -1,8 +1,8 @@
-"""Before the first level: nodes that depend on nothing that enters the graph go to their first reader.
+"""Moves nodes that depend on no input of the graph to their first reader, before the first level.
 
-A dropout mask that is drawn, a cast of a weight or a table of positions is a source of its own. Each would give its
-reader the common ancestor of all sources for a(x), and leave it without a small candidate (thesis 3.3.1); in the chain
-of blocks the same nodes hide cuts. So they stand right before their first reader and start in one group with it.
+A random dropout mask, a cast of a weight or a table of positions is a source of its own. Each would give its reader the
+common ancestor of all sources for a(x), and leave it without a small candidate (thesis 3.3.1); in the chain of blocks
+the same nodes hide cuts. So they are placed right before their first reader and start in one group with it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import groupby
 from stowage.stages.ir.hierarchy import FlowGraph
 
 LONGEST_SEARCH = 512
-"""Groups looked at before an edge without a value is taken to matter."""
+"""Number of groups visited before an edge without a value is taken to matter."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the first level begins with.
+    """The start of the first level.
 
     Attributes:
         order: nodes in the topological order to use.
@@ -33,7 +33,7 @@ class Start:
 
 
 def as_it_is(graph: FlowGraph) -> Start:
-    """Every node by itself, in the given order."""
+    """Leave every node by itself, in the given order."""
     own = list(range(len(graph.nodes)))
     return Start(own, [], _not_implied(graph, own))
 
@@ -60,14 +60,14 @@ def with_first_readers(graph: FlowGraph, largest: int) -> Start:
 
 
 def _places(graph: FlowGraph) -> list[int]:
-    """Node -> the node whose place it shares: its own, or its first reader's."""
+    """Return the node whose place each node shares: its own, or its first reader's."""
     maker = {v: i for i, node in enumerate(graph.nodes) for v in node.creates}
     place = list(range(len(graph.nodes)))
     apart: list[bool] = []
     for node in graph.nodes:
         apart.append(not node.enters and all(v in maker and apart[maker[v]] for v in node.reads))
     if all(apart):
-        return place  # nothing enters: all sources are alike
+        return place  # nothing enters the graph, so all sources are equal
     first = [len(place)] * len(place)
     for number in range(len(place) - 1, -1, -1):
         if apart[number] and first[number] < len(place):
@@ -79,10 +79,10 @@ def _places(graph: FlowGraph) -> list[int]:
 
 
 def _not_implied(graph: FlowGraph, unit_of: Sequence[int]) -> list[tuple[int, int]]:
-    """Edges without a value between units that no path of values between units goes along.
+    """Return edges without a value between units that no path of values between units implies.
 
-    The order of random draws nearly always follows from the values. Paths that are longer than `LONGEST_SEARCH` are not
-    found; the edge is then kept, which is right, only stricter.
+    The order of random draws nearly always follows from the values. Paths longer than `LONGEST_SEARCH` are not found;
+    the edge is then kept, which is right, only stricter.
     """
     pairs = [(a, b) for b, node in enumerate(graph.nodes) for a in node.after]
     if not pairs:

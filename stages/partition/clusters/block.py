@@ -1,4 +1,4 @@
-"""The forward part of a block as a graph to partition, and its clusters as rows."""
+"""Makes a graph to partition of the forward part of a block, and rows of its clusters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from stowage.stages.partition.clusters.partition import Limits, h_partition
 def block_clusters(
     trace: TraceTables, nodes: Sequence[ComputeNode], blocks: Sequence[Block], limits: Limits
 ) -> list[BlockCluster]:
-    """H-Partition of every distinct block with more than M^l forward nodes.
+    """Partition every distinct block with more than M^l forward nodes by H-Partition.
 
     Args:
-        trace: what `nodes` and `blocks` were made of.
-        nodes, blocks: see `make_blocks`.
+        trace: the trace from which `nodes` and `blocks` were made.
+        nodes: compute nodes, as `make_blocks` returns them.
+        blocks: blocks, as `make_blocks` returns them.
         limits: sizes of clusters.
     """
     found: list[BlockCluster] = []
@@ -53,7 +54,7 @@ def block_clusters(
 
 
 def _flow(graph: BlockGraph, inside: Sequence[Sequence[ComputeNode]], trace: TraceTables) -> FlowGraph:
-    """The forward part; what holds for the order in one of the identical blocks holds in all."""
+    """Make the graph of the forward part; orders that one of the identical blocks needs hold in all."""
     count = graph.forward_count
     after = [tuple(sorted(set().union(*together))) for together in zip(*(orders(nodes) for nodes in inside))]
     entering = [_entering(nodes, trace) for nodes in inside]
@@ -76,14 +77,14 @@ def _flow(graph: BlockGraph, inside: Sequence[Sequence[ComputeNode]], trace: Tra
 
 
 def _entering(nodes: Sequence[ComputeNode], trace: TraceTables) -> set[int]:
-    """Positions of nodes that read something of the batch or of other blocks: no parameter, and not made here."""
+    """Return positions of nodes that read the batch or results of other blocks: no parameter, and not made here."""
     own = {s for n in nodes for s in n.creates}
     kept = {s.storage for s in trace.storages if s.role in ("parameter", "state", "buffer", "constant")}
     return {k for k, n in enumerate(nodes) if any(s not in own and s not in kept for s in n.reads)}
 
 
 def _backward_of(graph: BlockGraph) -> list[str]:
-    """What each forward node computes, with the backward nodes that read what it reads or makes."""
+    """Hash what each forward node computes, with the backward nodes that read what it reads or makes."""
     creator, readers = graph.creator(), graph.readers()
     found: list[str] = []
     for k in range(graph.forward_count):

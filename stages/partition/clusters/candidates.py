@@ -1,4 +1,4 @@
-"""Which nodes may form a group (thesis 3.3.1 and 3.3.3).
+"""Finds nodes that may form a group (thesis 3.3.1 and 3.3.3).
 
 For a node x let a(x) be its closest common ancestor: the last node before x that every path from a source to x passes,
 which is x's immediate dominator; the common ancestor of all sources if there is none. All nodes on paths from a(x) to x
@@ -6,8 +6,8 @@ are a candidate, with and without either end. "Closest common ancestor" has to b
 some path goes around, equation 3.2 (nothing in the group but its head has a predecessor outside) does not hold.
 
 No dominator tree is needed. Candidates with more than M^l nodes are discarded at once, so it is enough to walk back
-from x, latest node first, until one node is left to visit, which is a(x), or too many were met. That is O(M^l) steps a
-node, exact, and independent of how far away a(x) is.
+from x, latest node first, until one node is left to visit, which is a(x), or too many were met. That is O(M^l) steps
+per node, exact, and independent of the distance to a(x).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stowage.stages.partition.clusters.level import OUTSIDE, Level
 
 
 def dominated(level: Level, largest: int) -> Iterator[tuple[int, ...]]:
-    """The four candidates of each group, as groups in ascending order; `largest` is M^l.
+    """Yield the four candidates of each group, as groups in ascending order; `largest` is M^l.
 
     Groups have to be numbered topologically.
     """
@@ -51,7 +51,7 @@ def dominated(level: Level, largest: int) -> Iterator[tuple[int, ...]]:
 def _walk_back(
     start: set[int], predecessors: dict[int, set[int]], size: list[int], largest: int
 ) -> tuple[int, list[int]] | None:
-    """The dominator, and the groups between it and x in ascending order; None if those have too many nodes."""
+    """Return the dominator, and the groups between it and x in ascending order; None if those have too many nodes."""
     border = set(start)
     between: list[int] = []
     inner = 0
@@ -68,7 +68,7 @@ def _walk_back(
 
 
 def neighbours(level: Level, largest: int) -> Iterator[tuple[int, ...]]:
-    """Pairs of groups that follow each other in a topological order.
+    """Yield pairs of groups that follow each other in a topological order.
 
     Stretches of a topological order are convex, and the union of two that overlap is one again.
     """

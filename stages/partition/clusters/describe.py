@@ -1,4 +1,4 @@
-"""From groups of groups to the rows of a hierarchy, with borders and hashes."""
+"""Describes groups of groups as the rows of a hierarchy, with borders and hashes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Groups = list[list[int]]
 
 
 class _Rows:
-    """Clusters in the making, those inside before those that hold them."""
+    """Collects clusters, inner ones before outer ones."""
 
     def __init__(self, graph: FlowGraph, power: Sequence[float]) -> None:
         self.graph, self.power = graph, power
         self.clusters: list[Cluster] = []
         self.hierarchy = Hierarchy(graph, self.clusters)
         self.parents: list[int] = []
-        # Members of the level in the making that read a value and do not make it, and the end of the graph.
+        # For each value, the members of the current level that read it and do not make it, and the end of the graph.
         self.readers = Counter(v for node in graph.nodes for v in set(node.reads))
         self.readers.update(dict.fromkeys(graph.results, 1))
 
     def add(self, children: Sequence[int]) -> int:
-        """Describe a cluster; returns its number as a member."""
+        """Describe a cluster, and return its number as a member."""
         count, nbytes = len(self.graph.nodes), self.graph.value_bytes
         members = [self.hierarchy.member(m) for m in children]
         inside = Counter(v for m in members for v in set(m.reads))
@@ -60,14 +60,14 @@ class _Rows:
 
 
 def describe(graph: FlowGraph, order: Sequence[int], levels: Sequence[Groups], power: Sequence[float]) -> Hierarchy:
-    """The hierarchy.
+    """Make the hierarchy.
 
     Args:
         graph: the forward graph.
         order: its nodes in the order of the first level.
-        levels: the groups of each level, as positions in the level before; what the last one leaves are the children of
+        levels: the groups of each level, as positions in the level before; those of the last one are the children of
             the top.
-        power: n^α by n.
+        power: n^α, indexed by n.
     """
     rows = _Rows(graph, power)
     current = list(order)

@@ -1,4 +1,4 @@
-"""The forward part of a traced step as a graph to partition."""
+"""Makes a graph to partition of the forward part of a traced step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stowage.stages.partition.fold import fold
 
 @dataclass(frozen=True)
 class Flow:
-    """The graph, and what its numbers stand for.
+    """The graph, and the meaning of its numbers.
 
     Attributes:
-        graph: forward computations that depend on a parameter or draw random numbers. What depends on neither (masks,
+        graph: forward computations that depend on a parameter or draw random numbers. Others (masks,
             positions) is resident for the whole step, like the batch, and does not appear.
         nodes: compute node of each node of `graph`, by position; the whole step's numbering is that of `fold`.
         storages: storage of each value, by position.
@@ -75,13 +75,13 @@ def forward_flow(trace: TraceTables, costs: Mapping[str, Cost]) -> Flow:
 
 
 def _key(node: ComputeNode, trace: TraceTables) -> str:
-    """What a node computes: operators, shapes, constants, and whether it may run again."""
+    """Hash what a node computes: operators, shapes, constants, and whether it may run again."""
     text = "\n".join([*(trace.calls[c].signature for c in node.calls), str(node.once)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def orders(nodes: Sequence[ComputeNode]) -> list[tuple[int, ...]]:
-    """Node -> nodes that must run first for their effects.
+    """Return, for each node, the nodes that must run first for their effects.
 
     Random draws keep eager's order, and so do reads and changes of one persistent storage.
     """

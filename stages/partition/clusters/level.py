@@ -1,7 +1,7 @@
-"""One level of H-Partition: a graph whose nodes are merged into groups, and what crosses the groups' borders.
+"""One level of H-Partition: a graph whose nodes are merged into groups, and the values that cross their borders.
 
-Everything is kept at the granularity of groups: who makes a value, how many groups read it. So the score of a union
-of groups costs what their borders cost, whatever lies inside.
+Everything is kept per group: the maker of a value, the number of groups that read it. So the score of a union of groups
+costs what their borders cost, whatever lies inside.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from heapq import heapify, heappop, heappush
 from stowage.stages.ir.hierarchy import FlowGraph
 
 OUTSIDE = -1
-"""Who makes a value that enters the graph: the common ancestor of all sources."""
+"""Maker of a value that enters the graph: the common ancestor of all sources."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of the graph, with what changes as groups form; one object for all levels.
+    """The values of the graph, with the facts that change as groups form; one object for all levels.
 
     Attributes:
-        nbytes: by value.
-        owner: the group that makes it, `OUTSIDE` if none.
-        readers: groups that read it and are not its owner, one more if it is needed at the end.
+        nbytes: bytes of each value.
+        owner: the group that makes each value, `OUTSIDE` if none.
+        readers: number of groups that read each value and are not its owner, plus one if it is needed at the end.
     """
 
     nbytes: Sequence[int]
@@ -35,13 +35,13 @@ class Level:
     """Nodes of one level, and the groups they are in; a group is named by the first of its nodes.
 
     Attributes:
-        members: group -> its nodes, ascending; empty for nodes that are not the first of a group.
-        weight: group -> nodes of the forward graph inside.
-        reads: group -> values from outside it.
-        makes: group -> values it makes for others.
+        members: nodes of each group, ascending; empty for nodes that are not the first of a group.
+        weight: number of nodes of the forward graph inside each group.
+        reads: values that each group reads from outside.
+        makes: values that each group makes for others.
         after: edges between nodes without a value.
-        group_of: node -> group.
-        count: groups.
+        group_of: group of each node.
+        count: number of groups.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Level:
         self.count = len(weight)
 
     def groups(self) -> Iterable[int]:
-        """All groups, ascending."""
+        """Return all groups, ascending."""
         return (g for g, members in enumerate(self.members) if members)
 
     def interface_bytes(self, groups: Sequence[int]) -> int:
-        """The sum in equation 3.1 for the union of some groups: each value that crosses its border, once."""
+        """Return the sum in equation 3.1 for the union of groups: bytes of values that cross its border, each once."""
         values = self.values
         nbytes, owner, readers = values.nbytes, values.owner, values.readers
         seen: dict[int, int] = {}
@@ -80,7 +80,7 @@ class Level:
         return total
 
     def merge(self, groups: Sequence[int]) -> None:
-        """Make one group of several, given ascending."""
+        """Merge several groups, given ascending, into one."""
         owner, readers = self.values.owner, self.values.readers
         first = groups[0]
         seen: dict[int, int] = {}
@@ -111,7 +111,7 @@ class Level:
         self.count -= len(groups) - 1
 
     def predecessors(self) -> dict[int, set[int]]:
-        """Group -> groups that must run before it, `OUTSIDE` for those that need none."""
+        """Return the groups that must run before each group, `OUTSIDE` for those that need none."""
         owner = self.values.owner
         found = {g: {owner[v] for v in self.reads[g]} for g in self.groups()}
         for before, node in self.after:
@@ -126,11 +126,11 @@ class Level:
         return found
 
     def order(self) -> list[int]:
-        """Groups in the topological order that stays closest to that of the nodes."""
+        """Return the groups in the topological order that stays closest to that of the nodes."""
         return topological(self.predecessors())
 
     def contract(self) -> tuple[Level, list[list[int]]]:
-        """The next level, whose nodes are this level's groups, and the nodes of each; this level is used up."""
+        """Return the next level, made of this level's groups, and the nodes of each; this level is unusable after."""
         order = self.order()
         position = {g: i for i, g in enumerate(order)}
         owner = self.values.owner
@@ -149,7 +149,7 @@ class Level:
 
 
 def topological(predecessors: dict[int, set[int]]) -> list[int]:
-    """Kahn's order, the smallest number first."""
+    """Return Kahn's topological order, the smallest number first."""
     waiting: dict[int, int] = {}
     next_of: dict[int, list[int]] = {}
     for node, before in predecessors.items():
@@ -175,7 +175,7 @@ def topological(predecessors: dict[int, set[int]]) -> list[int]:
 
 
 def first_level(graph: FlowGraph, order: Sequence[int], after: Iterable[tuple[int, int]]) -> Level:
-    """The forward graph itself, its nodes renumbered by `order`; `after` in old numbers."""
+    """Make the first level, the forward graph with its nodes renumbered by `order`; `after` has old numbers."""
     number = [0] * len(order)
     for new, old in enumerate(order):
         number[old] = new

@@ -1,4 +1,4 @@
-"""The inner loop of Algorithm 7: take the best candidate, make it a group, update the others."""
+"""Runs the inner loop of Algorithm 7: takes the best candidate, makes it a group, updates the others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from heapq import heapify, heappop, heappush
 from stowage.stages.partition.clusters.level import Level
 
 _Entry = tuple[float, int, int, int]
-"""Score, first node, nodes, candidate: the order in which candidates are taken; ties go to the first in the graph."""
+"""Score, first node, number of nodes and candidate: the order in which candidates are taken."""
 
 
 class Candidates:
-    """Unions of groups that may become groups.
+    """Merges unions of groups into groups, the best first.
 
-    A candidate is kept as its groups. What a merge costs is bounded by what it touches: each candidate grows or loses
+    A candidate is kept as its groups. The cost of a merge is bounded by what it touches: each candidate grows or loses
     groups at most 2 M^l times before it is too large or one group, scores change only when nodes are added, and the
     heap drops stale entries when they outnumber the others.
     """
@@ -58,7 +58,7 @@ class Candidates:
                 heapify(heap)
 
     def _update(self, merged: tuple[int, ...]) -> None:
-        """Every candidate that shares a group with the new one takes it whole, or goes if that is too large."""
+        """Give the new group to every candidate that shares a group with it, or drop those that become too large."""
         leader, inside = merged[0], frozenset(merged)
         touched: list[tuple[int, tuple[int, ...]]] = []
         for candidate in sorted({c for g in merged for c in self.where.pop(g, ())}):

@@ -4,19 +4,16 @@ The score of a cluster C (equation 3.1), which the greedy algorithm takes smalle
 
     s(C) = (bytes of values that cross C's border, each once) · (nodes of the forward graph in C) ^ α
 
-Symbols: M^t, `top_size`: members of the top, at most; M^l, `size`: members of every other cluster, at most; α, `alpha`.
-
-What differs from the thesis:
-
-- Time. The thesis needs O(N² log N). Here candidates come from bounded walks (`h_candidates`), scores from borders of
-  groups (`h_level`), and a candidate is evaluated again only when its nodes change (`h_merge`): O(N log N) for fixed
-  M^l.
+Symbols: M^t, `top_size`: most members of the top; M^l, `size`: most members of every other cluster; α, `alpha`.
+Differences from the thesis:
+- Time. The thesis needs O(N² log N). Here candidates come from bounded walks (`candidates`), scores from borders of
+  groups (`level`), and a candidate is evaluated again only when its nodes change (`merge`): O(N log N) for fixed M^l.
 - Graphs on which Algorithm 7 stops. In a decoder that reads an encoder, or a deep U-Net, nearly every a(x) is far
-  away: the algorithm finds few candidates a level, makes a level for each handful of nodes, or none at all and no
+  away: the algorithm finds few candidates per level, makes a level for each handful of nodes, or none at all and no
   end. A level that keeps more than `STALLED_SHARE` of its nodes goes on with pairs of groups that follow each other
   in a topological order, until every such pair is too large. Each level is then a constant factor smaller than the
   one before.
-- Sources. Nodes that depend on nothing that enters start in a group with their first reader (`h_apart`).
+- Sources. Nodes that depend on nothing that enters start in a group with their first reader (`apart`).
 - Where the two additions change something, the partition without them is made as well, and `partition_score` decides.
   So the result is never worse than Algorithm 7's, wherever that ends within `MOST_LEVELS` levels of the first one's
   size.
@@ -36,10 +33,10 @@ from stowage.stages.partition.clusters.level import first_level
 from stowage.stages.partition.clusters.merge import Candidates
 
 STALLED_SHARE = 0.5
-"""A level with more groups than this share of its nodes is continued with neighbours."""
+"""Share of its nodes above which a level with more groups is continued with neighbours."""
 
 MOST_LEVELS = 4
-"""Algorithm 7 alone is given up when its levels have more nodes and reads in all than this many times the first one."""
+"""Algorithm 7 alone is abandoned when its levels have this many times the nodes and reads of the first one."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,8 @@ class Limits:
     """Sizes of clusters.
 
     Attributes:
-        top_size: M^t, members of the top at most.
-        size: M^l, members of any other cluster at most.
+        top_size: M^t, the most members of the top.
+        size: M^l, the most members of any other cluster.
         alpha: exponent of the number of nodes in equation 3.1.
         smallest: a graph with fewer nodes is not partitioned.
     """
@@ -68,7 +65,7 @@ class Limits:
 
 @dataclass
 class _Grown:
-    """One way to partition: the groups of each level, whether neighbours were needed, and the sum of scores."""
+    """A partition: the groups of each level, whether neighbours were needed, and the sum of scores."""
 
     order: list[int]
     levels: list[Groups]
@@ -80,7 +77,7 @@ def h_partition(graph: FlowGraph, limits: Limits | None = None) -> Hierarchy:
     """Partition a forward graph recursively.
 
     Raises:
-        TableError: the graph is not one.
+        TableError: the graph is malformed.
     """
     limits = limits or Limits()
     graph.check()
@@ -94,7 +91,7 @@ def h_partition(graph: FlowGraph, limits: Limits | None = None) -> Hierarchy:
 
 
 def partition_score(hierarchy: Hierarchy) -> float:
-    """Equation 3.1, summed over all clusters but the top: what the whole partition is judged by."""
+    """Return equation 3.1, summed over all clusters but the top: the score of the whole partition."""
     return sum(c.score for c in hierarchy.clusters[:-1])
 
 
@@ -103,7 +100,8 @@ def _grow(
 ) -> _Grown | None:
     """Add levels until the last has M^t nodes.
 
-    With `below` Algorithm 7 alone, and None if it stops, runs out of patience, or does not get below that score.
+    With `below` run Algorithm 7 alone, and return None if it stops, takes too many levels, or does not get below that
+    score.
     """
     plain = below is not None
     level = first_level(graph, start.order, start.after)

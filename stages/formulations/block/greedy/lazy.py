@@ -1,8 +1,8 @@
-"""From a choice of what not to hold to a schedule, in time linear in the graph.
+"""Makes a schedule from a choice of what is not kept, in time linear in the graph.
 
-A choice is a set of *cuts*: cut (k, t) says that what forward node k made is not held across the end of stage t. From
-it everything follows, latest consumers first: where a cut falls between two uses of k's outputs, k runs again at the
-later one, lazily; that is one more use of its own inputs, which are held, or made again, by the same rule. Without
+A choice is a set of *cuts*: cut (k, t) says that the outputs of forward node k are not kept across the end of stage t.
+Everything follows from it, latest consumers first: where a cut falls between two uses of k's outputs, k runs again at
+the later one, lazily; that is one more use of its own inputs, which are kept, or made again, by the same rule. Without
 cuts the result is plain PyTorch; a cut at the loss means "drop after forward".
 """
 
@@ -22,9 +22,9 @@ from stowage.stages.formulations.block.staged_order import (
 )
 
 Choice = Mapping[int, Sequence[int]]
-"""Forward node (staged number) -> stages whose end its outputs do not cross, ascending."""
+"""Stages whose end the outputs of each forward node (staged number) do not cross, ascending."""
 
-# Cuts of cuts could multiply: more copies than this and the last one is simply held.
+# Cuts of cuts could multiply: from this many copies on, the last one is kept.
 _MOST_COPIES = 8
 
 
@@ -39,12 +39,12 @@ class Candidate:
 
 
 def drop_after_forward(graph: StagedGraph, nodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
-    """The choice that drops these nodes' outputs between forward and backward."""
+    """Return the choice that drops these nodes' outputs between forward and backward."""
     return dict.fromkeys(sorted(nodes), (graph.loss,))
 
 
 def with_cuts(choice: Choice, cuts: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
-    """A choice with more cuts."""
+    """Add cuts to a choice."""
     merged = {k: set(stages) for k, stages in choice.items()}
     for k, stage in cuts:
         merged.setdefault(k, set()).add(stage)
@@ -52,14 +52,14 @@ def with_cuts(choice: Choice, cuts: Iterable[tuple[int, int]]) -> dict[int, tupl
 
 
 def candidate_of(graph: StagedGraph, choice: Choice) -> Candidate:
-    """The schedule that follows from a choice, and its cost."""
+    """Make the schedule that follows from a choice, and its cost."""
     executions = executions_of(graph, choice)
     line = timeline(graph, executions)
     return Candidate(choice, executions, line, cost_of(graph, line))
 
 
 def executions_of(graph: StagedGraph, choice: Choice) -> Executions:
-    """Stages in which every node runs."""
+    """Return the stages in which every node runs."""
     executions: dict[int, list[int]] = {k: [k] for k in range(len(graph.nodes))}
     end, outgoing = len(graph.nodes) - 1, set(graph.block.outgoing)
     for k in range(graph.loss - 1, -1, -1):

@@ -1,6 +1,6 @@
-"""Relieve the peak: add cuts to a choice until both budgets hold, cheapest bytes first.
+"""Lowers the peak of a schedule: adds cuts to a choice until both budgets hold, cheapest bytes first.
 
-One pass walks the timeline with the memory that would be in use; wherever that exceeds its budget it gives up the idle
+One pass walks the timeline with the memory that would be in use; wherever that exceeds its budget, it drops the idle
 copy that is cheapest to make again per byte (and per stage of idleness, to the power `foresight`). Making copies again
 takes memory too, so passes repeat on the schedule that follows, until the budgets hold or nothing idle is left.
 """
@@ -22,9 +22,9 @@ class Idle:
     """A forward node's copy between two uses.
 
     Attributes:
-        node: which.
+        node: the node.
         after, until: positions in the timeline of the use before and of the use after.
-        stage: stage of the use before: the cut goes there.
+        stage: stage of the use before, where the cut is made.
         next_stage: stage of the use after.
         nbytes: bytes that a cut frees.
     """
@@ -46,8 +46,10 @@ def relieve(
     foresight: float = 0.5,
     held: frozenset[int] = frozenset(),
 ) -> Candidate | None:
-    """A candidate within both budgets that grows out of `start` without new cuts of `held` nodes, or None where the
-    rule finds none."""
+    """Return a candidate within both budgets that grows out of `start`, or None where the rule finds none.
+
+    Nodes in `held` get no new cuts.
+    """
     current = start
     for _ in range(_MOST_PASSES):
         if current.cost.within(peak_bytes, save_bytes):
@@ -63,7 +65,7 @@ def relieve(
 
 
 def polish(graph: StagedGraph, found: Candidate, peak_bytes: int, save_bytes: int, tries: int) -> Candidate:
-    """Hold what is dearest to make again, and relieve the peak without it; as long as that is faster, `tries` times."""
+    """Keep the nodes that are most expensive to make again and relieve the peak without them, while that is faster."""
     held: frozenset[int] = frozenset()
     tried: set[int] = set()
     for _ in range(tries):
@@ -80,7 +82,7 @@ def polish(graph: StagedGraph, found: Candidate, peak_bytes: int, save_bytes: in
 
 
 def idle_copies(graph: StagedGraph, current: Candidate) -> list[Idle]:
-    """Every stretch in which a forward node's outputs wait unused and could be given up, in order of `after`."""
+    """Return every stretch in which a forward node's outputs are unused and could be dropped, in order of `after`."""
     found: list[Idle] = []
     last: dict[int, int] = {}
     stretch: dict[tuple[int, int, int], int] = {}
@@ -107,7 +109,7 @@ def _one_pass(
     foresight: float,
     held: frozenset[int],
 ) -> list[tuple[int, int]]:
-    """Cuts that would bring every moment of the timeline within budget if making things again took no memory."""
+    """Return cuts that would bring every moment of the timeline within budget if making things again took no memory."""
     events, nbytes = current.line.events, graph.nbytes
     starting: dict[int, list[Idle]] = {}
     for idle in idle_copies(graph, current):
@@ -121,7 +123,7 @@ def _one_pass(
     seconds: dict[tuple[int, int], float] = {}
     for position, (_, k) in enumerate(events):
         node = graph.nodes[k]
-        # What was given up comes back when it is used again.
+        # A dropped copy takes memory again from its next use on.
         used += returning.pop(position, 0)
         if k == graph.loss:
             used = _give_up(heap, used, save_bytes, position, returning, cuts)
@@ -145,7 +147,7 @@ def _give_up(
     returning: dict[int, int],
     cuts: list[tuple[int, int]],
 ) -> int:
-    """Pop the cheapest idle copies until `used` is within `limit`; returns what is in use then."""
+    """Drop the cheapest idle copies until `used` is within `limit`; return the bytes in use then."""
     while used > limit and heap:
         _, idle = heapq.heappop(heap)
         if idle.until > position:
@@ -156,7 +158,7 @@ def _give_up(
 
 
 Spans = dict[int, list[tuple[int, int]]]
-"""Allocation -> first and last stage of each of its copies, ascending."""
+"""First and last stage of each copy of each allocation, ascending."""
 
 
 def _spans(graph: StagedGraph, current: Candidate) -> Spans:
@@ -172,7 +174,7 @@ def _spans(graph: StagedGraph, current: Candidate) -> Spans:
 
 
 def _seconds_again(graph: StagedGraph, spans: Spans, node: int, stage: int) -> float:
-    """Time to make a node's outputs again at a stage: itself, and whichever of its ancestors are not there by then."""
+    """Return the time to make a node's outputs again at a stage: its own and that of ancestors not in memory then."""
     total, seen, stack = 0.0, {node}, [node]
     while stack and len(seen) <= _DEPTH:
         k = stack.pop()

@@ -3,8 +3,8 @@
 Three families of choices (`lazy.py` says what a choice is) are tried, and the best kept:
 
 - *cheap first*: drop after forward the nodes that take the least time per byte, up to a growing number of bytes;
-- *segments*: hold nothing but checkpoints after forward (√n checkpointing and its neighbours), with or without the
-  nodes that are dearest per byte;
+- *segments*: keep nothing but checkpoints after forward (√n checkpointing and its neighbours), with or without the
+  nodes that are most expensive per byte;
 - *relieve the peak* (`relief.py`): grow any of those until given budgets hold.
 
 Everything is deterministic. Times are seconds, sizes bytes.
@@ -21,13 +21,13 @@ from stowage.stages.formulations.block.staged_order import StagedGraph, schedule
 from stowage.stages.ir import pareto
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 
-# Above this many nodes fewer ways are tried.
+# Above this many nodes fewer starts are tried.
 _SMALL = 200
 _FORESIGHTS = (0.0, 0.5, 1.0)
 
 
 def selective(block: BlockGraph, peak_bytes: int, save_bytes: int) -> tuple[BlockSchedule | None, SolveReport | None]:
-    """The fastest schedule found within both budgets (see `ir.block` for what they count); `(None, None)` if none."""
+    """Find the fastest schedule within both budgets (`ir.block` says what they count); `(None, None)` if none fits."""
     graph = StagedGraph.of(block)
     found = best_within(graph, family(graph), peak_bytes, save_bytes)
     if found is None:
@@ -36,18 +36,18 @@ def selective(block: BlockGraph, peak_bytes: int, save_bytes: int) -> tuple[Bloc
 
 
 def selective_frontier(block: BlockGraph, levels: int = 24) -> list[tuple[BlockSchedule, SolveReport]]:
-    """Schedules from plain PyTorch down to the smallest memory found, slower as they get smaller, none dominated."""
+    """Find schedules from plain PyTorch down to the least memory, slower as they get smaller, none dominated."""
     graph = StagedGraph.of(block)
     return [(schedule_of(graph, c.line), report_of(graph, c)) for c in frontier(graph, levels)]
 
 
 def report_of(graph: StagedGraph, found: Candidate) -> SolveReport:
-    """A heuristic's report: the bound is every node once."""
+    """Make the report of a heuristic: its bound is the time of every node once."""
     return SolveReport("selective", "heuristic", found.cost.time_s, sum(node.time_s for node in graph.nodes))
 
 
 def family(graph: StagedGraph) -> list[Candidate]:
-    """Plain PyTorch, cheap-first and segment candidates, none dominated."""
+    """Return plain PyTorch, cheap-first and segment candidates, none dominated."""
     choices: list[Choice] = [{}]
     choices.extend(drop_after_forward(graph, nodes) for nodes in _cheap_first(graph))
     choices.extend(drop_after_forward(graph, nodes) for nodes in _segments(graph))
@@ -56,7 +56,7 @@ def family(graph: StagedGraph) -> list[Candidate]:
 
 
 def best_within(graph: StagedGraph, starts: Sequence[Candidate], peak_bytes: int, save_bytes: int) -> Candidate | None:
-    """The fastest candidate within both budgets, of `starts` and of what grows out of the most promising ones."""
+    """Return the fastest candidate within both budgets, of `starts` and of those grown out of the most promising."""
     fitting = [c for c in starts if c.cost.within(peak_bytes, save_bytes)]
     best = min(fitting, key=_by_time, default=None)
     limit = best.cost.time_s if best else math.inf
@@ -72,7 +72,7 @@ def best_within(graph: StagedGraph, starts: Sequence[Candidate], peak_bytes: int
 
 
 def frontier(graph: StagedGraph, levels: int) -> list[Candidate]:
-    """Candidates at `levels` peaks between plain PyTorch's and the smallest found, and as many save budgets."""
+    """Find candidates at `levels` peaks between plain PyTorch's and the smallest found, each as fast as possible."""
     starts = family(graph)
     plain = candidate_of(graph, {})
     found = list(starts)
@@ -91,7 +91,7 @@ def frontier(graph: StagedGraph, levels: int) -> list[Candidate]:
 
 
 def undominated(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Drop what another is no worse than in time, save and both peaks; fastest first."""
+    """Drop candidates that another is no worse than in time, save and both peaks; the fastest comes first."""
     return pareto.undominated(sorted(candidates, key=_by_time), _no_worse)
 
 
@@ -110,7 +110,7 @@ def _by_time(c: Candidate) -> tuple[float, int, int]:
 
 
 def _promising(starts: Sequence[Candidate], peak: int, save: int, limit: float) -> list[Candidate]:
-    """Starts worth growing: plain PyTorch, the last of a sweep, and the fastest that are nearly small enough."""
+    """Return starts worth growing: plain PyTorch, the slowest, and the fastest that are nearly small enough."""
     faster = [c for c in starts if c.cost.time_s < limit]
     if len(faster) <= 3:
         return faster
@@ -123,7 +123,7 @@ def _promising(starts: Sequence[Candidate], peak: int, save: int, limit: float) 
 
 
 def _cheap_first(graph: StagedGraph, steps: int = 32) -> list[list[int]]:
-    """Forward nodes by time per byte; growing prefixes of equal shares of the bytes."""
+    """Return growing prefixes of the forward nodes by time per byte, in equal shares of the bytes."""
     prices = _prices(graph)
     order = sorted(prices, key=lambda k: (prices[k], k))
     sizes = [sum(graph.nbytes[a] for a in graph.nodes[k].creates) for k in order]
@@ -138,7 +138,7 @@ def _cheap_first(graph: StagedGraph, steps: int = 32) -> list[list[int]]:
 
 
 def _segments(graph: StagedGraph) -> list[list[int]]:
-    """All forward nodes but checkpoints at cuts of the forward part, and but the dearest per byte."""
+    """Return sets of forward nodes without checkpoints at cuts of forward, and without the most expensive per byte."""
     prices = _prices(graph)
     by_price = sorted(prices, key=lambda k: (-prices[k], k))
     crossing = _crossing(graph)
@@ -157,7 +157,7 @@ def _segments(graph: StagedGraph) -> list[list[int]]:
 
 
 def _prices(graph: StagedGraph) -> dict[int, float]:
-    """Forward nodes that may run again -> seconds per byte made."""
+    """Return seconds per byte made, for forward nodes that may run again."""
     return {
         k: node.time_s / max(1, sum(graph.nbytes[a] for a in node.creates))
         for k, node in enumerate(graph.nodes[: graph.loss])
@@ -166,7 +166,7 @@ def _prices(graph: StagedGraph) -> dict[int, float]:
 
 
 def _crossing(graph: StagedGraph) -> list[set[int]]:
-    """For each forward position, the nodes whose outputs forward still reads after it."""
+    """Return, for each forward position, the nodes whose outputs forward still reads after it."""
     last = [
         max((r for a in graph.nodes[k].creates for r in graph.readers[a] if r <= graph.loss), default=k)
         for k in range(graph.loss)
@@ -182,7 +182,7 @@ def _crossing(graph: StagedGraph) -> list[set[int]]:
 
 
 def _cut_positions(graph: StagedGraph, crossing: list[set[int]], count: int) -> list[int]:
-    """`count` − 1 positions that split forward into stretches of equal time, each moved to the thinnest cut nearby."""
+    """Return `count` − 1 positions that split forward into equal times, each shifted to the thinnest cut nearby."""
     if count < 2 or graph.loss < 2:
         return []
     elapsed, marks = 0.0, []

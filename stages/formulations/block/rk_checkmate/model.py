@@ -7,12 +7,12 @@
 | M_i | `size(i)` | bytes of allocation i | memory unit |
 | tmpM_k | `workspace(k)` | workspace of node k | memory unit |
 | R[t,k] | `R` | node k runs in stage t | 0/1 |
-| R'[t,k] | `Rf` | forward node k runs in stage t and its phantoms are gone when it ends (fast-forward) | 0/1 |
+| R'[t,k] | `Rf` | forward node k runs in stage t and its phantoms are freed when it ends (fast-forward) | 0/1 |
 | S[t,i] | `S` | allocation i (no phantom) is complete and saved before stage t | 0/1 |
 | S^p[t,j] | `Sp` | phantom j is saved before stage t | 0/1 |
 | P[t,i] | `P` | allocation i is in memory before stage t; for a phantom P is S^p | 0/1 |
-| create[t,i,k] | `create` | allocation i appears when node k runs in stage t | 0/1 |
-| delete[t,i,k] | `delete` | allocation i disappears right after node k in stage t | 0/1 |
+| create[t,i,k] | `create` | allocation i is made when node k runs in stage t | 0/1 |
+| delete[t,i,k] | `delete` | allocation i is freed right after node k in stage t | 0/1 |
 | U[t,k] | `U` | memory in use after step k of stage t | memory unit |
 | M_peak, M_save | `peak`, `save` | budgets | memory unit |
 
@@ -23,11 +23,11 @@ Where this differs from the thesis, and why:
 
 - A phantom is an allocation like any other: one that a forward node creates and only backward nodes read. It may stand
   beside other outputs of its node, there may be several, and several backward nodes may read one; so j counts phantoms,
-  not forward/backward pairs, and a phantom leaves by its own `delete`, not with "the" backward node.
+  not forward/backward pairs, and a phantom is freed by its own `delete`, not with "the" backward node.
 - Fast-forward does not make the kernel skip its phantoms: they are allocated, and freed at once. Their bytes count as
   workspace of that execution (2.18).
 - The loss node takes no time, reads the block's output, and creates the incoming gradient, so that both follow from
-  the ordinary rules. M_save counts what is in memory when it runs, the incoming gradient aside.
+  the ordinary rules. M_save counts what is in memory when it runs, without the incoming gradient.
 - `once` nodes run in their own stage only; `outgoing` allocations are in memory after the last stage.
 - Slips corrected: 2.3, 2.9, 2.14, 2.16, the objective, and R' in 2.13 and 2.15; see each function.
 """
@@ -49,7 +49,7 @@ _LARGEST_MEMORY = 1_000_000
 
 @dataclass
 class RkCheckmate:
-    """The model's data, variables and problem; `build` adds the constraints."""
+    """Holds the model's data, variables and problem; `build` adds the constraints."""
 
     graph: StagedGraph
     peak: int
@@ -59,7 +59,7 @@ class RkCheckmate:
 
     @staticmethod
     def of(block: BlockGraph, peak_bytes: int, save_bytes: int) -> RkCheckmate:
-        """Data of the model; sizes round up to the memory unit, budgets down."""
+        """Make the data of the model; sizes round up to the memory unit, budgets down."""
         graph = StagedGraph.of(block)
         unit = memory_unit(graph, (peak_bytes, save_bytes), _LARGEST_MEMORY)
         return RkCheckmate(graph, peak_bytes // unit, save_bytes // unit, unit)
@@ -95,97 +95,103 @@ class RkCheckmate:
 
     @property
     def T(self) -> int:  # noqa: N802
+        """Return the number of stages and of nodes."""
         return len(self.graph.nodes)
 
     @property
     def loss(self) -> int:
+        """Return the number of the loss node."""
         return self.graph.loss
 
     @property
     def parent(self) -> dict[int, int]:
-        """Allocation -> the node that creates it (the loss node for incoming gradients)."""
+        """Return the node that creates each allocation (the loss node for incoming gradients)."""
         return self.graph.creator
 
     @cached_property
     def all(self) -> tuple[int, ...]:
-        """Every allocation, ascending."""
+        """Return every allocation, ascending."""
         return tuple(sorted(self.graph.creator))
 
     @cached_property
     def phantoms(self) -> tuple[int, ...]:
-        """Phantoms j."""
+        """Return the phantoms j."""
         return tuple(sorted(j for k in range(self.loss) for j in self.graph.phantoms(k)))
 
     @cached_property
     def solid(self) -> tuple[int, ...]:
-        """Allocations that are no phantoms."""
+        """Return the allocations that are no phantoms."""
         return tuple(i for i in self.all if i not in set(self.phantoms))
 
     def children(self, i: int) -> tuple[int, ...]:
-        """Nodes that read allocation i."""
+        """Return the nodes that read allocation i."""
         return self.graph.readers[i]
 
     def touching(self, t: int, i: int) -> list[int]:
-        """ParentsOfAlloc[i] ∪ ChildrenOfAlloc[i], as far as they exist in stage t, ascending."""
+        """Return ParentsOfAlloc[i] ∪ ChildrenOfAlloc[i], as far as they exist in stage t, ascending."""
         return [k for k in (self.parent[i], *self.children(i)) if k <= t]
 
     def size(self, i: int) -> int:
+        """Return M_i in memory units."""
         return units(self.graph.nbytes[i], self.unit)
 
     def workspace(self, k: int) -> int:
+        """Return tmpM_k in memory units."""
         return units(self.graph.nodes[k].workspace_bytes, self.unit)
 
     # Expressions.
 
     def executed(self, t: int, k: int) -> Any:
-        """R + R'."""
+        """Return R + R'."""
         return self.R[t, k] + self.Rf[t, k] if (t, k) in self.Rf else self.R[t, k]
 
     def touched(self, t: int, i: int, k: int) -> Any:
-        """Node k runs in stage t in a way that needs allocation i: fast-forward does not keep phantoms."""
+        """Say that node k runs in stage t in a way that needs allocation i: fast-forward keeps no phantoms."""
         return self.R[t, k] if i in self.phantoms else self.executed(t, k)
 
     def alive(self, t: int, i: int, k: int) -> Any:
-        """Allocation i is in memory after step k of stage t."""
+        """Say that allocation i is in memory after step k of stage t."""
         made = self.create[t, i] if self.parent[i] <= k and (t, i) in self.create else 0
         released = [self.delete[t, i, k2] for k2 in self.touching(t, i) if k2 <= k]
         return self.P[t, i] + made - pulp.lpSum(released)
 
 
 def eq_2_3(m: RkCheckmate) -> Constraints:
-    """Only what earlier stages executed can be recomputed. The thesis forbids R' on the diagonal, where 2.5 needs it;
-    meant is R' above the diagonal, like R."""
+    """Recompute only what earlier stages executed.
+
+    The thesis forbids R' on the diagonal, where 2.5 needs it; it must forbid R' above the diagonal, like R.
+    """
     above = [(t, k) for t in range(m.T) for k in range(t + 1, m.T)]
     yield "", pulp.lpSum(m.executed(t, k) for t, k in above) == 0
 
 
 def eq_2_4(m: RkCheckmate) -> Constraints:
-    """Nothing is saved before its first computation."""
+    """Save nothing before its first computation."""
     for i in m.solid:
         yield f"{i}", pulp.lpSum(m.S[t, i] for t in range(m.parent[i] + 1)) == 0
 
 
 def eq_2_5(m: RkCheckmate) -> Constraints:
-    """Stage t ends with node t."""
+    """End stage t with node t."""
     yield "", pulp.lpSum(m.executed(t, t) for t in range(m.T)) == m.T
 
 
 def eq_2_6(m: RkCheckmate) -> Constraints:
-    """The loss is computed once. The same holds for every `once` node."""
+    """Compute the loss, and every other `once` node, once."""
     for k, node in enumerate(m.graph.nodes):
         if node.once:
             yield f"{k}", pulp.lpSum(m.executed(t, k) for t in range(m.T)) == 1
 
 
 def eq_2_7(m: RkCheckmate) -> Constraints:
-    """What is saved was saved before or has just been computed."""
+    """Save only what was saved before or has just been computed."""
     for t in range(m.T):
         for i in m.solid:
             yield f"{t}_{i}", m.S[t + 1, i] <= m.S[t, i] + m.executed(t, m.parent[i])
 
 
 def eq_2_8(m: RkCheckmate) -> Constraints:
-    """A node runs only when each of its inputs is saved or computed in the same stage."""
+    """Run a node only when each of its inputs is saved or computed in the same stage."""
     for t in range(m.T):
         for i in m.solid:
             for k in m.children(i):
@@ -194,8 +200,11 @@ def eq_2_8(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_9(m: RkCheckmate) -> Constraints:
-    """Phantoms come from a normal execution of their forward node. The thesis writes S^p_t ≤ R_t, which would lose a
-    phantom after one stage; meant is S^p_{t+1} ≤ S^p_t + R_t, and no phantom before its node has run."""
+    """Save phantoms only from a normal execution of their forward node.
+
+    The thesis writes S^p_t ≤ R_t, which would lose a phantom after one stage; it must be S^p_{t+1} ≤ S^p_t + R_t, and
+    no phantom before its node has run.
+    """
     for j in m.phantoms:
         k = m.parent[j]
         yield f"first_{j}", pulp.lpSum(m.Sp[t, j] for t in range(k + 1)) == 0
@@ -204,7 +213,7 @@ def eq_2_9(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_10(m: RkCheckmate) -> Constraints:
-    """Backward nodes need their phantoms, saved or made in the same stage."""
+    """Give backward nodes their phantoms, saved or made in the same stage."""
     for t in range(m.T):
         for j in m.phantoms:
             for k in m.children(j):
@@ -213,14 +222,14 @@ def eq_2_10(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_11(m: RkCheckmate) -> Constraints:
-    """A saved contribution holds the allocation in memory; |parents| is 1, so this and 2.12 say the same."""
+    """Keep an allocation with a saved contribution in memory; |parents| is 1, so this and 2.12 say the same."""
     for t in range(m.T + 1):
         for i in m.solid:
             yield f"{t}_{i}", m.P[t, i] >= m.S[t, i]
 
 
 def eq_2_12(m: RkCheckmate) -> Constraints:
-    """No contribution is saved in an allocation that is not in memory; and before the first stage there are none."""
+    """Save no contribution in an allocation that is not in memory; before the first stage there are none."""
     for i in m.solid:
         yield f"first_{i}", pulp.lpSum(m.P[t, i] for t in range(m.parent[i] + 1)) == 0
         for t in range(m.T + 1):
@@ -228,14 +237,16 @@ def eq_2_12(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_13(m: RkCheckmate) -> Constraints:
-    """What a node makes or reads is in memory while it runs, or until right after. R' makes and reads as R does."""
+    """Keep what a node makes or reads in memory while it runs, or until right after; R' makes and reads as R does."""
     for t, i, k in m.delete:
         yield f"{t}_{i}_{k}", m.alive(t, i, k) + m.delete[t, i, k] >= m.touched(t, i, k)
 
 
 def eq_2_14(m: RkCheckmate) -> Constraints:
-    """What is alive after the last possible step of a stage is what the next stage starts with. The thesis writes
-    P_t; meant is P_{t+1}."""
+    """Start the next stage with what is in memory after the last possible step of a stage.
+
+    The thesis writes P_t; it must be P_{t+1}.
+    """
     for t in range(m.T - 1):
         for i in m.all:
             steps = m.touching(t, i)
@@ -244,16 +255,17 @@ def eq_2_14(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_15(m: RkCheckmate) -> Constraints:
-    """Only its creator makes an allocation; phantoms only in a normal execution."""
+    """Create an allocation only when its creator runs; phantoms only in a normal execution."""
     for t, i in m.create:
         yield f"{t}_{i}", m.create[t, i] <= m.touched(t, i, m.parent[i])
 
 
 def eq_2_16(m: RkCheckmate) -> Constraints:
-    """An allocation goes right after the last step of the stage that needs it, unless the next stage starts with it.
-    Inside num_hazards the thesis multiplies by what must be added (as in Checkmate), and counts the readers that do
-    not run; meant are those that do:
-    num_hazards = (1 − R_k) + P_{t+1} + Σ_{later readers} R_{k'}."""
+    """Free an allocation after the last step of the stage that needs it, unless the next stage starts with it.
+
+    Inside num_hazards the thesis multiplies where it must add (as in Checkmate), and counts the readers that do not
+    run; it must count those that do: num_hazards = (1 − R_k) + P_{t+1} + Σ_{later readers} R_{k'}.
+    """
     for t, i, k in m.delete:
         later = [k2 for k2 in m.touching(t, i) if k2 > k]
         hazards = (1 - m.touched(t, i, k)) + m.P[t + 1, i] + pulp.lpSum(m.touched(t, i, k2) for k2 in later)
@@ -263,7 +275,7 @@ def eq_2_16(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_17(m: RkCheckmate) -> Constraints:
-    """After the last stage only what leaves the block is in memory."""
+    """Keep in memory after the last stage only what leaves the block."""
     t, outgoing = m.T - 1, set(m.graph.block.outgoing)
     for i in m.all:
         yield f"{i}", m.alive(t, i, m.touching(t, i)[-1]) == int(i in outgoing)
@@ -271,7 +283,7 @@ def eq_2_17(m: RkCheckmate) -> Constraints:
 
 
 def memory_in_use(m: RkCheckmate) -> Constraints:
-    """U (unnumbered, before 2.18): memory after each step, from the one before."""
+    """Define U (unnumbered, before 2.18): the memory after each step, from the step before."""
     for t in range(m.T):
         for k in range(t + 1):
             before = m.U[t, k - 1] if k else pulp.lpSum(m.size(i) * m.P[t, i] for i in m.all)
@@ -282,8 +294,11 @@ def memory_in_use(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_18(m: RkCheckmate) -> Constraints:
-    """Every step's peak is within M_peak: what is in use after it, what goes right after it, workspace, and the
-    phantoms that a fast-forward makes in passing."""
+    """Keep every step's peak within M_peak.
+
+    It is the memory in use after the step, what is freed right after it, workspace, and the phantoms that a
+    fast-forward allocates and frees.
+    """
     for t in range(m.T):
         for k in range(t + 1):
             node = m.graph.nodes[k]
@@ -294,7 +309,7 @@ def eq_2_18(m: RkCheckmate) -> Constraints:
 
 
 def eq_2_19(m: RkCheckmate) -> Constraints:
-    """What is in memory when the loss runs, the incoming gradient aside, is within M_save."""
+    """Keep the memory at the loss, without the incoming gradient, within M_save."""
     k = m.loss
     node = m.graph.nodes[k]
     released = pulp.lpSum(m.size(i) * m.delete[k, i, k] for i in sorted({*node.creates, *node.reads}))
@@ -302,8 +317,10 @@ def eq_2_19(m: RkCheckmate) -> Constraints:
 
 
 def one_way(m: RkCheckmate) -> Constraints:
-    """R + R' ≤ 1 (2.4.1). Also, a fast-forward finds no phantom of its node in memory: making what is there again is
-    a normal execution."""
+    """Let a node run in one way in a stage: R + R' ≤ 1 (2.4.1).
+
+    Also, a fast-forward finds no phantom of its node in memory: making that again is a normal execution.
+    """
     for t, k in m.Rf:
         yield f"{t}_{k}", m.R[t, k] + m.Rf[t, k] <= 1
         for j in m.graph.phantoms(k):
@@ -311,7 +328,7 @@ def one_way(m: RkCheckmate) -> Constraints:
 
 
 def alive_is_binary(m: RkCheckmate) -> Constraints:
-    """alive ∈ {0, 1} (2.4.3)."""
+    """Require alive ∈ {0, 1} (2.4.3)."""
     for t, i, k in m.delete:
         yield f"low_{t}_{i}_{k}", m.alive(t, i, k) >= 0
         yield f"high_{t}_{i}_{k}", m.alive(t, i, k) <= 1
@@ -339,11 +356,11 @@ EQUATIONS: dict[str, Callable[[RkCheckmate], Constraints]] = {
     "alive": alive_is_binary,
     "U": memory_in_use,
 }
-"""Equation -> the function that writes it. A constraint's name is `eq_2_7_…`, or `one_way_…`, `alive_…`, `U_…`."""
+"""The function that writes each equation; a constraint's name is `eq_2_7_…`, or `one_way_…`, `alive_…`, `U_…`."""
 
 
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> RkCheckmate:
-    """The whole model. The objective counts fast-forward time, which the thesis leaves out."""
+    """Build the whole model, whose objective counts fast-forward time, which the thesis leaves out."""
     m = RkCheckmate.of(block, peak_bytes, save_bytes)
     lower = [(t, k) for t in range(m.T) for k in range(t + 1)]
     m.problem += pulp.lpSum(m.graph.nodes[k].time_s * m.executed(t, k) for t, k in lower), "time"

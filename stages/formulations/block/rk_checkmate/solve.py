@@ -1,4 +1,4 @@
-"""Solve RK-Checkmate and read its schedule (thesis 2.4.4, Algorithm 4)."""
+"""Solves RK-Checkmate and reads its schedule (thesis 2.4.4, Algorithm 4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rk_checkmate(
     solver: MilpSolver = "highs",
     hint: Executions | None = None,
 ) -> tuple[BlockSchedule | None, SolveReport | None]:
-    """The fastest schedule of `block` within both budgets, over the staged order.
+    """Find the fastest schedule of `block` within both budgets, over the staged order.
 
     Args:
         block: graph to schedule.
@@ -52,10 +52,10 @@ def rk_checkmate(
 
 
 def read_schedule(model: RkCheckmate) -> BlockSchedule:
-    """Algorithm 4: stage by stage, step by step, compute what R (or R') says and free what `delete` says.
+    """Compute what R (or R') says and free what `delete` says, stage by stage, step by step (Algorithm 4).
 
-    A node may run while some of its outputs are still there, to make the others again; those are freed first, which
-    takes no more memory. What a fast-forward makes in passing is freed at once.
+    A node may run while some of its outputs are still in memory, to make the others again; those are freed first, which
+    takes no more memory. The phantoms of a fast-forward are freed at once.
     """
     parts: tuple[list[Action], list[Action]] = ([], [])
     part, live = 0, set[int]()
@@ -85,7 +85,7 @@ def _on(expression: Any) -> bool:
 
 
 def _warm_start(model: RkCheckmate, executions: Executions) -> None:
-    """Give every variable its value in a schedule that runs these executions and frees as late as they need it."""
+    """Give every variable its value in a schedule of these executions that frees each allocation after its last use."""
     line = timeline(model.graph, executions)
     for variable in model.problem.variables():
         variable.setInitialValue(0)

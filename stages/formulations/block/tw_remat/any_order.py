@@ -1,6 +1,6 @@
-"""Any order of executions, not only a staged one: what it costs, and fewer executions for the same memory.
+"""Costs of any order of executions, staged or not, and orders with fewer executions in the same memory.
 
-An order is a list of staged nodes, each as often as it runs. Every read is of the last copy before it; a copy is freed
+An order is a list of staged nodes, each as often as it runs. Every read uses the last copy before it; a copy is freed
 after its last use.
 """
 
@@ -15,12 +15,12 @@ import numpy as np
 from stowage.stages.formulations.block.greedy.lazy import Candidate
 from stowage.stages.formulations.block.staged_order import StagedGraph, Timeline, cost_of, timeline
 
-# Rounds of `retain`; in each, one execution of a node goes at most.
+# Rounds of `retain`; each leaves out at most one execution of a node.
 _ROUNDS = 8
 
 
 def candidate_of_order(graph: StagedGraph, order: Sequence[int]) -> Candidate:
-    """What running nodes in this order costs; stages of its executions are positions in the order."""
+    """Compute the cost of running nodes in this order; stages of its executions are positions in the order."""
     executions: dict[int, list[int]] = {}
     for position, k in enumerate(order):
         executions.setdefault(k, []).append(position)
@@ -29,12 +29,12 @@ def candidate_of_order(graph: StagedGraph, order: Sequence[int]) -> Candidate:
 
 
 def order_of(candidate: Candidate) -> list[int]:
-    """Nodes in the order of their executions."""
+    """Return the nodes in the order of their executions."""
     return [k for _, k in candidate.line.events]
 
 
 def useful(graph: StagedGraph, order: Sequence[int]) -> list[int]:
-    """An order without executions whose results nobody reads before they are made again; first ones stay."""
+    """Leave out executions whose results nobody reads before they are made again; first executions stay."""
     first = {k: position for position, k in reversed(list(enumerate(order)))}
     needed = set(graph.block.outgoing)
     kept: list[int] = []
@@ -48,8 +48,9 @@ def useful(graph: StagedGraph, order: Sequence[int]) -> list[int]:
 
 
 def retain(graph: StagedGraph, order: Sequence[int], peak_bytes: int, save_bytes: int) -> list[int]:
-    """Leave out executions, those first that take the most time for the memory it costs to hold the copy before, as
-    long as both budgets hold.
+    """Leave out executions while both budgets hold.
+
+    Those go first that take the most time for the memory it costs to keep the copy before.
 
     Args:
         graph: the block.
@@ -69,10 +70,10 @@ def retain(graph: StagedGraph, order: Sequence[int], peak_bytes: int, save_bytes
 
 @dataclass(frozen=True)
 class _Repeat:
-    """An execution that is not the first of its node, and what leaving it out would hold.
+    """An execution that is not the first of its node, and the copies that leaving it out would keep.
 
     Attributes:
-        position: in the order.
+        position: its position in the order.
         node: staged node.
         holds: (position after which the copy is freed now, bytes) of each result that is read later.
     """
@@ -82,12 +83,12 @@ class _Repeat:
     holds: tuple[tuple[int, int], ...]
 
     def price(self, time_s: float) -> float:
-        """Seconds saved for a byte held."""
+        """Return the seconds saved for each byte kept."""
         return time_s / max(1, sum(nbytes for _, nbytes in self.holds))
 
 
 def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int) -> set[int]:
-    """Positions that can be left out together."""
+    """Return positions that can be left out together."""
     room = _room(graph, line, peak_bytes, save_bytes)
     released: dict[int, int] = {}
     for repeat in sorted(_repeats(graph, line), key=lambda r: (-r.price(graph.nodes[r.node].time_s), r.position)):
@@ -111,7 +112,7 @@ def _left_out(graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: i
 def _room(
     graph: StagedGraph, line: Timeline, peak_bytes: int, save_bytes: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Bytes that are free while each execution runs; at the loss, within M_save too."""
+    """Return the bytes that are free while each execution runs; at the loss, within M_save too."""
     room = np.empty(len(line.events), dtype=np.int64)
     used = 0
     for position, ((_, k), freed) in enumerate(zip(line.events, line.freed, strict=True)):
@@ -125,7 +126,7 @@ def _room(
 
 
 def _repeats(graph: StagedGraph, line: Timeline) -> Iterator[_Repeat]:
-    """Executions that are not the first of their node."""
+    """Find the executions that are not the first of their node."""
     frees: dict[int, list[int]] = {}
     for position, freed in enumerate(line.freed):
         for a in freed:

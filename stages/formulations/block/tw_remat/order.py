@@ -1,6 +1,6 @@
-"""The recursion of TW-Remat: in which order nodes run, and run again, for one limit of memory.
+"""The recursion of TW-Remat, which orders the executions of nodes for one limit of memory.
 
-`tw_remat.py` has the paper, the symbols, and what is different here.
+`solve.py` has the paper, the symbols, and the differences from it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from stowage.stages.formulations.block.staged_order import StagedGraph
 from stowage.stages.formulations.block.tw_remat.trees import TreeDecomposition, decompose
 
-# Share of the nodes in the largest part, at most.
+# Largest share of the nodes in one part.
 _LARGEST = 2 / 3
 
 
@@ -40,7 +40,7 @@ class NodeGraph:
 
     @staticmethod
     def of(staged: StagedGraph) -> NodeGraph:
-        """Nodes for allocations."""
+        """Replace allocations by the nodes that create them."""
         creator = staged.creator
         reads = tuple(tuple(sorted({creator[a] for a in node.reads})) for node in staged.nodes)
         readers: list[list[int]] = [[] for _ in reads]
@@ -53,13 +53,13 @@ class NodeGraph:
 
 @dataclass
 class TreewidthOrder:
-    """One run of the recursion.
+    """One run of the recursion, with the executions it has made so far.
 
     Attributes:
-        graph: what is ordered.
-        straight_bytes: W; nodes that take no more, run one after the other, are not taken apart.
-        kept: nodes that run once and whose results stay while somebody needs them; `once` and backward nodes do anyway.
-        longest: executions at most.
+        graph: the block to order.
+        straight_bytes: W; nodes that take no more memory when they run one after the other are not split up.
+        kept: nodes that run once, like `once` and backward nodes, and whose results stay while they are needed.
+        longest: the most executions.
         order: executions so far.
     """
 
@@ -73,11 +73,11 @@ class TreewidthOrder:
         nodes, loss = self.graph.staged.nodes, self.graph.staged.loss
         self._single = [node.once or k >= loss or k in self.kept for k, node in enumerate(nodes)]
         self._held: Counter[int] = Counter()
-        # Nodes run for the first time in ascending order: the next one.
+        # First runs are in ascending order; this is the next node to run for the first time.
         self._first = 0
 
     def everything(self) -> list[int]:
-        """Executions after which every node has run.
+        """Return executions after which every node has run.
 
         Raises:
             TooLongError: there would be more than `longest`.
@@ -87,12 +87,12 @@ class TreewidthOrder:
         return self.order
 
     def _make(self, tree: Sequence[int], inside: Sequence[int], targets: Collection[int], limit: int) -> None:
-        """Run what of `inside` has not run and is before `limit`, and have the results of `targets` in memory.
+        """Run the nodes of `inside` before `limit` that have not run, and put the results of `targets` in memory.
 
         Args:
             tree: bags with all nodes of `inside`, connected.
             inside: nodes, ascending; what they read outside is in memory.
-            targets: some of `inside`.
+            targets: some of the nodes of `inside`.
             limit: number of a node.
         """
         todo = self._closure(inside, targets, limit)
@@ -119,7 +119,7 @@ class TreewidthOrder:
                     read.setdefault(place[p], set()).add(p)
             for number in self._next(parts, read, s):
                 wanted = read.get(number, set())
-                # What later nodes of the separator read and is made now anyway stays until then.
+                # What later nodes of the separator read, and is made now anyway, stays until then.
                 made = self._closure(parts[number], wanted, s)
                 wanted.update(k for k in made if last_reader.get(k, -1) > s)
                 self._make(trees[number], parts[number], wanted, s)
@@ -142,8 +142,11 @@ class TreewidthOrder:
         self._held.subtract(staying)
 
     def _run(self, nodes: Iterable[int]) -> None:
-        """Run nodes, ascending; before a first run whatever comes before it, so that first runs ascend: random numbers
-        are then drawn as without recomputation, and parameters change when no later node can need the old ones."""
+        """Run nodes, ascending, and before a first run all first runs of lower nodes.
+
+        So random numbers are drawn as without recomputation, and parameters change when no later node can need the old
+        ones.
+        """
         for k in nodes:
             if k >= self._first:
                 self.order.extend(range(self._first, k + 1))
@@ -154,11 +157,11 @@ class TreewidthOrder:
             raise TooLongError
 
     def _available(self, k: int) -> bool:
-        """Whether the result of `k` is in memory by decision, not by chance."""
+        """Return whether the result of `k` is in memory by decision, not by chance."""
         return self._held[k] > 0 or (self._single[k] and k < self._first)
 
     def _closure(self, inside: Sequence[int], targets: Iterable[int], limit: int) -> list[int]:
-        """What of `inside` must run so that `targets` and all first runs before `limit` can; ascending."""
+        """Return the nodes of `inside` that must run for `targets` and for all first runs before `limit`, ascending."""
         members = set(inside)
         stack = [k for k in targets if not self._available(k)]
         stack += [k for k in inside if self._first <= k < limit]
@@ -171,12 +174,12 @@ class TreewidthOrder:
         return sorted(found)
 
     def _next(self, parts: Sequence[Sequence[int]], read: Mapping[int, Collection[int]], limit: int) -> list[int]:
-        """Parts with something to do, by their next first run."""
+        """Return the parts with something to do, by their next first run."""
         first = {n: next((k for k in part if self._first <= k < limit), limit) for n, part in enumerate(parts)}
         return sorted((n for n in first if n in read or first[n] < limit), key=lambda n: (first[n], n))
 
     def _straight(self, todo: Sequence[int], targets: Collection[int]) -> list[int]:
-        """`todo` in the order in which it runs in one go: ascending, but what runs again right before it is needed."""
+        """Return `todo` in the order of a plain run: ascending, with repeated nodes right before they are needed."""
         again = {k for k in todo if k < self._first}
         order: list[int] = []
         for k in (*(k for k in todo if k not in again), *sorted(again.intersection(targets))):
@@ -192,7 +195,7 @@ class TreewidthOrder:
         return order
 
     def _peak_of(self, order: Sequence[int], targets: Collection[int]) -> int:
-        """Bytes at the peak of running nodes in this order, of what they make alone."""
+        """Return the peak bytes of running nodes in this order, counting only what they make."""
         graph, last_use = self.graph, dict.fromkeys(order, -1)
         for position, k in enumerate(order):
             for p in graph.reads[k]:

@@ -1,6 +1,6 @@
-"""Lower the peak of an order: what lies in memory there and is not read goes, and is made again before it is read.
+"""Lowers the peak of an order: drops what is in memory there and is not read, and makes it again before it is read.
 
-The counterpart of `orders.retain`; `relief.py` does the like for choices in the staged order.
+It is the counterpart of `any_order.retain`; `greedy/relief.py` does the same for choices in the staged order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stowage.stages.formulations.block.greedy.lazy import Candidate
 from stowage.stages.formulations.block.staged_order import StagedGraph, Timeline
 from stowage.stages.formulations.block.tw_remat.any_order import candidate_of_order, order_of, useful
 
-# Ways that are tried at each peak, and nodes that run again for one of them, at most.
+# Most orders that are tried at each peak, and most nodes that run again for one of them.
 _WAYS = 6
 _MOST_NODES = 8
 
@@ -20,13 +20,13 @@ _MOST_NODES = 8
 def relieved(
     graph: StagedGraph, start: Candidate, repeatable: Callable[[int], bool], rounds: int
 ) -> Iterator[Candidate]:
-    """Candidates with ever lower peaks, or fewer executions at the peak.
+    """Yield candidates with ever lower peaks, or fewer executions at the peak.
 
     Args:
         graph: the block.
         start: where to begin.
         repeatable: nodes that may run again.
-        rounds: candidates at most.
+        rounds: the most candidates.
     """
     current = start
     for _ in range(rounds):
@@ -41,7 +41,7 @@ def relieved(
 
 
 def _peak(graph: StagedGraph, line: Timeline) -> tuple[int, int, int]:
-    """Bytes at the peak, executions that reach it, and the first of them."""
+    """Return the bytes at the peak, the number of executions that reach it, and the first of them."""
     used, height, times, first = 0, -1, 0, 0
     for position, ((_, k), freed) in enumerate(zip(line.events, line.freed, strict=True)):
         used += sum(graph.nbytes[a] for a in graph.nodes[k].creates)
@@ -54,7 +54,7 @@ def _peak(graph: StagedGraph, line: Timeline) -> tuple[int, int, int]:
 
 
 def _ways(graph: StagedGraph, current: Candidate, peak: int, repeatable: Callable[[int], bool]) -> Iterator[list[int]]:
-    """Orders in which something that is in memory at the peak is made again after it, the cheapest per byte first."""
+    """Yield orders in which something in memory at the peak is made again after it, the cheapest per byte first."""
     order = order_of(current)
     copies = _Copies(graph, current.line)
     idle = [a for a in range(len(graph.nbytes)) if copies.in_memory(a, peak) and graph.nbytes[a]]
@@ -70,7 +70,7 @@ def _ways(graph: StagedGraph, current: Candidate, peak: int, repeatable: Callabl
 
 
 class _Copies:
-    """When each allocation is in memory."""
+    """Finds whether an allocation is in memory at a position."""
 
     def __init__(self, graph: StagedGraph, line: Timeline) -> None:
         self._made: dict[int, list[int]] = {}
@@ -82,14 +82,14 @@ class _Copies:
                 self._freed.setdefault(a, []).append(position)
 
     def in_memory(self, a: int, before: int) -> bool:
-        """Whether there is a copy right before a position."""
+        """Say whether there is a copy right before a position."""
         copy = bisect_left(self._made.get(a, []), before) - 1
         freed = self._freed.get(a, [])
         return copy >= 0 and (copy == len(freed) or freed[copy] >= before)
 
 
 def _next_uses(graph: StagedGraph, order: Sequence[int], after: int, wanted: set[int]) -> dict[int, int]:
-    """Where each allocation is read first after a position, unless it is made again before."""
+    """Return the first read of each allocation after a position, unless it is made again before."""
     found: dict[int, int] = {}
     left = set(wanted)
     for position in range(after + 1, len(order)):
@@ -103,7 +103,7 @@ def _next_uses(graph: StagedGraph, order: Sequence[int], after: int, wanted: set
 
 
 def _again(graph: StagedGraph, node: int, copies: _Copies, before: int, repeatable: Callable[[int], bool]) -> list[int]:
-    """`node` and what it reads that is not in memory before a position, ascending; nothing where that is too much."""
+    """Return `node` and its ancestors not in memory before a position, ascending; nothing where they are too many."""
     found, stack = {node}, [node]
     while stack and len(found) <= _MOST_NODES:
         for a in graph.nodes[stack.pop()].reads:

@@ -1,4 +1,4 @@
-"""Tree decompositions of a block's nodes, and bags that halve them.
+"""Tree decompositions of a block's nodes, and bags that split them into small parts.
 
 The nodes of a graph are put into bags that form a tree: adjacent nodes share a bag, and the bags of one node are
 connected. Hence what is left of the graph without the nodes of one bag falls apart along the tree without that bag.
@@ -14,9 +14,9 @@ from itertools import combinations
 import networkx as nx
 from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
 
-# With more nodes minimum fill-in takes too long.
+# With more nodes than this, minimum fill-in takes too long.
 _FILL_IN_NODES = 150
-# A clique of more readings than this is left out of the moral graph.
+# A clique of more inputs than this is left out of the moral graph.
 _WIDEST_CLIQUE = 12
 
 
@@ -25,9 +25,9 @@ class TreeDecomposition:
     """A rooted tree of bags.
 
     Attributes:
-        bags: nodes of each bag; every bag stands behind its parent.
-        parent: the bag above; −1 for the root.
-        bag_of: for each node the bag nearest to the root that has it.
+        bags: nodes of each bag; every bag comes after its parent.
+        parent: the parent bag; −1 for the root.
+        bag_of: for each node, its bag nearest to the root.
     """
 
     bags: tuple[frozenset[int], ...]
@@ -36,12 +36,13 @@ class TreeDecomposition:
 
     @property
     def width(self) -> int:
-        """Nodes of the largest bag, less one."""
+        """Return the number of nodes of the largest bag, less one."""
         return max((len(bag) for bag in self.bags), default=1) - 1
 
     def separator(self, tree: Sequence[int], nodes: Sequence[int], size: Sequence[int], largest: float) -> int:
-        """The lightest bag of `tree` without which no part of the rest has more than `largest` of `nodes`, a share; a
-        bag that halves them always exists.
+        """Return the lightest bag of `tree` whose removal leaves no large part.
+
+        No part of the rest has more than the share `largest` of `nodes`; a bag that halves them always exists.
 
         Args:
             tree: a connected part of the bags, ascending.
@@ -65,7 +66,7 @@ class TreeDecomposition:
         return min(weight, key=lambda bag: (weight[bag], parts[bag], bag))
 
     def without(self, tree: Sequence[int], removed: int) -> tuple[list[list[int]], dict[int, int]]:
-        """The parts that `tree` falls into without the bag `removed`, and for each bag the number of its part."""
+        """Return the parts of `tree` without the bag `removed`, and the number of the part of each bag."""
         parts: list[list[int]] = []
         part_of: dict[int, int] = {}
         for bag in tree:
@@ -81,8 +82,10 @@ class TreeDecomposition:
 
 
 def decompose(reads_of: Sequence[Sequence[int]]) -> TreeDecomposition:
-    """A tree decomposition of small width, of the moral graph: a node and all that it reads are adjacent in pairs, so
-    that one bag has all that must be in memory while it runs.
+    """Make a tree decomposition of small width of the moral graph.
+
+    There a node and all that it reads are adjacent in pairs, so that one bag has all that must be in memory while it
+    runs.
 
     Args:
         reads_of: for each node those whose results it reads.
@@ -98,7 +101,7 @@ def decompose(reads_of: Sequence[Sequence[int]]) -> TreeDecomposition:
 
 
 def _rooted(tree: nx.Graph, count: int) -> TreeDecomposition:
-    """Bags in the order of a search from the first one."""
+    """Order the bags by a search from the first one."""
     bags: list[frozenset[int]] = []
     parent: list[int] = []
     number: dict[frozenset[int], int] = {}

@@ -1,4 +1,4 @@
-"""The constraints of H-ILP, numbered as in the thesis (3.4.3, 3.4.4); symbols in `h_ilp_model.py`.
+"""Constraints of H-ILP, numbered as in the thesis (3.4.3, 3.4.4); symbols are in `model.py`.
 
 3.20 and 3.27 to 3.32 define aliases: A is `HIlp.alive`; U is a variable that `memory_in_use` ties to 3.27–3.32.
 """
@@ -16,14 +16,17 @@ from stowage.stages.solver.milp import pulp
 
 
 def eq_3_4(m: HIlp) -> Constraints:
-    """Stage t runs no node beyond t."""
+    """Run no node beyond t in stage t."""
     for t in range(m.T - 1):
         yield f"{t}", pulp.lpSum(m.sum_comp(t, k) for k in range(t + 1, m.T)) == 0
 
 
 def eq_3_5(m: HIlp) -> Constraints:
-    """No phantom before its forward has run. The thesis writes F_j > t, which leaves a phantom of node t, or of node 0
-    before stage 0, free of charge; meant is F_j ≥ t. Nor is one left after the last stage."""
+    """Save no phantom before its forward has run, nor after the last stage.
+
+    The thesis writes F_j > t, which leaves a phantom of node t, or of node 0 before stage 0, free of charge; it must be
+    F_j ≥ t.
+    """
     for j, cluster in enumerate(m.data.graph.clusters):
         for o in range(len(cluster.options)):
             yield f"{j}_{o}", pulp.lpSum(m.Sp[t, j, o] for t in range(cluster.forward + 1)) == 0
@@ -31,21 +34,23 @@ def eq_3_5(m: HIlp) -> Constraints:
 
 
 def eq_3_6(m: HIlp) -> Constraints:
-    """No contribution is saved before its node has run."""
+    """Save no contribution before its node has run."""
     for d in range(len(m.data.nbytes)):
         for k in m.makers(d):
             yield f"{k}_{d}", pulp.lpSum(m.S[t, k, d] for t in range(k + 1)) == 0
 
 
 def eq_3_7(m: HIlp) -> Constraints:
-    """No value is in memory before its first contributor has run."""
+    """Keep no value in memory before its first contributor has run."""
     for d in range(len(m.data.nbytes)):
         yield f"{d}", pulp.lpSum(m.P[t, d] for t in range(min(m.makers(d)) + 1)) == 0
 
 
 def eq_3_8(m: HIlp) -> Constraints:
-    """Final values are complete and in memory after the last stage, and nothing else is. The thesis asks that they be
-    saved before the last stage or computed in it, which lets them be deleted in it."""
+    """Keep final values complete and in memory after the last stage, and nothing else.
+
+    The thesis asks that they be saved before the last stage or computed in it, which lets them be deleted in it.
+    """
     final = set(m.data.graph.final)
     for d in range(len(m.data.nbytes)):
         yield f"in_memory_{d}", m.P[m.T, d] == int(d in final)
@@ -54,33 +59,33 @@ def eq_3_8(m: HIlp) -> Constraints:
 
 
 def eq_3_9(m: HIlp) -> Constraints:
-    """Stage t runs node t."""
+    """Run node t in stage t."""
     for t in range(m.T):
         yield f"{t}", m.sum_comp(t, t) == 1
 
 
 def eq_3_10(m: HIlp) -> Constraints:
-    """The loss runs once. So does every `once` node."""
+    """Run the loss, and every other `once` node, once."""
     for k in range(m.T):
         if m.data.once(k):
             yield f"{k}", pulp.lpSum(m.sum_comp(t, k) for t in range(m.T)) == 1
 
 
 def eq_3_11(m: HIlp) -> Constraints:
-    """A value with a contribution is in memory."""
+    """Keep a value with a contribution in memory."""
     for t, k, d in m.S:
         yield f"{t}_{k}_{d}", m.S[t, k, d] <= m.P[t, d]
 
 
 def eq_3_12(m: HIlp) -> Constraints:
-    """A contribution is saved only if it was, or its node has just run."""
+    """Save a contribution only if it was saved, or its node has just run."""
     for t, k, d in m.S:
         if t < m.T:
             yield f"{t}_{k}_{d}", m.S[t + 1, k, d] <= m.S[t, k, d] + m.sum_comp(t, k)
 
 
 def eq_3_13(m: HIlp) -> Constraints:
-    """A node needs all contributions to what it reads in every way, saved or made in the same stage."""
+    """Give a node all contributions to what it reads in every way, saved or made in the same stage."""
     for t, r in m.stages_and_nodes:
         for d in m.data.graph.nodes[r].reads:
             for k in m.makers(d):
@@ -88,7 +93,7 @@ def eq_3_13(m: HIlp) -> Constraints:
 
 
 def eq_3_14(m: HIlp) -> Constraints:
-    """The same for what only some ways read."""
+    """Give a node all contributions to what it reads only in some ways."""
     for t, r in m.stages_and_nodes:
         for w, way in enumerate(m.data.ways[r]):
             for d in sorted(set(way.reads) - set(m.data.graph.nodes[r].reads)):
@@ -97,20 +102,20 @@ def eq_3_14(m: HIlp) -> Constraints:
 
 
 def eq_3_15(m: HIlp) -> Constraints:
-    """A node runs in one way."""
+    """Run a node in one way."""
     for t, k in m.stages_and_nodes:
         yield f"{t}_{k}", m.sum_comp(t, k) <= 1
 
 
 def eq_3_16(m: HIlp) -> Constraints:
-    """One phantom of a cluster is in memory."""
+    """Keep at most one phantom of a cluster in memory."""
     for t in range(m.T + 1):
         for j, cluster in enumerate(m.data.graph.clusters):
             yield f"{t}_{j}", pulp.lpSum(m.Sp[t, j, o] for o in range(len(cluster.options))) <= 1
 
 
 def eq_3_17(m: HIlp) -> Constraints:
-    """A phantom comes from its forward."""
+    """Save a phantom only from its forward."""
     for t, j, o in m.Sp:
         if t < m.T:
             forward = m.option(t, m.data.graph.clusters[j].forward, o)
@@ -118,7 +123,7 @@ def eq_3_17(m: HIlp) -> Constraints:
 
 
 def eq_3_18(m: HIlp) -> Constraints:
-    """A phantom goes with its backward alone."""
+    """Free a phantom with its backward alone."""
     for t, j, o in m.Sp:
         if t < m.T:
             c = m.data.graph.clusters[j]
@@ -127,7 +132,7 @@ def eq_3_18(m: HIlp) -> Constraints:
 
 
 def eq_3_19(m: HIlp) -> Constraints:
-    """Backward needs the phantom of its option, saved or made in the same stage."""
+    """Give backward the phantom of its option, saved or made in the same stage."""
     for t, j, o in m.Sp:
         if t < m.T:
             c = m.data.graph.clusters[j]
@@ -135,27 +140,29 @@ def eq_3_19(m: HIlp) -> Constraints:
 
 
 def eq_3_21(m: HIlp) -> Constraints:
-    """A ∈ {0, 1}."""
+    """Require A ∈ {0, 1}."""
     for t, k, d in m.D:
         yield f"low_{t}_{k}_{d}", m.alive(t, k, d) >= 0
         yield f"high_{t}_{k}_{d}", m.alive(t, k, d) <= 1
 
 
 def eq_3_22(m: HIlp) -> Constraints:
-    """What has been made and not deleted is in memory."""
+    """Keep in memory what has been made and not deleted."""
     for t, k, d in m.C:
         yield f"{t}_{k}_{d}", m.alive(t, k, d) >= m.sum_comp(t, k) - m.D[t, k, d]
 
 
 def eq_3_23(m: HIlp) -> Constraints:
-    """Only a node that runs creates."""
+    """Create only by a node that runs."""
     for t, k, d in m.C:
         yield f"{t}_{k}_{d}", m.C[t, k, d] <= m.sum_comp(t, k)
 
 
 def eq_3_24(m: HIlp) -> Constraints:
-    """What is in memory after the last related step of a stage is what the next one starts with; after the last stage
-    too (3.8 needs it)."""
+    """Start a stage with what is in memory after the last related step of the stage before.
+
+    After the last stage too (3.8 needs it).
+    """
     for t in range(m.T):
         for d in range(len(m.data.nbytes)):
             steps = m.related(t, d)
@@ -164,15 +171,18 @@ def eq_3_24(m: HIlp) -> Constraints:
 
 
 def eq_3_25(m: HIlp) -> Constraints:
-    """What nobody needs after a step is deleted right after it. The thesis writes P_k; meant is P_d. A reader counts
-    in the ways that read d: 3.14's readers too, which the thesis leaves out here, could otherwise find it deleted."""
+    """Delete right after a step what nobody needs any more.
+
+    The thesis writes P_k; it must be P_d. A reader counts in the ways that read d: 3.14's readers too, which the thesis
+    leaves out here, could otherwise find it deleted.
+    """
     for t, k, d in m.D:
         later = pulp.lpSum(m.reading(t, r, d) for r in m.readers(d) if k < r <= t)
         yield f"{t}_{k}_{d}", m.D[t, k, d] >= m.touching(t, k, d) - m.P[t + 1, d] - later
 
 
 def eq_3_26(m: HIlp) -> Constraints:
-    """And only then: h = 2 + later readers."""
+    """Delete nothing else: h = 2 + later readers."""
     for t, k, d in m.D:
         readers = [r for r in m.readers(d) if k < r <= t]
         h = 2 + len(readers)
@@ -182,8 +192,11 @@ def eq_3_26(m: HIlp) -> Constraints:
 
 
 def memory_in_use(m: HIlp) -> Constraints:
-    """U, from the step before (3.30–3.32): M_t before a stage (3.27), IF and IB after a step (3.28, 3.29); the loss and
-    nodes without a cluster have no phantom term."""
+    """Define U from the step before (3.30–3.32).
+
+    M_t counts before a stage (3.27), IF and IB after a step (3.28, 3.29); the loss and nodes without a cluster have no
+    phantom term.
+    """
     graph = m.data.graph
     for t, k in m.stages_and_nodes:
         if k:
@@ -214,9 +227,10 @@ def _deleted(m: HIlp, t: int, k: int) -> Any:
 
 
 def eq_3_33(m: HIlp) -> Constraints:
-    """Memory while a node runs, as if all it reads and makes were there all the time: without corrections.
+    """Limit memory while a node runs as if all it reads and makes were in memory all the time: without corrections.
 
-    `_held` says what the thesis' m is for forward and for backward, where U has the phantom deducted already."""
+    `_held` defines the thesis' m for forward and for backward, where U has the phantom deducted already.
+    """
     if not m.corrections:
         for t, k in m.stages_and_nodes:
             worst = []
@@ -228,11 +242,11 @@ def eq_3_33(m: HIlp) -> Constraints:
 
 
 def eq_3_34(m: HIlp) -> Constraints:
-    """Memory at every step of every way: less what is gone by then and not needed after the node, or not made yet
-    (3.4.4.1).
+    """Limit memory at every step of every way, without what is freed by then or not made yet (3.4.4.1).
 
-    The thesis lets the constraint of a way that does not run stand, as being weaker than 3.33. Without 3.33 it can be
-    stronger than what the way that does run needs, so it is lifted here by all that it would count too much."""
+    The thesis keeps the constraint of a way that does not run, as being weaker than 3.33. Without 3.33 it can be
+    stronger than what the way that does run needs, so it is relaxed here by all that it would count too much.
+    """
     if not m.corrections:
         return
     for t, k in m.stages_and_nodes:
@@ -248,8 +262,10 @@ def eq_3_34(m: HIlp) -> Constraints:
 
 
 def _held(m: HIlp, t: int, k: int, w: int, internal: int, released: int) -> Any:
-    """m[k,o,i]: what way w of node k holds by itself at a step, beyond what U counts after the node: forward leaves its
-    phantom in U; backward has taken it out of U, or keeps all of it there for another run."""
+    """Return m[k,o,i], the memory that way w of node k needs at a step beyond what U counts after the node.
+
+    Forward leaves its phantom in U; backward has taken it out of U, or keeps all of it there for another run.
+    """
     way, j, comp = m.data.ways[k][w], m.data.cluster_of.get(k), m.Comp[t, k, w]
     if j is None or way.option is None:
         return internal * comp
@@ -260,14 +276,16 @@ def _held(m: HIlp, t: int, k: int, w: int, internal: int, released: int) -> Any:
 
 
 def eq_2_19(m: HIlp) -> Constraints:
-    """What is in memory when the loss runs, what it makes aside, is within M_save (from RK-Checkmate; 3.4 has no budget
-    for it, and 2.6.0.0.1 gives one)."""
+    """Keep the memory at the loss, without what the loss makes, within M_save.
+
+    It is from RK-Checkmate; 3.4 has no budget for it, and 2.6.0.0.1 gives one.
+    """
     made = sum(m.size(d) for d in m.data.graph.nodes[m.loss].makes)
     yield "", m.U[m.loss, m.loss] + _deleted(m, m.loss, m.loss) <= m.save + made
 
 
 def phantom_once(m: HIlp) -> Constraints:
-    """A forward makes no phantom while one of its cluster is in memory: 3.18 would keep two in the place of one."""
+    """Make no phantom while one of the same cluster is in memory: 3.18 would keep two in the place of one."""
     for t in range(m.T):
         for j, c in enumerate(m.data.graph.clusters):
             options = range(len(c.options))
@@ -276,9 +294,11 @@ def phantom_once(m: HIlp) -> Constraints:
 
 
 def added_once(m: HIlp) -> Constraints:
-    """Where several nodes contribute to a value, none adds a second time to what is still there; 3.12 bounds S only
-    from above, so S is made exact: what stays in memory keeps its contributions. (A sole contributor may run again: the
-    old value is dropped first.)"""
+    """Add no contribution a second time where several nodes contribute to a value that is in memory.
+
+    3.12 bounds S only from above, so S is made exact: what stays in memory keeps its contributions. (A sole contributor
+    may run again: the old value is dropped first.)
+    """
     for t in range(m.T):
         for d in range(len(m.data.nbytes)):
             for k in m.makers(d) if len(m.makers(d)) > 1 else ():
@@ -318,11 +338,11 @@ EQUATIONS: dict[str, Callable[[HIlp], Constraints]] = {
     "phantom_once": phantom_once,
     "added_once": added_once,
 }
-"""Equation -> the function that writes it. Constraints are named `eq_3_7_…`, or `U_…`, `phantom_once_…` and so on."""
+"""The function that writes each equation; constraints are named `eq_3_7_…`, or `U_…`, `phantom_once_…` and so on."""
 
 
 def total_time(m: HIlp) -> Any:
-    """What every execution takes."""
+    """Return the total time of all executions."""
     ways = m.data.ways
     return pulp.lpSum(way.time_s * m.Comp[t, k, w] for t, k in m.stages_and_nodes for w, way in enumerate(ways[k]))
 
@@ -330,7 +350,7 @@ def total_time(m: HIlp) -> Any:
 def build(
     data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool = True, minimise: Objective = "time"
 ) -> HIlp:
-    """The whole model; the objective is 3.4.2.2, with one index for the node (the thesis has i and k), or the peak."""
+    """Build the whole model; the objective is 3.4.2.2 with one index for the node (not i and k), or the peak."""
     m = HIlp.of(data, peak_bytes, save_bytes, corrections=corrections, minimise=minimise)
     m.problem += (total_time(m), "time") if minimise == "time" else (m.limit, "peak")
     add_equations(m.problem, EQUATIONS, m)

@@ -1,4 +1,4 @@
-"""H-ILP: data and variables of the MILP for one H-Graph (thesis 3.4). The equations are in `h_ilp_equations.py`.
+"""H-ILP: data and variables of the MILP for one H-Graph (thesis 3.4); the equations are in `equations.py`.
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -10,15 +10,15 @@
 | time[k,o] | `Way.time_s` | time of node k run in way o | s |
 | s_d | `size(d)` | bytes of value d | memory unit |
 | p[j,o] | `phantom(j, o)` | bytes of the phantom of cluster j under option o | memory unit |
-| m[k,o,i] | `HStep.internal_bytes` | what node k holds by itself at step i of way o | memory unit |
+| m[k,o,i] | `HStep.internal_bytes` | what node k keeps by itself at step i of way o | memory unit |
 | B, M_save | `limit`, `save` | budgets; where the peak is minimised, B is a variable, `peak` at most | memory unit |
 | Comp[t,k,o] | `Comp` | node k runs in stage t in way o | 0/1 |
 | sumComp[t,k] | `sum_comp` | node k runs in stage t | 0/1 |
 | P[t,d] | `P` | value d is in memory before stage t | 0/1 |
 | S[t,k,d] | `S` | the contribution of node k is in value d before stage t | 0/1 |
 | Sp[t,j,o] | `Sp` | the phantom of cluster j, option o, is in memory before stage t | 0/1 |
-| C[t,k,d] | `C` | value d appears when node k runs in stage t | 0/1 |
-| D[t,k,d] | `D` | value d disappears right after node k in stage t | 0/1 |
+| C[t,k,d] | `C` | value d is made when node k runs in stage t | 0/1 |
+| D[t,k,d] | `D` | value d is freed right after node k in stage t | 0/1 |
 | A[t,k,d] | `alive` | value d is in memory after step k of stage t | 0/1 |
 | U[t,k] | `U` | memory in use after step k of stage t | memory unit |
 
@@ -41,12 +41,12 @@ from stowage.stages.solver.milp import pulp
 _LARGEST_MEMORY = 1_000_000
 
 Objective = Literal["time", "peak"]
-"""What is minimised: the time within both budgets, or, whatever it takes, M_peak."""
+"""The quantity to minimise: the time within both budgets, or M_peak, however slow."""
 
 
 @dataclass
 class HIlp:
-    """Data, variables and problem; `h_ilp_equations.build` adds the constraints."""
+    """Holds data, variables and problem; `equations.build` adds the constraints."""
 
     data: HProblem
     peak: int
@@ -60,7 +60,7 @@ class HIlp:
     def of(
         data: HProblem, peak_bytes: int, save_bytes: int, *, corrections: bool, minimise: Objective = "time"
     ) -> HIlp:
-        """Sizes round up to the memory unit, budgets down."""
+        """Make the data of the model; sizes round up to the memory unit, budgets down."""
         unit = data.memory_unit((peak_bytes, save_bytes), _LARGEST_MEMORY)
         if minimise == "peak":
             peak_bytes += unit - 1  # the least peak known, in units, is one that the model can reach
@@ -111,55 +111,59 @@ class HIlp:
 
     @property
     def T(self) -> int:  # noqa: N802
+        """Return the number of stages and of nodes."""
         return self.data.size
 
     @property
     def loss(self) -> int:
+        """Return the number of the loss node."""
         return self.data.graph.loss
 
     @cached_property
     def stages_and_nodes(self) -> list[tuple[int, int]]:
-        """(t, k) with k ≤ t."""
+        """Return the pairs (t, k) with k ≤ t."""
         return [(t, k) for t in range(self.T) for k in range(t + 1)]
 
     def makers(self, d: int) -> tuple[int, ...]:
-        """Nodes k → d."""
+        """Return the nodes k → d."""
         return self.data.contributors[d]
 
     def readers(self, d: int) -> tuple[int, ...]:
-        """Nodes d → k or d →ᵒ k."""
+        """Return the nodes with d → k or d →ᵒ k."""
         return self.data.readers[d]
 
     def related(self, t: int, d: int) -> list[int]:
-        """Nodes k ↔ d that may run in stage t, ascending."""
+        """Return the nodes k ↔ d that may run in stage t, ascending."""
         return [k for k in sorted({*self.makers(d), *self.readers(d)}) if k <= t]
 
     def size(self, d: int) -> int:
+        """Return s_d in memory units."""
         return units(self.data.nbytes[d], self.unit)
 
     def phantom(self, j: int, o: int) -> int:
+        """Return p[j,o] in memory units."""
         return units(self.data.graph.clusters[j].options[o].phantom_bytes, self.unit)
 
     # Expressions.
 
     def sum_comp(self, t: int, k: int) -> Any:
-        """sumComp[t,k]."""
+        """Return sumComp[t,k]."""
         return pulp.lpSum(self.Comp[t, k, w] for w in range(len(self.data.ways[k])))
 
     def option(self, t: int, k: int, o: int) -> Any:
-        """Comp[t,k,o] of an option of its cluster."""
+        """Return Comp[t,k,o] for an option of its cluster."""
         return self.Comp[t, k, [way.option for way in self.data.ways[k]].index(o)]
 
     def reading(self, t: int, k: int, d: int) -> Any:
-        """Node k runs in stage t in a way that reads value d."""
+        """Say that node k runs in stage t in a way that reads value d."""
         return pulp.lpSum(self.Comp[t, k, w] for w, way in enumerate(self.data.ways[k]) if d in way.reads)
 
     def touching(self, t: int, k: int, d: int) -> Any:
-        """Node k runs in stage t in a way that makes or reads value d."""
+        """Say that node k runs in stage t in a way that makes or reads value d."""
         return self.sum_comp(t, k) if k in self.makers(d) else self.reading(t, k, d)
 
     def alive(self, t: int, k: int, d: int) -> Any:
-        """A[t,k,d] (3.20): saved, or created since, and not deleted since."""
+        """Return A[t,k,d] (3.20): saved, or created since, and not deleted since."""
         made = [self.C[t, c, d] for c in self.makers(d) if c <= k]
         released = [self.D[t, c, d] for c in self.related(t, d) if c <= k]
         return self.P[t, d] + pulp.lpSum(made) - pulp.lpSum(released)

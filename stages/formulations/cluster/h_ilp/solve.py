@@ -1,4 +1,4 @@
-"""Solve H-ILP for a list of budgets and read its schedules (thesis 3.4). The model is in `model.py`."""
+"""Solves H-ILP for a list of budgets and reads its schedules (thesis 3.4); the model is in `model.py`."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def h_ilp(
     corrections: bool = True,
     solver: MilpSolver = "highs",
 ) -> list[HAnswer]:
-    """The fastest schedule within each pair of budgets, over the staged order.
+    """Find the fastest schedule within each pair of budgets, over the staged order.
 
     Args:
-        graph: what to schedule.
-        budgets: pairs (M_peak, M_save), bytes; see `h_problem`.
+        graph: the graph to schedule.
+        budgets: pairs (M_peak, M_save), bytes; see `problem`.
         settings: limits of each solve.
-        corrections: count memory step by step (3.34) instead of as if all were there all the time (3.33).
+        corrections: count memory step by step (3.34) instead of as if everything were in memory all the time (3.33).
         solver: "highs" or "cbc".
 
     Returns:
-        An answer for each pair, in order. Each solve starts from the fastest schedule known that fits: of a
-        policy, of RK-Rotor (`h_policies`) or an earlier answer's; where nothing is found within the limit, it is the
+        An answer for each pair, in order. Each solve starts from the fastest known schedule that fits: a policy's,
+        RK-Rotor's (`policies`) or an earlier answer's; where nothing is found within the limit, that schedule is the
         answer, with status "heuristic".
 
     Raises:
-        ValueError: this is no H-Graph.
+        ValueError: the graph is no H-Graph.
     """
     solver_ = HIlpSolver(graph, settings, corrections=corrections, solver=solver)
     known, answers = list[HRuns](), list[HAnswer]()
@@ -52,7 +52,7 @@ def h_ilp(
 
 
 class HIlpSolver:
-    """`h_ilp` for one pair of budgets; what is known of others is used."""
+    """Solves `h_ilp` for one pair of budgets, using what is known of others."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class HIlpSolver:
         self.incumbents = Incumbents(self.data)
 
     def solve(self, budgets: Budgets, known: Sequence[HAnswer] = ()) -> HAnswer:
-        """The answer for one pair, given those for others; the solver is not asked where they settle it."""
+        """Solve one pair of budgets, given the answers for others; where these settle it, the solver is not called."""
         runs = [answer.runs for answer in known if answer.runs is not None]
         hint = next(iter(self.incumbents.within(*budgets, runs)), None)
         return settled(self.data, budgets, hint, known, self.settings.gap) or self.asked(budgets, hint)
 
     def asked(self, budgets: Budgets, hint: Incumbent | None) -> HAnswer:
-        """The solver's answer, which starts from the hint."""
+        """Call the solver, starting from the hint."""
         return _solve(self.data, budgets, self.settings, self._corrections, self._solver, hint)
 
     def smallest_peak(self) -> tuple[HRuns, int]:
-        """Executions with (nearly: within the limits of the settings) the least M_peak, whatever they take; and it."""
+        """Find executions with nearly the least M_peak (within the limits of the settings), and that peak."""
         data = self.data
         least = min(self.incumbents.smallest(), key=lambda c: (c.cost.peak_bytes, c.cost.time_s))
         no_limit = sum(data.nbytes) + least.cost.peak_bytes
@@ -109,13 +109,13 @@ def _solve(
         status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
         return answer_of(data, budgets, read_runs(model), status, max(outcome.bound, data.floor_s), "h_ilp")
     if hint is not None:
-        # Rounded to memory units, or counted without corrections, the hint may not fit; by the byte it does.
+        # In memory units, or without corrections, the hint may not fit; counted in bytes it does.
         return answer_of(data, budgets, hint.runs, "heuristic", data.floor_s, hint.name)
     return no_answer(budgets, False if outcome.status == "infeasible" else None, outcome.bound, "h_ilp")
 
 
 def read_runs(model: HIlp) -> HRuns:
-    """The executions that Comp says; when each copy is freed follows from them (`h_staged`)."""
+    """Read the executions from Comp; when each copy is freed follows from them (`staged_order`)."""
     return {
         k: [
             Execution(t, way.option)

@@ -1,7 +1,7 @@
-"""Linear constraints that follow from the model in `h_retention_model.py`, and give its relaxation a bound.
+"""Linear constraints that follow from the model in `model.py` and give its relaxation a bound.
 
-`cumulative` alone bounds the time weakly. What a node beyond the loss finds when it first runs, in a slot known
-beforehand, is linear: what its own way takes, the phantoms that others left there, the values held across it.
+`cumulative` alone bounds the time weakly. The memory when a node beyond the loss first runs, in a slot known
+beforehand, is linear: what its own way takes, the phantoms that others left, the values kept across it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stowage.stages.formulations.cluster.retention.model import HRetentionModel
 
 
 def add_lines(model: HRetentionModel, peak: int) -> None:
-    """One constraint for the loss and for each node beyond it."""
+    """Add one constraint for the loss and for each node beyond it."""
     held = _Held(model)
     for r in range(model.data.graph.loss, model.data.size):
         terms = [_own(model, r, way) * model.ways[r, 0, w] for w, way in enumerate(model.data.ways[r])]
@@ -29,8 +29,10 @@ def add_lines(model: HRetentionModel, peak: int) -> None:
 
 
 def _own(model: HRetentionModel, r: int, way: Way) -> int:
-    """The most that node r needs at a step of a way: what it holds by itself, what it reads and is not done with, and
-    what it makes and is born."""
+    """Return the most that node r needs at a step of a way.
+
+    That is what it keeps by itself, what it reads and still needs, and what it has made by then.
+    """
     found = 0
     for step in way.steps:
         there = {*way.reads, *model.data.graph.nodes[r].makes} - set(step.released) - set(step.unborn)
@@ -41,14 +43,14 @@ def _own(model: HRetentionModel, r: int, way: Way) -> int:
 
 
 class _Held:
-    """Literals of what is in memory when a node first runs, or of a part of it that is simple to tell."""
+    """Makes literals for what is in memory when a node first runs, or for a simple part of it."""
 
     def __init__(self, model: HRetentionModel) -> None:
         self.model = model
         self.before: dict[tuple[int, int, int], Any] = {}
 
     def values(self, g: int, r: int) -> list[Any]:
-        """Copies of a group that are there before and after the slot in which node r first runs."""
+        """Return literals for the copies of a group in memory before and after the slot in which node r first runs."""
         model, group = self.model, self.model.groups[g]
         slot, k = model.first(r), group.contributors[0]
         if k >= r or not (group.final or any(reader > r for reader in group.readers)):
@@ -64,7 +66,7 @@ class _Held:
         return [held]
 
     def phantoms(self, j: int, r: int) -> list[Any]:
-        """Phantoms of cluster j that were left before node r first runs and are taken after it."""
+        """Return the phantoms of cluster j that were left before node r first runs and are taken after it."""
         model, cluster = self.model, self.model.data.graph.clusters[j]
         found = []
         for m in range(len(model.runs[cluster.forward])):
@@ -80,7 +82,7 @@ class _Held:
         return found
 
     def _early(self, k: int, m: int, r: int) -> Any:
-        """Run m of node k is before the first run of node r > k."""
+        """Say that run m of node k is before the first run of node r > k."""
         model = self.model
         if (k, m, r) not in self.before:
             literal = model.cp.new_bool_var(f"early[{k},{m},{r}]")

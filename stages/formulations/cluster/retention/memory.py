@@ -1,4 +1,4 @@
-"""The budgets of the model in `h_retention_model.py`."""
+"""The budgets of the model in `model.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stowage.stages.formulations.cluster.retention.model import HRetentionModel,
 
 
 def add_peak(model: HRetentionModel, peak: Any) -> None:
-    """Values, phantoms, and what nodes hold by themselves fit in M_peak at every slot."""
+    """Keep values, phantoms, and what nodes keep by themselves within M_peak at every slot."""
     intervals: list[Any] = []
     demands: list[int] = []
     for part in (_values, _phantoms, _internal):
@@ -40,7 +40,7 @@ def _values(model: HRetentionModel) -> list[tuple[Any, int]]:
 
 
 def _phantoms(model: HRetentionModel) -> list[tuple[Any, int]]:
-    """From the end of the forward that leaves it to the start of backward, whose steps count the rest of it."""
+    """Return intervals of phantoms from the end of the forward to the start of backward, whose steps count the rest."""
     found = []
     for j, cluster in enumerate(model.data.graph.clusters):
         end = model.first(cluster.backward)
@@ -75,7 +75,7 @@ def _interval(model: HRetentionModel, run: Run, start: Any, size: Any, end: Any,
 
 
 def add_save(model: HRetentionModel, save: int) -> None:
-    """What is in memory at the loss, what it makes aside, fits in M_save."""
+    """Keep the memory at the loss, without what the loss makes, within M_save."""
     cp, graph = model.cp, model.data.graph
     slot = model.first(graph.loss)
     terms: list[Any] = []
@@ -101,7 +101,7 @@ def add_save(model: HRetentionModel, save: int) -> None:
 
 
 def _later(model: HRetentionModel, k: int, m: int) -> Any:
-    """Run m of node k is after the loss."""
+    """Say that run m of node k is after the loss."""
     if (k, m) not in model.later:
         model.later[k, m] = model.cp.new_bool_var(f"later[{k},{m}]")
         loss, stage = model.data.graph.loss, model.runs[k][m].stage

@@ -1,27 +1,6 @@
 """Retention intervals over an H-Graph: the CP-SAT model (after Moccasin; Bartan et al. 2023).
 
-Solving: `h_retention.py`.
-
-| symbol | here | meaning | unit |
-|---|---|---|---|
-| C | `computations` | runs of a node at most | – |
-| x[k,m] | `Run.present` | node k runs an m-th time (m = 0 always does) | – |
-| s[k,m] | `Run.stage` | stage of that run; s[k,0] = k | stage |
-| w[k] | `width` | slots of node k in a stage: the most steps of its ways | slot |
-| E[k,m] | `Run.start` | its first slot: s[k,m] · Σw + w[0] + … + w[k−1]; slots ascend as the staged order does | slot |
-| z[k,m,o] | `ways` | that run is in way o | – |
-| b[g,m] | `starts` | slot at which a copy is born, where that depends on the way | slot |
-| e[g,m] | `ends` | slot at which the copy of values g made by it is gone | slot |
-| y[r,j,k,m] | `reads` | the j-th run of r reads what the m-th run of k made | – |
-| save[g] | `saved` | values g are in memory at the loss | – |
-| M_peak, M_save | – | budgets | memory unit, rounded down |
-
-Step i of a way takes slot E + i; a value is in memory from the step at which it is born until the step of its last
-reader at which it is gone, so the corrections of thesis 3.4.4.1 need no terms of their own. `cumulative` keeps what is
-in memory within M_peak at every slot. Values of one node that are born, read and gone alike are one group g.
-
-Restrictions, beside C: the backward node of a cluster runs once, and so does a node that shares a value with other
-contributors. So exactly one run of F_j leaves the phantom that B_j takes: Σ_{m,o} z[F_j,m,o] = 1; all others are plain.
+`solve.py` solves it.
 """
 
 from __future__ import annotations
@@ -48,7 +27,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Values of the same contributors that are born, read and gone alike."""
+    """Values of the same contributors that are made, read and released at the same steps."""
 
     values: tuple[int, ...]
     contributors: tuple[int, ...]
@@ -58,13 +37,13 @@ class Group:
 
     @property
     def value(self) -> int:
-        """One of them."""
+        """Return one of the values."""
         return self.values[0]
 
 
 @dataclass
 class HRetentionModel:
-    """Data and variables; the functions below add constraints."""
+    """Holds data and variables; the functions of this module add constraints."""
 
     data: HProblem
     unit: int
@@ -84,7 +63,7 @@ class HRetentionModel:
 
     @staticmethod
     def of(data: HProblem, budgets: Iterable[int], computations: int, *, recompute_backward: bool) -> HRetentionModel:
-        """Variables, and what holds without budgets."""
+        """Make the variables, and the constraints that hold without budgets."""
         total_s = sum(max(way.time_s for way in ways) for ways in data.ways)
         unit = data.memory_unit(budgets, _LARGEST_MEMORY)
         model = HRetentionModel(data, unit, total_s / _TIME_STEPS or 1.0, computations, recompute_backward)
@@ -101,15 +80,16 @@ class HRetentionModel:
 
     @property
     def horizon(self) -> int:
+        """Return the number of slots."""
         return self.data.size * self.slots
 
     def first(self, k: int) -> int:
-        """Slot in which node k first runs."""
+        """Return the slot in which node k first runs."""
         return k * self.slots + self.offset[k]
 
 
 def group_values(data: HProblem) -> list[Group]:
-    """Merge what lives and dies together; what has no bytes never matters for memory, but must be there to be read."""
+    """Merge values made and released together; those without bytes take no memory, but must be there to be read."""
     found: dict[object, list[int]] = {}
     for d in range(len(data.nbytes)):
         nodes = sorted({*data.contributors[d], *data.readers[d]})
@@ -129,7 +109,7 @@ def group_values(data: HProblem) -> list[Group]:
 
 
 def add_runs(model: HRetentionModel) -> None:
-    """Variables x, s and E; later runs come later, and only after earlier ones."""
+    """Add variables x, s and E; later runs are in later stages, and only exist if earlier ones do."""
     cp, T, data = model.cp, model.data.size, model.data
     sharing = {k for group in model.groups if len(group.contributors) > 1 for k in group.contributors}
     for k in range(T):
@@ -146,14 +126,16 @@ def add_runs(model: HRetentionModel) -> None:
             if m > 1:
                 cp.add_implication(present, before.present)
                 cp.add(stage >= before.stage + 1).only_enforce_if(present)
-            # An absent run has one place only, or it would multiply the answers.
+            # An absent run has one stage only, or equal answers would multiply.
             cp.add(stage == k + m).only_enforce_if(~present)
             model.runs[k].append(Run(present, stage, stage * model.slots + model.offset[k]))
 
 
 def add_ways(model: HRetentionModel) -> None:
-    """Variables z: a run is in one way; one run of a cluster's forward leaves the phantom of the option that backward
-    takes."""
+    """Add variables z: a run is in one way.
+
+    One run of a cluster's forward leaves the phantom of the option that backward takes.
+    """
     cp, data = model.cp, model.data
     for k, runs in model.runs.items():
         if k in data.cluster_of:
@@ -179,7 +161,7 @@ def add_ways(model: HRetentionModel) -> None:
 
 
 def add_copies(model: HRetentionModel) -> None:
-    """Variables e and y: every run reads copies that are there, and copies last until they are read."""
+    """Add variables e and y: every run reads copies that are in memory, and copies last until they are read."""
     cp = model.cp
     for g, group in enumerate(model.groups):
         for m in range(len(model.runs[group.contributors[0]]) if len(group.contributors) == 1 else 1):
@@ -212,7 +194,7 @@ def add_copies(model: HRetentionModel) -> None:
 
 
 def _served(model: HRetentionModel, k: int, key: tuple[int, int], reader: Run, groups: list[int]) -> None:
-    """The reader's run is served by exactly one run of k, whose copies are there."""
+    """Serve the reader's run by exactly one run of k, whose copies are in memory."""
     cp, runs = model.cp, model.runs[k]
     r, j = key
     if len(runs) == 1:
@@ -237,7 +219,7 @@ def _served(model: HRetentionModel, k: int, key: tuple[int, int], reader: Run, g
 
 
 def _lasts(model: HRetentionModel, g: int, m: int, r: int, j: int, reader: Run, chosen: Any) -> None:
-    """Copy m of group g is there until run j of node r, which makes or reads it, has no use for it any more."""
+    """Keep copy m of group g until run j of node r, which makes or reads it, does not need it any more."""
     cp, end = model.cp, model.ends[g, m]
     if r == model.data.size:
         added = cp.add(end >= model.horizon)
@@ -263,7 +245,7 @@ def _lasts(model: HRetentionModel, g: int, m: int, r: int, j: int, reader: Run, 
 
 
 def total_time(model: HRetentionModel) -> Any:
-    """Total compute time; rounded down per run, so that the bound stays a bound."""
+    """Return the total compute time, rounded down per run, so that the bound stays a bound."""
     terms: list[Any] = []
     for (k, _, w), chosen in model.ways.items():
         terms.append(int(model.data.ways[k][w].time_s / model.time_unit) * chosen)

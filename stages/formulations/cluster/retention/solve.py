@@ -1,5 +1,4 @@
-"""H-ILP's problem as retention intervals on CP-SAT: the model is in `h_retention_model.py`, budgets in
-`h_retention_memory.py`."""
+"""Solves H-ILP's problem as retention intervals on CP-SAT; the model is in `model.py`, budgets in `memory.py`."""
 
 from __future__ import annotations
 
@@ -26,22 +25,22 @@ def h_retention(
     computations: int = 2,
     recompute_backward: bool = False,
 ) -> list[HAnswer]:
-    """The fastest schedule within each pair of budgets, over the staged order, at most `computations` of a node.
+    """Find the fastest schedule within each pair of budgets, with at most `computations` of each node.
 
     Args:
-        graph: what to schedule.
-        budgets: pairs (M_peak, M_save), bytes; see `h_problem`.
+        graph: the graph to schedule.
+        budgets: pairs (M_peak, M_save), bytes; see `problem`.
         settings: limits of each solve.
-        computations: C.
-        recompute_backward: nodes behind the loss that belong to no cluster may run again too.
+        computations: C, the most runs of a node.
+        recompute_backward: nodes after the loss that belong to no cluster may run again too.
 
     Returns:
         An answer for each pair, in order; bounds and "infeasible" hold under the model's restrictions. Each solve
-        starts from the fastest schedule known that fits. A policy that runs a node more often than C, and is faster
+        starts from the fastest known schedule that fits. A policy that runs a node more often than C, and is faster
         than what the model finds, is the answer, with status "heuristic".
 
     Raises:
-        ValueError: this is no H-Graph.
+        ValueError: the graph is no H-Graph.
     """
     solver = HRetention(graph, settings, computations=computations, recompute_backward=recompute_backward)
     found: list[HAnswer] = []
@@ -51,7 +50,7 @@ def h_retention(
 
 
 class HRetention:
-    """`h_retention` for one pair of budgets; what is known of others is used."""
+    """Solves `h_retention` for one pair of budgets, using what is known of others."""
 
     def __init__(
         self,
@@ -67,14 +66,14 @@ class HRetention:
         self.incumbents = Incumbents(self.data)
 
     def solve(self, budgets: Budgets, known: Sequence[HAnswer] = ()) -> HAnswer:
-        """The answer for one pair, given those for others; see `h_retention`."""
+        """Solve one pair of budgets like `h_retention`, given the answers for others."""
         runs = [answer.runs for answer in known if answer.runs is not None]
         fitting = self.incumbents.within(*budgets, runs)
         hint = fitting[0] if fitting else None
         return settled(self.data, budgets, hint, known, self.settings.gap) or self._solve(budgets, fitting)
 
     def smallest_peak(self) -> tuple[HRuns, int]:
-        """See the function of that name."""
+        """Find executions with (nearly) the least M_peak, and that peak; calls the function of the same name."""
         return smallest_peak(self.incumbents, self.settings)
 
     def _solve(self, budgets: Budgets, fitting: Sequence[Incumbent]) -> HAnswer:
@@ -83,7 +82,7 @@ class HRetention:
         add_save(model, budgets[1] // model.unit)
         add_lines(model, budgets[0] // model.unit)
         model.cp.minimize(total_time(model))
-        # The fastest may run a node more often than the model can say.
+        # The fastest schedule may run a node more often than the model can express.
         hint = next((one for one in fitting if _fits(model, one.runs)), None)
         if hint is not None:
             add_hint(model, hint.runs)
@@ -97,7 +96,7 @@ class HRetention:
             return known or no_answer(budgets, feasible, bound_s, "h_retention")
         optimal = outcome.status == "optimal"
         if optimal and not self.settings.gap:
-            # Times were rounded down.
+            # Times were rounded down, so the objective itself is the bound.
             bound_s = float("inf")
         runs = read_runs(model, answer)
         found = answer_of(self.data, budgets, runs, "optimal" if optimal else "feasible", bound_s, "h_retention")
@@ -107,7 +106,7 @@ class HRetention:
 
 
 def smallest_peak(incumbents: Incumbents, settings: SolverSettings, *, computations: int = 2) -> tuple[HRuns, int]:
-    """Executions with (nearly: within the limits of `settings`) the least M_peak, whatever they take; and that peak."""
+    """Find executions with (nearly, within the limits of `settings`) the least M_peak, however slow, and that peak."""
     data, known = incumbents.data, sorted(incumbents.smallest(), key=lambda c: (c.cost.peak_bytes, c.cost.time_s))
     least = known[0]
     model = HRetentionModel.of(data, (), computations, recompute_backward=False)
@@ -128,7 +127,7 @@ def smallest_peak(incumbents: Incumbents, settings: SolverSettings, *, computati
 
 
 def read_runs(model: HRetentionModel, answer: CpAnswer) -> HRuns:
-    """The executions that the variables say."""
+    """Read the executions from the variables."""
     found: dict[int, list[Execution]] = {k: [] for k in range(model.data.size)}
     for (k, m, w), chosen in model.ways.items():
         if answer.value(chosen):
@@ -137,7 +136,7 @@ def read_runs(model: HRetentionModel, answer: CpAnswer) -> HRuns:
 
 
 def _fits(model: HRetentionModel, runs: HRuns) -> bool:
-    """Whether the model can express these executions."""
+    """Say whether the model can express these executions."""
     return all(len(runs[k]) <= len(model.runs[k]) for k in model.runs)
 
 
@@ -184,7 +183,7 @@ def _serving(runs: HRuns, k: int, stage: int) -> int:
 
 
 def _ends(model: HRetentionModel, runs: HRuns) -> dict[tuple[int, int], int]:
-    """Slots at which copies go when they last as long as they are needed."""
+    """Return the slots at which copies are freed when they last only as long as they are needed."""
     data, found = model.data, dict[tuple[int, int], int]()
     for g, group in enumerate(model.groups):
         shared, d = len(group.contributors) > 1, group.value

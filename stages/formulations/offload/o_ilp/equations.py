@@ -1,4 +1,4 @@
-"""The rows of O-ILP (see `o_ilp_model` for symbols and deviations), and its objective.
+"""The rows of O-ILP (see `model` for symbols and deviations), and its objective.
 
 4.5 and 4.6 are not rows: at steps that need a parameter or its states, `Moving.stored` is the whole (r, and r − X_w).
 """
@@ -16,12 +16,14 @@ from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
 
 TRANSFER_COST = 2e-4
-"""Weight of transfer time in the objective, so that nothing moves in vain. Both directions together take at most twice
-the iteration, so the bound loses a factor of 1 + 2·TRANSFER_COST at most."""
+"""Weight of transfer time in the objective, so that nothing is transferred in vain.
+
+Both directions together take at most twice the iteration, so the bound loses a factor of 1 + 2·TRANSFER_COST at most.
+"""
 
 
 def eq_4_1(m: OIlp) -> Constraints:
-    """One option per block."""
+    """Choose one option per block."""
     for i, comp in enumerate(m.comp):
         yield f"{i}", pulp.lpSum(comp) == 1
         if m.limits.options is not None:
@@ -29,7 +31,7 @@ def eq_4_1(m: OIlp) -> Constraints:
 
 
 def eq_4_3(m: OIlp) -> Constraints:
-    """Fractions are of the whole; the portions of a group make the whole group (4.3′ where r is not 1)."""
+    """Limit fractions by the whole; the portions of a group make the whole group (4.3′ where r is not 1)."""
     for number in sorted({p.number for p in m.portions}):
         portions = [p for p in m.portions if p.number == number]
         if len(portions) > 1:
@@ -47,7 +49,7 @@ def eq_4_3(m: OIlp) -> Constraints:
 
 
 def eq_4_4(m: OIlp) -> Constraints:
-    """X_w is a fraction; the gradient's way down and the update go on from g_w, and are not undone."""
+    """Limit X_w to a fraction; the gradient's offload and the update proceed from g_w, and are not undone."""
     for p in m.portions:
         if p.cpu is None:
             continue
@@ -59,14 +61,14 @@ def eq_4_4(m: OIlp) -> Constraints:
 
 
 def eq_4_7(m: OIlp) -> Constraints:
-    """What is not on the device and not updated on the CPU has gone down since g_w, in an earlier step."""
+    """Offload since g_w, in an earlier step, what is not on the device and not updated on the CPU."""
     for p in m.portions:
         if p.weights is not None:
             yield from _below(p, p.weights)
 
 
 def eq_4_8(m: OIlp) -> Constraints:
-    """The same for states."""
+    """Offload states since g_w, in an earlier step, that are not on the device and not updated on the CPU."""
     for p in m.portions:
         if p.states is not None:
             yield from _below(p, p.states)
@@ -84,14 +86,14 @@ def _below(p: Portion, x: Moving) -> Constraints:
 
 
 def eq_4_9(m: OIlp) -> Constraints:
-    """What is on the device was there or came up in the step before."""
+    """Keep on the device what was there or was reloaded in the step before."""
     for p in m.portions:
         if p.weights is not None:
             yield from _arrives(p.weights)
 
 
 def eq_4_10(m: OIlp) -> Constraints:
-    """The same for states."""
+    """Keep states on the device that were there or were reloaded in the step before."""
     for p in m.portions:
         if p.states is not None:
             yield from _arrives(p.states)
@@ -105,7 +107,7 @@ def _arrives(x: Moving) -> Constraints:
 
 
 def eq_4_12(m: OIlp) -> Constraints:
-    """The CPU updates in step t what has a gradient below by then."""
+    """Update on the CPU in step t only what has a gradient in the lower tier by then."""
     for p in m.portions:
         if p.cpu is not None:
             for t, after in zip(p.cpu.window, p.cpu.window[1:]):
@@ -114,8 +116,10 @@ def eq_4_12(m: OIlp) -> Constraints:
 
 
 def eq_4_13(m: OIlp) -> Constraints:
-    """What waits for its update on the CPU is not on the device and does not come up. With 4.5 at f_w this contains
-    4.11: all of X_w is updated, and then reloaded."""
+    """Keep what waits for its update on the CPU off the device, and do not reload it.
+
+    With 4.5 at f_w this contains 4.11: all of X_w is updated, and then reloaded.
+    """
     for p in m.portions:
         if p.cpu is not None and p.weights is not None:
             previous: tuple[int, int] | None = None
@@ -128,7 +132,7 @@ def eq_4_13(m: OIlp) -> Constraints:
 
 
 def weights_in_memory(m: OIlp, t: int) -> Any:
-    """W_t (4.14), in bytes, with gradients that wait for their way to the CPU."""
+    """Return W_t (4.14), in bytes, with gradients that wait to be offloaded to the CPU."""
     terms = []
     for p in m.portions:
         if p.weights is None:
@@ -141,20 +145,20 @@ def weights_in_memory(m: OIlp, t: int) -> Any:
 
 
 def states_in_memory(m: OIlp, t: int) -> Any:
-    """O_t (4.15), in bytes."""
+    """Return O_t (4.15), in bytes."""
     found = [p.states for p in m.portions if p.states is not None]
     return pulp.lpSum(x.nbytes * (x.stored(t) + x.reloaded(t)) for x in found)
 
 
 def eq_4_16(m: OIlp) -> Constraints:
-    """What blocks up to i keep for their backward (S and A), running sum."""
+    """Define the running sum of what blocks up to i keep for their backward (S and A)."""
     for i, kept in enumerate(m.kept):
         before = m.kept[i - 1] if i else 0
         yield f"{i}", kept == before + m.chosen(i, lambda o: o.save_bytes) * (1 / m.memory_unit)
 
 
 def eq_4_17(m: OIlp) -> Constraints:
-    """Memory of each step. S_t and A_t of the thesis are what earlier blocks keep and the peak of the running one."""
+    """Limit the memory of each step; S_t and A_t are what earlier blocks keep and the running one's peak."""
     problem, machine = m.problem, m.problem.machine
     always = machine.fixed_bytes + sum(g.pinned_bytes for g in problem.groups)
     for t in range(problem.steps):
@@ -173,13 +177,15 @@ def eq_4_17(m: OIlp) -> Constraints:
 
 
 def eq_4_18(m: OIlp) -> Constraints:
-    """Room in the tier below: homes of what ever leaves the device (Home ≥ r − Sto_t), gradients and states of what is
-    updated there, and activations."""
+    """Limit the lower tier: places of what is ever offloaded (Home ≥ r − Sto_t), CPU updates' gradients, activations.
+
+    States of what the CPU updates are in it too.
+    """
     yield from _room(m, "host", m.problem.machine.host_bytes)
 
 
 def disk_room(m: OIlp) -> Constraints:
-    """Room on the disk behind the host, likewise; gradients stay in the host."""
+    """Limit the disk behind the host likewise; gradients stay in the host."""
     if m.problem.machine.disk is not None:
         yield from _room(m, "disk", m.problem.machine.disk_bytes)
 
@@ -213,7 +219,7 @@ def _room(m: OIlp, placement: Placement, room_bytes: int) -> Constraints:
 
 
 def own_offload_s(m: OIlp, t: int) -> Any:
-    """L_t (4.19): what is updated in step t leaves after its update, not beside it; and so do gradients."""
+    """Return L_t (4.19), the time of offloads after the updates of step t: of what is updated, and of gradients."""
     terms = []
     for p in m.portions:
         if m.problem.last_gradient(p.group) == t and p.group.trainable:
@@ -224,13 +230,13 @@ def own_offload_s(m: OIlp, t: int) -> Any:
 
 
 def eq_4_19(m: OIlp) -> Constraints:
-    """Forward computes."""
+    """Let a forward step last at least as long as its computing."""
     for t in range(m.problem.L):
         yield f"{t}", m.time[t] >= m.chosen(t, lambda o: o.forward_time_s) * (1 / m.time_unit)
 
 
 def eq_4_20(m: OIlp) -> Constraints:
-    """Backward computes, updates on the device what has its last gradient, and then lets it go."""
+    """Let a backward step last for its computing, the updates on the device and the offloads after these."""
     for t in range(m.problem.L, m.problem.steps):
         computing = m.chosen(m.problem.block_of(t), lambda o: o.backward_time_s)
         groups = [g for g in m.problem.groups if m.problem.last_gradient(g) == t]
@@ -244,22 +250,22 @@ def eq_4_20(m: OIlp) -> Constraints:
 
 
 def eq_4_21(m: OIlp) -> Constraints:
-    """Up, activations included."""
+    """Let a step last at least as long as its reloads, activations included."""
     yield from _transfer(m, m.up, m.problem.machine.link.reload_bytes_per_s)
 
 
 def eq_4_22(m: OIlp) -> Constraints:
-    """Down, activations included."""
+    """Let a step last at least as long as its offloads, activations included."""
     yield from _transfer(m, m.down, m.problem.machine.link.offload_bytes_per_s)
 
 
 def duplex(m: OIlp) -> Constraints:
-    """Both directions of the link share what it can do together."""
+    """Share the link's common limit between both directions."""
     yield from _transfer(m, lambda t: m.down(t) + m.up(t), m.problem.machine.link.duplex_bytes_per_s)
 
 
 def eq_4_23(m: OIlp) -> Constraints:
-    """The CPU manages the step, then updates."""
+    """Let a step last for the CPU's management of it and its updates."""
     management_s = m.problem.machine.management_s
     for t in range(m.problem.steps):
         updates = [p.group.cpu_update_s * p.cpu.updated(t) for p in m.portions if p.cpu is not None]
@@ -269,17 +275,17 @@ def eq_4_23(m: OIlp) -> Constraints:
 
 
 def disk_read(m: OIlp) -> Constraints:
-    """Disk to host."""
+    """Let a step last at least as long as its copies from the disk to the host."""
     yield from _transfer(m, m.read, _disk(m.problem).reload_bytes_per_s)
 
 
 def disk_write(m: OIlp) -> Constraints:
-    """Host to disk."""
+    """Let a step last at least as long as its copies from the host to the disk."""
     yield from _transfer(m, m.written, _disk(m.problem).offload_bytes_per_s)
 
 
 def disk_duplex(m: OIlp) -> Constraints:
-    """Both."""
+    """Share the disk's common limit between both directions."""
     yield from _transfer(m, lambda t: m.read(t) + m.written(t), _disk(m.problem).duplex_bytes_per_s)
 
 
@@ -317,15 +323,18 @@ EQUATIONS: dict[str, Callable[[OIlp], Constraints]] = {
     "disk_write": disk_write,
     "disk_duplex": disk_duplex,
 }
-"""Equation -> the function that writes it. 4.2 is the bound of Time; 4.5 and 4.6 are substituted (`Moving.stored`);
-4.11 is in 4.13; 4.14 and 4.15 are expressions in 4.17."""
+"""The function that writes each equation.
+
+4.2 is the bound of Time; 4.5 and 4.6 are substituted (`Moving.stored`); 4.11 is in 4.13; 4.14 and 4.15 are expressions
+in 4.17.
+"""
 
 TIMES = frozenset({"4.19", "4.20", "4.21", "4.22", "duplex", "4.23", "disk_read", "disk_write", "disk_duplex"})
-"""What says how long a step takes, and is left out where the smallest budget is looked for."""
+"""Equations of the time of steps, left out where the smallest budget is searched for."""
 
 
 def build(problem: OffloadProblem, limits: OIlpLimits) -> OIlp:
-    """The whole model. Minimises Σ Time, or the budget."""
+    """Build the whole model, which minimises Σ Time, or the budget."""
     m = OIlp(problem, limits)
     link = problem.machine.link
     if limits.device_free:

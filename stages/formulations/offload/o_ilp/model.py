@@ -1,4 +1,4 @@
-"""O-ILP: which options blocks run with, and which fractions of parameters and states move when (thesis 4.5).
+"""O-ILP chooses the options of blocks, and which fractions of parameters and states are transferred when (thesis 4.5).
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -6,9 +6,9 @@
 | Comp[i,o] | `comp` | block i runs with option o | 0/1 |
 | Time[t] | `time` | duration of step t | time unit |
 | Sto[t,w], StoO[t,w] | `Moving.stored(t)` | fraction on the device all through step t | – |
-| Prf[t,w], PrfO[t,w] | `Moving.reloaded(t)` | fraction that comes up during step t | – |
-| Ofl[t,w], OflO[t,w] | `Moving.offloaded(t)` | fraction that goes down during step t | – |
-| – | `Cpu.gradient(t)` | fraction whose gradient goes down during step t, to be updated on the CPU | – |
+| Prf[t,w], PrfO[t,w] | `Moving.reloaded(t)` | fraction reloaded during step t | – |
+| Ofl[t,w], OflO[t,w] | `Moving.offloaded(t)` | fraction offloaded during step t | – |
+| – | `Cpu.gradient(t)` | fraction whose gradient is offloaded during step t, to be updated on the CPU | – |
 | Opt[t,w] | `Cpu.updated(t)` | fraction updated on the CPU during step t | – |
 | X_w | `Portion.on_cpu` | fraction updated on the CPU at all | – |
 | r | `scale` | 1, or 1/batch where the batch is chosen (4.5.3) | – |
@@ -19,23 +19,23 @@ step t since g_w), and Ofl and Opt are differences of them: rows stay short.
 
 Where this differs from the thesis, and why:
 
-- 4.7, 4.8: what goes down during step t is in memory during step t, and may be gone from step t+1 on. The thesis lets
-  it be gone in step t itself.
-- 4.4, 4.12, 4.13: likewise an update on the CPU takes a later step than the gradient's way down, and the reload a later
+- 4.7, 4.8: what is offloaded during step t is in memory during step t, and may be released from step t+1 on. The
+  thesis lets it be released in step t itself.
+- 4.4, 4.12, 4.13: likewise an update on the CPU takes a later step than the gradient's offload, and the reload a later
   one than the update. With "∀t" as printed, 4.13 at t = g_w, where 4.5 has everything stored, says X_w = 0; and a
-  gradient that waits on the device for its way down would count as a stored parameter and could not be waited for. So
+  gradient that waits on the device for its offload would count as a stored parameter and could not be waited for. So
   waiting gradients are counted apart (`Cpu.waiting`).
-- 4.7 for what never changes: its copy below is always valid; nothing goes down.
+- 4.7 for what never changes: its copy in the lower tier is always valid; nothing is offloaded.
 - 4.17: the running block takes its whole peak (working memory and gradients included), earlier blocks what they keep;
-  and there are bytes that never move (small tensors, buffers), which the reference tool forgets.
-- 4.18: only what ever leaves the device needs room below, not Σ|w|; the gradient of what is updated there does too.
+  and there are bytes that are never offloaded (small tensors, buffers), which the reference tool forgets.
+  - 4.18: only what is ever offloaded needs room in the lower tier, not Σ|w|; so does the gradient of a CPU update.
 - 4.19: L_t lacks k at OflO. It and the update concern w with g_w = t, not every w in P_{B(t)}: a tied parameter is
   updated once.
 - 4.20: the update on the device divides by α_G (the preprint divides by α_C).
 - 4.21, 4.22: activations of the options use the same link. Down and up have their own rates, and a common limit.
 - 4.5′ must be ≥ r and 4.6′ ≥ r − X_w (swapped in the thesis); gradients in a block's peak do not shrink with the batch.
-- Extended by a disk behind the host: a portion of each group has its home there (`Portion`). It passes through the host
-  on its way, so it takes the same link, and the disk's time and room besides.
+- Extended by a disk behind the host: a portion of each group is placed there (`Portion`). It passes through the host
+  on its way, so it takes the same link, and the disk's time and room as well.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ Placement = Literal["host", "disk"]
 
 @dataclass(frozen=True)
 class OIlpLimits:
-    """What the model may decide.
+    """The limits on what the model may decide.
 
     Attributes:
         options: option of each block, where that is decided already.
-        cpu_fractions: X_w of each group, likewise.
+        cpu_fractions: X_w of each group, where that is decided already.
         relaxed: Comp may be fractional.
         batch: lowest and highest batch; `problem` is then for a batch of 1 (4.5.3).
         reach: a transfer happens at most this many steps from the use that it follows or serves. None is the whole
             formulation; a number makes it smaller for long chains (a restriction: solutions remain solutions).
-        device_free: the budget is what is minimised, and time does not count.
+        device_free: minimise the budget, and ignore time.
     """
 
     options: tuple[int, ...] | None = None
@@ -75,7 +75,7 @@ class OIlpLimits:
 
 
 class Moving:
-    """Sto, Ofl and Prf of one thing: the weights of a portion, or its states."""
+    """Holds Sto, Ofl and Prf of the weights of a portion, or of its states."""
 
     def __init__(
         self,
@@ -113,26 +113,26 @@ class Moving:
             self._stored[t] = current
 
     def stored(self, t: int) -> Any:
-        """On the device all through step t."""
+        """Return the fraction on the device all through step t."""
         return self._stored[t]
 
     def reloaded(self, t: int) -> Any:
-        """Comes up during step t."""
+        """Return the fraction reloaded during step t."""
         return self._reload.get(t, 0)
 
     def valid(self, t: int) -> Any:
-        """Has a valid copy below before step t: Σ_{t'=g_w}^{t−1} Ofl."""
+        """Return the fraction with a valid copy in the lower tier before step t: Σ_{t'=g_w}^{t−1} Ofl."""
         return self._valid[t]
 
     def offloaded(self, t: int) -> Any:
-        """Goes down during step t. What goes down just before it changes would be of no use."""
+        """Return the fraction offloaded during step t; an offload just before the next change would be of no use."""
         following = (t + 1) % self.steps
         if self.change is None or following == self.change or self._valid[following] is self._valid[t]:
             return 0
         return self._valid[following] - self._valid[t]
 
     def variables(self) -> Iterator[Any]:
-        """Every variable once."""
+        """Yield every variable once."""
         yield from self._reload.values()
         for values in (self._valid, self._stored):
             found = {id(v): v for v in values.values() if isinstance(v, pulp.LpVariable) and v is not self.whole}
@@ -140,7 +140,7 @@ class Moving:
 
 
 class Cpu:
-    """The way of what is updated on the CPU: gradient down, update, and then it may be reloaded."""
+    """Holds the variables of CPU updates: the gradient is offloaded, the update runs, the weight may be reloaded."""
 
     def __init__(self, name: str, on_cpu: Any, window: tuple[int, ...], reach: int | None) -> None:
         self.window = window
@@ -148,7 +148,7 @@ class Cpu:
         self._place = {t: k for k, t in enumerate(window)}
         n = len(window)
         near = n if reach is None else reach
-        # `window` is g_w < t < f_w. The gradient leaves in g_w … f_w−3, the update is in g_w+1 … f_w−2. With a reach,
+        # `window` is g_w < t < f_w. Gradients are offloaded in g_w … f_w−3, updates run in g_w+1 … f_w−2. With a reach,
         # updates in the middle of a long window are in every fourth step; which one differs from group to group.
         self._sent = {t: _fraction(f"Sent_{name}_{t}") for k, t in enumerate(window[: n - 2]) if k < near}
         self._done: dict[int, Any] = {}
@@ -159,43 +159,43 @@ class Cpu:
             self._done[window[k]] = value
 
     def sent(self, t: int) -> Any:
-        """Gradients that are below before step t."""
+        """Return the fraction whose gradient is in the lower tier before step t."""
         return self._sent.get(t, self.on_cpu) if t in self._place else 0
 
     def done(self, t: int) -> Any:
-        """Updated before step t."""
+        """Return the fraction updated before step t."""
         return self._done.get(t, self.on_cpu) if self._place.get(t, 0) else 0
 
     def waiting(self, t: int) -> Any:
-        """Gradients that wait on the device, after g_w."""
+        """Return the fraction whose gradient waits on the device, after g_w."""
         return self.on_cpu - self.sent(t) if t in self._sent else 0
 
     def gradient(self, t: int, last_gradient: int) -> Any:
-        """Goes down during step t."""
+        """Return the fraction whose gradient is offloaded during step t."""
         if t == last_gradient:
             return self.sent(self.window[0])
         return self.sent(self.window[self._place[t] + 1]) - self.sent(t) if t in self._sent else 0
 
     def updated(self, t: int) -> Any:
-        """Opt: updated during step t."""
+        """Return Opt, the fraction updated during step t."""
         k = self._place.get(t, len(self.window))
         if k >= len(self.window) - 1 or self.done(self.window[k + 1]) is self.done(t):
             return 0
         return self.done(self.window[k + 1]) - self.done(t)
 
     def variables(self) -> Iterator[Any]:
-        """Every variable once."""
+        """Yield every variable once."""
         yield from self._sent.values()
         yield from {id(v): v for v in self._done.values()}.values()
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The part of a group whose home below is `home`; without a disk there is one portion, the whole.
+    """The part of a group with one placement; without a disk there is one portion, the whole.
 
     Attributes:
         size: its fraction of the group (times r).
-        on_cpu: X_w of it, or 0.
+        on_cpu: X_w of the portion, or 0.
     """
 
     group: ParameterGroup
@@ -209,7 +209,7 @@ class Portion:
 
     @property
     def movings(self) -> Iterator[Moving]:
-        """Weights and states, as far as there are any."""
+        """Yield weights and states, as far as there are any."""
         if self.weights is not None:
             yield self.weights
         if self.states is not None:
@@ -218,7 +218,7 @@ class Portion:
 
 @dataclass(eq=False)
 class OIlp:
-    """Data, variables and problem; `o_ilp_equations.build` adds the rows."""
+    """Holds data, variables and problem; `equations.build` adds the rows."""
 
     problem: OffloadProblem
     limits: OIlpLimits
@@ -272,16 +272,16 @@ class OIlp:
     def _fixed_to_zero(self, number: int) -> bool:
         return self.limits.cpu_fractions is not None and self.limits.cpu_fractions[number] <= 0
 
-    # Units. Solvers like numbers around one; rows are in these.
+    # Units: solvers like numbers around one, so the rows are in these.
 
     @cached_property
     def memory_unit(self) -> float:
-        """Bytes."""
+        """Return the bytes of one memory unit."""
         return max(1.0, self.problem.machine.device_bytes / 1000)
 
     @cached_property
     def time_unit(self) -> float:
-        """Seconds: a thousandth of the fastest computing, as far as there is any."""
+        """Return the seconds of one time unit: a thousandth of the fastest computing, as far as there is any."""
         fastest = sum(min(o.forward_time_s + o.backward_time_s for o in b.options) for b in self.problem.blocks)
         moved = (
             sum(g.nbytes + g.state_bytes for g in self.problem.groups) / self.problem.machine.link.reload_bytes_per_s
@@ -289,20 +289,20 @@ class OIlp:
         return max(fastest, moved * 1e-3) / 1000 or 1.0
 
     def units(self, nbytes: float) -> float:
-        """Bytes in memory units."""
+        """Convert bytes to memory units."""
         return nbytes / self.memory_unit
 
     # Expressions.
 
     def chosen(self, i: int, value: Any) -> Any:
-        """Σ_o Comp_i^o · value(o)."""
+        """Return Σ_o Comp_i^o · value(o)."""
         return pulp.lpSum(
             value(option) * self.comp[i][o] for o, option in enumerate(self.problem.blocks[i].options) if value(option)
         )
 
     @cache  # noqa: B019  one model lives as long as its solve
     def down(self, t: int) -> Any:
-        """Bytes over the link in step t, device to host."""
+        """Return bytes over the link in step t, device to host."""
         terms = [x.nbytes * x.offloaded(t) for p in self.portions for x in p.movings]
         terms += [
             p.group.nbytes * p.cpu.gradient(t, self.problem.last_gradient(p.group)) for p in self.portions if p.cpu
@@ -313,7 +313,7 @@ class OIlp:
 
     @cache  # noqa: B019
     def up(self, t: int) -> Any:
-        """Bytes over the link in step t, host to device."""
+        """Return bytes over the link in step t, host to device."""
         terms = [x.nbytes * x.reloaded(t) for p in self.portions for x in p.movings]
         if t >= self.problem.L:
             terms.append(self.chosen(self.problem.block_of(t), _offloaded))
@@ -321,7 +321,7 @@ class OIlp:
 
     @cache  # noqa: B019
     def written(self, t: int) -> Any:
-        """Bytes from the host to the disk in step t: what goes down to a home there, and what was updated there."""
+        """Return bytes from the host to the disk in step t: offloads to the disk, and what was updated there."""
         terms = [x.nbytes * x.offloaded(t) for p in self._on_disk for x in p.movings]
         terms += [(p.group.nbytes + p.group.state_bytes) * p.cpu.updated(t) for p in self._on_disk if p.cpu]
         if t < self.problem.L:
@@ -330,7 +330,7 @@ class OIlp:
 
     @cache  # noqa: B019
     def read(self, t: int) -> Any:
-        """Bytes from the disk to the host in step t."""
+        """Return bytes from the disk to the host in step t."""
         terms = [x.nbytes * x.reloaded(t) for p in self._on_disk for x in p.movings]
         terms += [(p.group.nbytes + p.group.state_bytes) * p.cpu.updated(t) for p in self._on_disk if p.cpu]
         if t >= self.problem.L:
@@ -355,5 +355,5 @@ def _fraction(name: str) -> Any:
 
 
 def finite(rate: float) -> bool:
-    """Whether a rate limits anything."""
+    """Say whether a rate limits anything."""
     return not math.isinf(rate)

@@ -1,4 +1,4 @@
-"""Solve O-ILP (thesis 4.5) and read its fractions. The model is in `o_ilp_model`, its rows in `o_ilp_equations`."""
+"""Solves O-ILP (thesis 4.5) and reads its fractions; the model is in `model.py`, its rows in `equations.py`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SNAP = 1e-6
 
 @dataclass(frozen=True)
 class Fractions:
-    """What one group does, as fractions of it, one number per step.
+    """The transfers and updates of one group, as fractions of it, one number per step.
 
     Attributes:
         stored, offloaded, reloaded: Sto, Ofl, Prf of its weights.
-        gradients: fraction whose gradient goes down to be updated on the CPU.
+        gradients: fraction whose gradient is offloaded to be updated on the CPU.
         waiting: fraction whose gradient waits on the device for that.
         updated: Opt.
         states_stored, states_offloaded, states_reloaded: StoO, OflO, PrfO.
         on_cpu: X_w.
-        on_disk: the fraction whose home is the disk behind the host.
+        on_disk: fraction placed on the disk behind the host.
     """
 
     stored: tuple[float, ...]
@@ -66,14 +66,14 @@ class OIlpSolution:
 
 @dataclass(frozen=True)
 class OIlpAnswer:
-    """How a solve ended.
+    """The result of a solve.
 
     Attributes:
         status: "infeasible" and "optimal" (within the gap asked for) are proofs; "unknown": the limit came first.
         solution: None unless the status is "optimal" or "feasible".
         bound_s: proven lower bound on the objective.
-        smallest_budget_bytes: where infeasible, the smallest device budget for which there is a solution, None if there
-            is none because of another limit (or the time limit came first).
+        smallest_budget_bytes: where infeasible, the smallest device budget for which there is a solution; None if
+            another limit excludes one (or the time limit came first).
         solver, wall_s: of all solves together.
     """
 
@@ -86,7 +86,7 @@ class OIlpAnswer:
 
     @property
     def gap(self) -> float:
-        """(objective − bound) / objective; infinite without a solution."""
+        """Return (objective − bound) / objective; infinite without a solution."""
         if self.solution is None:
             return float("inf")
         objective_s = self.solution.objective_s
@@ -101,10 +101,10 @@ def o_ilp(
     solver: MilpSolver = "highs",
     limits: OIlpLimits | None = None,
 ) -> OIlpAnswer:
-    """The fastest fractional plan within the budget.
+    """Find the fastest fractional plan within the budget.
 
     Args:
-        problem: for a batch of 1 where `limits.batch` is given.
+        problem: the problem, for a batch of 1 where `limits.batch` is given.
         settings: limits of the solver.
         method: "exact" is the MILP. "relax_and_round" solves its relaxation, which gives the bound, rounds the options
             within the memory that the relaxation gives to activations, and solves the rest again: for long chains.
@@ -131,20 +131,23 @@ def smallest_budget(
     solver: MilpSolver = "highs",
     limits: OIlpLimits | None = None,
 ) -> tuple[int | None, float]:
-    """The smallest device budget for which there is a solution, however slow, and the seconds it took to find."""
+    """Find the smallest device budget for which there is a solution, however slow, and the seconds that takes."""
     free = replace(limits or OIlpLimits(), device_free=True, batch=None)
     m = build(problem, free)
     outcome = _solve(m, settings, solver)
     if not outcome.found:
         return None, outcome.wall_s
-    # A little more than the solver says, whose rows hold within 1e-6 of a unit.
+    # Add a little to what the solver says, since its rows hold within 1e-6 of a unit.
     smallest = outcome.objective * m.memory_unit
     return math.ceil(smallest + 4e-6 * m.memory_unit - 1e-4), outcome.wall_s
 
 
 def _solve(m: OIlp, settings: SolverSettings, solver: MilpSolver) -> SolverOutcome:
-    """A program with integers starts from the leanest options, the rest of them a linear program's: feasible where
-    anything is, nearly always, and far enough from the optimum that the search does not end with it."""
+    """Start a program with integers from the leanest options, and solve the rest as a linear program.
+
+    That start is almost always feasible if the problem is; it is deliberately not good, or the solver would stop at
+    once.
+    """
     if not m.model.isMIP() or m.limits.options is not None:
         return solve_milp(m.model, settings, solver=solver)
     lean = build(m.problem, replace(m.limits, options=_leanest(m.problem), relaxed=True))
@@ -189,8 +192,11 @@ def _relax_and_round(
 
 
 def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[tuple[int, ...]]:
-    """Whole options near fractional ones: what blocks keep follows the running sum of the relaxation, first to the
-    nearest, then never above it; at last the smallest of all."""
+    """Yield whole options near fractional ones.
+
+    What blocks keep follows the running sum of the relaxation, first to the nearest, then never above it; at last come
+    the leanest options.
+    """
     for above in (0.5, 0.0):
         carried, chosen = 0.0, []
         for block, share in zip(problem.blocks, shares):
@@ -207,7 +213,7 @@ def _roundings(problem: OffloadProblem, shares: list[list[float]]) -> Iterator[t
 
 
 def _leanest(problem: OffloadProblem) -> tuple[int, ...]:
-    """The option of each block that needs least while its backward runs."""
+    """Return the option of each block that needs least memory while its backward runs."""
 
     def need(option: OffloadOption) -> int:
         return option.save_bytes + option.backward_peak_bytes
@@ -272,7 +278,7 @@ def _value(expression: Any) -> float:
 
 
 def _snap(fraction: float) -> float:
-    """Solvers mean 0 and 1 by numbers this close to them."""
+    """Snap values within solver tolerance to 0 or 1."""
     if fraction < _SNAP:
         return 0.0
     return 1.0 if fraction > 1.0 - _SNAP else fraction

@@ -1,4 +1,4 @@
-"""Algorithm 8 (thesis 4.6): from the fractions of one group to whole tensors. Deviations are in `offload_rounding`."""
+"""Algorithm 8 (thesis 4.6): rounds the fractions of one group to whole tensors. `rounding.py` lists deviations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from stowage.stages.formulations.offload.rounding.subset_sum import select_at_le
 from stowage.stages.formulations.offload.rounding.tensors import Item
 
 TOLERANCE = 2e-6
-"""Of a group: fractions this close mean the same."""
+"""Share of a group within which fractions are equal."""
 
 
 def leaves(item: Item) -> bool:
-    """Whether it is ever gone from the device."""
+    """Say whether a tensor is ever released from the device."""
     return any(gap.reload is not None for gap in item.gaps)
 
 
 class Algorithm8:
-    """Algorithm 8 for one group: through the cycle from g_w, in whole tensors."""
+    """Runs Algorithm 8 for one group: through the cycle from g_w, in whole tensors."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Algorithm8:
             number, index = places[after]
             room = self.allowed[t] - self._bytes(self.alive)
             self._drop(k, self.allowed[after], first_gap=number == 0)
-            # What came up is not dropped again before the need: it fits all steps until then.
+            # What was reloaded is not dropped again before the need: it fits all steps until then.
             lasting = min(self.allowed[s] for s in gaps[number].steps[index:])
             self._up(places.get(t), k, min(room, min(self.stored[after], lasting) - self._bytes(self.alive)))
         for item in self.items.values():
@@ -83,7 +83,7 @@ class Algorithm8:
         return {i: item.nbytes for i, item in self.items.items() if wanted(i)}
 
     def _down(self, k: int, target: float, kind: Callable[[Item], bool]) -> None:
-        """Offload[t] = SELECT(T \\ ofl, Σ Ofl − |ofl|)."""
+        r"""Choose Offload[t] = SELECT(T \ ofl, Σ Ofl − |ofl|)."""
         gone = sum(i.nbytes for i in self.items.values() if i.offload is not None and kind(i))
         open_ = self._sizes(lambda i: self.items[i].offload is None and kind(self.items[i]) and i in self.alive)
         missing = target - self.slack - gone
@@ -93,7 +93,7 @@ class Algorithm8:
             self.items[i].offload = k
 
     def _drop(self, k: int, allowed: int, *, first_gap: bool) -> None:
-        """Delete[t+1] = SELECT(ofl ∩ alive, |alive| − Sto). Gradients go as soon as they are below."""
+        """Choose Delete[t+1] = SELECT(ofl ∩ alive, |alive| − Sto); offloaded gradients are released at once."""
         self.dropped = {i for i in self.alive if self.items[i].on_cpu and self.items[i].offload == k}
         self.alive -= self.dropped
         excess = self._bytes(self.alive) - allowed
@@ -110,7 +110,7 @@ class Algorithm8:
         chosen = set(select_at_least(valid, excess))
         excess -= self._bytes(chosen)
         if excess > 0:
-            # Rounding left less below than is to go: more goes down in this very step.
+            # Rounding left too little in the lower tier for the drop: offload more in this very step.
             others = self._sizes(lambda i: i in self.alive and i not in self.back and self.items[i].offload is None)
             more = select_at_least(others, excess)
             for i in more:
@@ -120,7 +120,7 @@ class Algorithm8:
         self.dropped |= chosen
 
     def _up(self, place: tuple[int, int] | None, k: int, room: int | None) -> None:
-        """Prefetch[t]: as much as the fractions have in this step and in the next; all of it if `room` is None."""
+        """Choose Prefetch[t]: as much as the fractions have in this step and in the next; all if `room` is None."""
         if place is None:
             return
         gap_number, index = place
@@ -134,7 +134,7 @@ class Algorithm8:
         self.back.update(chosen)
 
     def _may_return(self, i: int, k: int, gap_number: int) -> bool:
-        """It has gone in an earlier step; a gradient's update took one in between."""
+        """Return whether a tensor was released in an earlier step; a gradient's update takes one in between."""
         item = self.items[i]
         if i in self.dropped:
             return False

@@ -1,19 +1,20 @@
-"""From fractions to whole tensors (thesis 4.6, Algorithm 8), without ever using more memory than the fractions did.
+"""Rounds fractions to whole tensors (thesis 4.6, Algorithm 8), never using more memory than the fractions did.
 
-Order: which tensors are updated on the CPU (SELECT); O-ILP again, with those and the options given, so that what the
-fractions say of states fits the choice; Algorithm 8 for weights and for the states of the others; updates on the CPU in
-order of increasing block, whose time between last gradient and first use is shortest; then `offload_smoothing`.
+Order: which tensors are updated on the CPU (SELECT); O-ILP again, with those and the options given, so that the
+fractions of states fit the choice; Algorithm 8 for weights and for the states of the others; updates on the CPU in
+order of increasing block, whose time between last gradient and first use is shortest; then `smoothing`.
 
 Where this differs from Algorithm 8, and why:
 
-- As printed it may leave a tensor below in a step that needs it (`kept` is rounded in disfavour of presence, and
-  nothing looks at 4.5). Here whatever is below comes up in the step before a need; there is memory for it, since the
-  fractions have the whole group there.
+- As printed it may leave a tensor offloaded in a step that needs it (`kept` is rounded in disfavour of presence, and
+  nothing enforces 4.5). Here whatever is offloaded is reloaded in the step before a need; there is memory for it, since
+  the fractions have the whole group there.
 - SELECT for the CPU is done once for all groups in the thesis. Then a group may get fewer than its X_w, and its states,
   which must be on the device at g_w, more memory than it has. Here it is done group by group, what one gets too much or
   too little is carried to the next, and O-ILP is solved again.
-- A tensor leaves the device once between two needs, as soon as its copy below is valid: later would only take memory.
-- What goes down and is never dropped does not go down.
+- A tensor is released once between two needs, as soon as its copy in the lower tier is valid: later would only take
+  memory.
+- What would be offloaded but never dropped is not offloaded.
 - The update of a tensor on the CPU may extend over several steps.
 """
 
@@ -36,16 +37,16 @@ from stowage.stages.solver.outcome import SolverSettings
 
 @dataclass(frozen=True)
 class RoundedTransfers:
-    """What happens in one step, by names of tensors.
+    """The transfers and updates of one step, by names of tensors.
 
     At its start `delete` and `delete_states` are dropped from the device, and what is in `reload` or `reload_states`
-    for the first time since its drop gets device memory. During it (name, bytes) go up and down; usually all bytes of a
-    tensor, but a transfer may extend over several steps: it begins with the first, and is over before the tensor is
-    dropped or needed. The same for (name, share) of an `update` on the CPU, which is over before the reload begins.
-    What a step's own updates make goes down after them.
+    for the first time since its drop gets device memory. During it (name, bytes) are reloaded and offloaded; usually
+    all bytes of a tensor, but a transfer may extend over several steps: it begins with the first, and is over before
+    the tensor is dropped or needed. The same holds for (name, share) of an `update` on the CPU, which is over before
+    the reload begins. The results of a step's own updates are offloaded after them.
 
-    A weight of which the gradient goes down is dropped right after the step of its last gradient, in `delete` of the
-    following step; its gradient takes its place until it is below.
+    A weight whose gradient is offloaded is dropped right after the step of its last gradient, in `delete` of the
+    following step; its gradient takes its place until it is in the lower tier.
     """
 
     delete: tuple[str, ...] = ()
@@ -64,14 +65,14 @@ class RoundedPlan:
 
     Attributes:
         options: option of each block.
-        steps: moves, one per step.
-        resident, states_resident: on the device, or on their way up, at the start of step 0 before its drops and
+        steps: transfers and updates, one per step.
+        resident, states_resident: on the device, or being reloaded, at the start of step 0 before its drops and
             allocations; equal to those at the end of the last step.
         on_cpu: updated on the CPU; their states are never on the device.
-        on_disk: weights and states with their home on the disk behind the host.
+        on_disk: weights and states placed on the disk behind the host.
         memory_bytes, step_times_s: of each step (4.17; 4.19 to 4.23).
         objective_s: sum of the times.
-        host_bytes, disk_bytes: room taken below.
+        host_bytes, disk_bytes: room taken in the host and on the disk.
     """
 
     options: tuple[int, ...]
@@ -97,16 +98,16 @@ def round_o_ilp(
     barred: frozenset[str] = frozenset(),
     solver: MilpSolver = "highs",
 ) -> RoundedPlan:
-    """Whole tensors for a fractional solution.
+    """Round a fractional solution to whole tensors.
 
     Args:
-        problem: that was solved, for the batch that is to run.
-        solution: its answer.
+        problem: the problem that was solved, for the batch that is to run.
+        solution: the fractional solution.
         settings: for solving it again with fewer choices (a linear program).
         reach: as in the limits that `solution` was found with.
-        smoothed: afterwards move single transfers while that makes the iteration faster, within the device budget. It
-            leaves less room for whoever refines the plan row by row. Without it each step takes at most the memory that
-            the fractions took.
+        smoothed: afterwards shift single transfers while that makes the iteration faster, within the device budget. It
+            leaves less room for those who refine the plan row by row. Without it each step takes at most the memory
+            that the fractions took.
         barred: tensors that the CPU does not update.
         solver: "highs" or "cbc".
     """
@@ -129,7 +130,7 @@ def round_o_ilp(
         over = plan.host_bytes - problem.machine.host_bytes
         if over <= 0 or room_bytes <= 0:
             return plan
-        # Whole tensors take more room below than fractions did: leave that much in the next attempt.
+        # Whole tensors take more room in the lower tier than fractions did: leave that much in the next attempt.
         room_bytes -= over
         less = replace(problem, machine=replace(problem.machine, host_bytes=room_bytes))
         again = _solve_again(less, solution, on_cpu, settings, reach, solver)
@@ -145,8 +146,11 @@ def _by_block(item: Item) -> int:
 def _select_for_cpu(
     problem: OffloadProblem, solution: OIlpSolution, barred: frozenset[str], *, carry: bool
 ) -> list[frozenset[str]]:
-    """Tensors of each group that are updated on the CPU: the nearest to what the fractions say, rests carried on, but
-    never more than the CPU can do between last gradient and first use; or, without `carry`, at least what they say."""
+    """Choose the tensors of each group that are updated on the CPU, nearest to the fractions, carrying the rest on.
+
+    They are never more than the CPU can do between last gradient and first use; or, without `carry`, at least the
+    fraction.
+    """
     found: list[frozenset[str]] = []
     rest = 0.0
     times, management_s = solution.step_times_s, problem.machine.management_s
@@ -209,7 +213,7 @@ def _items(problem: OffloadProblem, groups: Sequence[Fractions], on_cpu: Sequenc
 
 
 def _placements(group: ParameterGroup, on_disk: float, weights: list[Item], states: list[Item]) -> None:
-    """Which tensors have their home on the disk: those in the host fit the portion that it has."""
+    """Choose the tensors placed on the disk: those in the host fit the portion that it has."""
     if not on_disk:
         return
     leaving = {i.tensor.name for i in (*weights, *states) if i.offload is not None or leaves(i)}
@@ -279,7 +283,7 @@ def _plan(problem: OffloadProblem, options: tuple[int, ...], items: Sequence[Ite
 
 
 def _at_end(item: Item, t: int) -> bool:
-    """Whether it is on the device at the end of step t, before the drops of the next."""
+    """Say whether an item is on the device at the end of step t, before the drops of the next."""
     for gap in item.gaps:
         if gap.reload is not None and t in gap.steps:
             k = gap.steps.index(t)

@@ -1,4 +1,4 @@
-"""Local search on a rounded plan: move single transfers while that makes the iteration faster.
+"""Local search on a rounded plan: shifts single transfers while that makes the iteration faster.
 
 A transfer may begin earlier, end later, extend over several steps, or not happen at all. Memory never exceeds the
 device budget in any step (nor what it was, where it was more).
@@ -28,8 +28,10 @@ def smooth(loads: Loads, items: Sequence[Item]) -> None:
 
 
 def fill_cpu(loads: Loads, item: Item) -> None:
-    """Put the update of an item on the CPU where steps have time left, the first such steps first; the rest where the
-    step is longest already. The item is counted."""
+    """Put the update of an item on the CPU where steps have time left, the first such steps first.
+
+    The rest goes where the step is longest already. The item is counted.
+    """
     loads.count(item, -1)
     gap = item.gaps[0]
     assert item.offload is not None
@@ -53,7 +55,7 @@ def fill_cpu(loads: Loads, item: Item) -> None:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A schedule to go back to."""
+    """A schedule of an item to go back to."""
 
     offload: int | None
     down: dict[int, int]
@@ -83,7 +85,7 @@ class _Search:
         self.cost = sum(self.costs)
 
     def _cost(self, t: int) -> float:
-        # Among equal times, lower loads: they leave room for others.
+        # Among equal times it prefers lower loads, which leave room for others.
         loads = self.loads
         link = loads.problem.machine.link
         busy = loads.down_bytes[t] / link.offload_bytes_per_s + loads.up_bytes[t] / link.reload_bytes_per_s
@@ -95,7 +97,7 @@ class _Search:
             self._try(item, *change)
 
     def _changes(self, item: Item) -> Iterator[tuple[int | None, tuple[int | None, ...]]]:
-        """(last step down, first step up in each gap) to try."""
+        """Yield changes to try: the last step of the offload, and the first step of the reload in each gap."""
         reloads = tuple(gap.reload for gap in item.gaps)
         for number, gap in enumerate(item.gaps):
             if gap.reload is None:
@@ -130,7 +132,7 @@ class _Search:
         self.loads.count(item, 1)
 
     def _apply(self, item: Item, offload: int | None, reloads: tuple[int | None, ...]) -> bool:
-        """Schedule an item that is not counted, and count it; False, and not counted, where that is not legal."""
+        """Schedule an item that is not counted, and count it; return False, not counting it, where it is illegal."""
         loads = self.loads
         item.offload, item.down = offload, {}
         for gap, reload in zip(item.gaps, reloads):
@@ -154,7 +156,7 @@ class _Search:
                 for t, nbytes in gap.up.items():
                     loads.add_up(item, t, nbytes)
         loads.count(item, -1)
-        # Memory follows what the transfers came to take.
+        # Memory follows the steps that the transfers take in the end.
         if item.change is not None and item.offload is not None:
             item.offload = max((t - item.change) % self.steps for t in item.down)
         for gap in item.gaps:
@@ -166,7 +168,7 @@ class _Search:
         return True
 
     def _touched(self, item: Item) -> Iterator[int]:
-        """Steps whose time depends on the item's schedule."""
+        """Yield the steps whose time depends on the item's schedule."""
         if item.change is not None:
             yield item.change
         yield from item.down
@@ -175,8 +177,11 @@ class _Search:
         yield from item.updates
 
     def _spread(self, window: Sequence[int], nbytes: int, room: Callable[[int, float], int]) -> dict[int, int]:
-        """Bytes over steps, in the order given: what fits while no step is longer than it should be; what fits while no
-        step becomes longer; the rest goes to the last step."""
+        """Spread bytes over steps, in the order given.
+
+        First goes what fits while no step is longer than it should be, then what fits while no step becomes longer; the
+        rest goes to the last step.
+        """
         found: dict[int, int] = {}
         missing = nbytes
         for goal in (True, False):

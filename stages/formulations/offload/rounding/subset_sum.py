@@ -1,4 +1,4 @@
-"""SELECT of Algorithm 8: the smallest subset of sizes that reaches a value."""
+"""SELECT of Algorithm 8: finds the smallest subset of sizes that reaches a value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_SUMS = 50_000
 
 
 def select_at_least(sizes: Mapping[Key, int], value: int) -> tuple[Key, ...]:
-    """Keys of a subset whose total is at least `value` and as small as possible; all of them if even they are less.
+    """Return keys of a subset whose total is at least `value` and as small as possible; all if their total is less.
 
     Exact to the byte while at most MOST_SUMS different totals are below `value`: with equal sizes taken together, a
     layer of a transformer has some tens. Beyond, totals within a 4096th of `value` count as equal, and the smaller is
@@ -45,7 +45,7 @@ def select_at_least(sizes: Mapping[Key, int], value: int) -> tuple[Key, ...]:
 
 
 def select_at_most(sizes: Mapping[Key, int], value: int) -> tuple[Key, ...]:
-    """Keys of a subset whose total is at most `value` and as large as possible: what is left out is SELECTed."""
+    """Return keys of a subset whose total is at most `value` and as large as possible: the rest is SELECTed."""
     left_out = set(select_at_least(sizes, sum(sizes.values()) - value))
     return tuple(key for key in sizes if key not in left_out)
 

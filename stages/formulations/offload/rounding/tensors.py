@@ -1,6 +1,6 @@
-"""Whole tensors in the cycle of steps: where each is, what that takes in every step, and how long steps become.
+"""Whole tensors in the cycle of steps: where each is, what it takes in every step, and how long steps become.
 
-The step is that of `o_ilp_problem`: drops and allocations at its start; transfers count from the next step on.
+A step is as in `problem`: drops and allocations at its start; transfers count from the next step on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Gap:
 
     Attributes:
         start: the step of the need before it.
-        steps: those between, in order.
+        steps: the steps in between, in order.
         offset: steps from the item's last change to `start`.
-        reload: index into `steps` of the step in which it begins to come up, or None while it stays.
-        up: step -> bytes that come up in it.
+        reload: index into `steps` of the step in which its reload begins, or None while it stays.
+        up: bytes reloaded in each step.
     """
 
     start: int
@@ -32,19 +32,19 @@ class Gap:
 
 @dataclass
 class Item:
-    """The weight of a tensor, or all its states, moved together.
+    """The weight of a tensor, or all its states, transferred together.
 
     Attributes:
-        group, tensor: which.
+        group, tensor: its group, and the tensor.
         states: these are the states.
-        nbytes: what it takes on the device.
+        nbytes: bytes that it takes on the device.
         change: g_w, or None for what never changes.
         gaps: between its needs; the first one starts at `change`, if any.
-        on_cpu: the weight is updated on the CPU: its gradient goes down, and the first gap always has a reload.
-        on_disk: its home is the disk behind the host.
-        offload: steps from `change` to the one in which it (or its gradient) is down at last, or None if it stays.
-        down: step -> bytes that go down in it.
-        updates: step -> seconds of its update on the CPU.
+        on_cpu: the weight is updated on the CPU: its gradient is offloaded, and the first gap always has a reload.
+        on_disk: its placement is the disk behind the host.
+        offload: steps from `change` to the one in which its offload (or its gradient's) ends, or None if it stays.
+        down: bytes offloaded in each step.
+        updates: seconds of its update on the CPU in each step.
     """
 
     group: ParameterGroup
@@ -61,7 +61,7 @@ class Item:
 
     @staticmethod
     def of(problem: OffloadProblem, group: ParameterGroup, tensor: ParameterTensor, *, states: bool) -> Item:
-        """An item that stays on the device."""
+        """Make an item that stays on the device."""
         change = problem.last_gradient(group) if group.trainable else None
         needs = (problem.last_gradient(group),) if states else problem.uses(group)
         start = needs.index(change) if change is not None else 0
@@ -75,7 +75,7 @@ class Item:
         return Item(group, tensor, states, nbytes, change, gaps)
 
     def whole_transfers(self, steps: int) -> None:
-        """Each transfer within one step."""
+        """Put each transfer within one step."""
         self.down = {}
         if self.change is not None and self.offload is not None:
             self.down = {(self.change + self.offload) % steps: self.nbytes}
@@ -83,13 +83,13 @@ class Item:
             gap.up = {} if gap.reload is None else {gap.steps[gap.reload]: self.nbytes}
 
     def gone_from(self, gap: Gap) -> int:
-        """Index into the steps of a gap with a reload: the first one in which it is no longer on the device."""
+        """Return the index of the first step of a gap with a reload in which the item is not on the device."""
         if self.change is None or self.offload is None:
             return 0
         return max(0, self.offload - gap.offset)
 
     def on_device(self) -> Iterator[int]:
-        """Steps between needs in which it takes device memory: as itself, coming up, or as a waiting gradient."""
+        """Yield steps between needs in which it takes device memory: kept, reloading, or as a waiting gradient."""
         for gap in self.gaps:
             if gap.reload is None:
                 yield from gap.steps
@@ -98,7 +98,7 @@ class Item:
                 yield from gap.steps[gap.reload :]
 
     def legal(self) -> bool:
-        """Whether its schedule can be executed."""
+        """Say whether its schedule can be executed."""
         leaves = [gap for gap in self.gaps if gap.reload is not None]
         if self.on_cpu:
             if self.gaps[0].reload is None or self.offload is None:
@@ -106,7 +106,7 @@ class Item:
             place = {t: k for k, t in enumerate(self.gaps[0].steps)}
             first = min((place[t] for t in self.updates), default=self.offload)
             last = max((place[t] for t in self.updates), default=self.offload)
-            # The gradient goes down `offload` steps after the change, that is during steps[offload − 1].
+            # The gradient is offloaded `offload` steps after the change, that is during steps[offload − 1].
             return self.offload <= first and last < self.gaps[0].reload
         if not leaves:
             return self.offload is None
@@ -117,17 +117,17 @@ class Item:
 
 @dataclass
 class Loads:
-    """What every step carries.
+    """The loads of every step.
 
     Attributes:
-        problem: for rates.
+        problem: the problem, for its rates.
         memory: device bytes.
         compute_s: computing, and updates on the device.
-        own_bytes: down, after what the step itself updates.
+        own_bytes: offloaded after the step's own updates.
         down_bytes, up_bytes: over the link.
         cpu_s: updates on the CPU.
         written_bytes, read_bytes: of the disk behind the host.
-        goal_s: how long a step should be. Steps that are longer for now shall not attract more.
+        goal_s: how long a step should be; steps that are longer for now must not attract more.
     """
 
     problem: OffloadProblem
@@ -145,7 +145,7 @@ class Loads:
     def of(
         problem: OffloadProblem, options: tuple[int, ...], items: Iterable[Item], goal_s: tuple[float, ...]
     ) -> Loads:
-        """Everything counted (4.14 to 4.17)."""
+        """Count everything (4.14 to 4.17)."""
         machine, steps = problem.machine, problem.steps
         always = machine.fixed_bytes + sum(g.pinned_bytes for g in problem.groups)
         zero = [0] * steps
@@ -182,7 +182,7 @@ class Loads:
         return loads
 
     def count(self, item: Item, sign: int) -> None:
-        """Add or take away what an item moves, and its memory between needs."""
+        """Add or subtract an item's transfers and updates, and its memory between needs."""
         for t in item.on_device():
             self.memory[t] += sign * item.nbytes
         for gap in item.gaps:
@@ -203,13 +203,13 @@ class Loads:
                 self.written_bytes[t] += sign * moved
 
     def add_up(self, item: Item, t: int, nbytes: int) -> None:
-        """Bytes of an item that come up in step t."""
+        """Add bytes of an item that are reloaded in step t."""
         self.up_bytes[t] += nbytes
         if item.on_disk:
             self.read_bytes[t] += nbytes
 
     def add_down(self, item: Item, t: int, nbytes: int) -> None:
-        """Bytes of an item that go down in step t."""
+        """Add bytes of an item that are offloaded in step t."""
         self.down_bytes[t] += nbytes
         if t == item.change:
             self.own_bytes[t] += nbytes
@@ -217,7 +217,7 @@ class Loads:
             self.written_bytes[t] += nbytes
 
     def room_down(self, item: Item, t: int, time_s: float) -> int:
-        """Bytes of an item that can go down in step t if it takes that long."""
+        """Return the bytes of an item that can be offloaded in step t if it takes `time_s`."""
         machine = self.problem.machine
         link = machine.link
         rooms = [
@@ -232,7 +232,7 @@ class Loads:
         return max(0, int(min(rooms)))
 
     def room_up(self, item: Item, t: int, time_s: float) -> int:
-        """Bytes of an item that can come up in step t if it takes that long."""
+        """Return the bytes of an item that can be reloaded in step t if it takes `time_s`."""
         machine = self.problem.machine
         link = machine.link
         rooms = [
@@ -245,7 +245,7 @@ class Loads:
         return max(0, int(min(rooms)))
 
     def time_s(self, t: int) -> float:
-        """Time_t (4.19 to 4.23)."""
+        """Return Time_t (4.19 to 4.23)."""
         machine = self.problem.machine
         link, disk = machine.link, machine.disk
         found = max(
@@ -265,7 +265,7 @@ class Loads:
         return found
 
     def total_s(self) -> float:
-        """Σ Time_t."""
+        """Return Σ Time_t."""
         return sum(map(self.time_s, range(self.problem.steps)))
 
 
