@@ -1,4 +1,4 @@
-"""Define what the rows of a plan do: one table of actions, and one of the lanes on which their work runs.
+"""Defines what the rows of a plan do: one table of actions, and one of the lanes on which their work runs.
 
 Code that needs a fact about an action asks `ACTIONS`: the referee and its clock, pictures, reports and code generation.
 A new action is one row here (and one of `LANES`, if it has a lane of its own), its rule in `simulate/replay.py` and its
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PlanAction = Literal["compute", "free", "wait", "offload", "reload", "update"]
-"""Name what a row does.
+"""Names of what a row does.
 
 `compute` runs a node on the device, and `free` drops the device's copy of a storage. `offload` starts a copy from the
 device to the lower tier, `reload` one back into device memory that is taken at its start, and `wait` ends when the

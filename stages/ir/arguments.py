@@ -53,7 +53,7 @@ def _parse(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _content(key: str, content: Any) -> Any:
-    """Check the content of a one-key object of a kind, and return it decoded."""
+    """Check the content of a one-key object by its kind, and return it."""
     match key, content:
         case ("value", int(value)) if value >= 0 and not isinstance(value, bool):
             return value

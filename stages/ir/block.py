@@ -3,9 +3,9 @@
 Indices are positions: node `k` is `nodes[k]`, allocation `i` is `allocations[i]`, so equal blocks anywhere in any model
 are equal values and have equal hashes.
 
-What is counted. Parameters, shared values, the block's own input `x_b`, and gradients that other blocks keep are
-resident outside and do not appear here at all. Counted are: what the block's nodes create; the gradient of the block's
-output, which arrives before the first backward node (`incoming`); and workspace.
+Counted are what the block's nodes create, the gradient of the block's output, which arrives before the first backward
+node (`incoming`), and workspace. Parameters, shared values, the block's own input `x_b`, and gradients that other
+blocks keep are resident outside and do not appear here at all.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ STAGING = "staging buffers of the tier below"
 
 @dataclass(frozen=True)
 class Occupant:
-    """Takes part in a peak: a tensor, an operator's workspace, or `STAGING`."""
+    """A part of a peak: a tensor, an operator's workspace, or `STAGING`."""
 
     name: str
     nbytes: int

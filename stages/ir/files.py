@@ -1,8 +1,8 @@
 """Writes files that are whole or absent, and explains in a sentence why one cannot be written.
 
-What is being written has a name of its own beside the target, which the writer holds a lock on: one that nobody holds
-is left from a writer that was killed, and the next one to the same target removes it. Names that others could foresee,
-such as links laid out in a shared folder, are not followed; modes are what the process's umask makes of them.
+Content is written to a temporary file beside the target, locked by its writer: an unlocked one is left from a writer
+that was killed, and the next writer to the same target removes it. The temporary name is random, so that no link that
+others put into a shared folder is followed; modes are what the process's umask makes of them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Indices are positions: node `k` is `nodes[k]`, value `d` is `values[d]`, cluster `j` is `clusters[j]`. Sizes are bytes,
 times seconds.
 
-What is counted is what the graph lists: values (aNodes), phantoms, and what a node holds by itself while it runs. What
-is resident outside (parameters, the input of the whole graph) does not appear.
+Only what the graph lists is counted: values (aNodes), phantoms, and what a node keeps by itself while it runs. What is
+resident outside (parameters, the input of the whole graph) does not appear.
 """
 
 from __future__ import annotations

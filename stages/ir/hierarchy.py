@@ -1,7 +1,7 @@
 """A forward graph and its recursive partition into clusters (H-Clusters, thesis 3.2.1).
 
-Numbers of one kind name both what is partitioned and what comes out, *members*: `0 … N - 1` are the nodes of the graph,
-`N + c` is cluster `c`. The last cluster is the top, which holds everything.
+Nodes and clusters share one numbering, as *members*: `0 … N - 1` are the nodes of the graph, `N + c` is cluster `c`.
+The last cluster is the top, which contains everything.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Cluster:
 
     Attributes:
         cluster: position in the table; clusters inside come before it, the top is last.
-        parent: the cluster that holds it, -1 for the top.
+        parent: the cluster that contains it, -1 for the top.
         level: 1 for a cluster of nodes alone, else 1 more than the highest inside.
         children: members in topological order.
         inputs: values read inside and made outside, in the order of first use.

@@ -159,7 +159,7 @@ class PlanSummary:
             put blocks in order (`rk_rotor`, a fixed policy) with the formulations that found their schedules; or a rule
             alone.
         status: `optimal` or `feasible` as that solver says of its problem, the worst of several solves; `heuristic`
-            where a rule decided. A plan that reaches the lower bound is `optimal`, whoever decided it.
+            where a rule decided. A plan that reaches the lower bound is `optimal`, whatever decided it.
         gap: distance to the optimum that the solver proved; for a rule, the distance of the plan to the lower bound.
         time_limit_s, seed: settings of one solve; 0 where no solver decided.
     """
@@ -222,7 +222,7 @@ class PlanSummary:
 class Manifest:
     """The identity of `step.py`; generated code is run only if its hash matches.
 
-    That finds accidents; whoever can write `step.py` can write its hash too (see `runtime.whitelist`).
+    The hash finds accidents, not attacks: one who can write `step.py` can write its hash too (see `runtime.whitelist`).
 
     Attributes:
         plan_hash, configuration_hash: those of the plan.

@@ -1,7 +1,7 @@
 """Reads and writes tables on disk: one frozen dataclass per row type gives the Arrow schema, checked on reading.
 
-A table carries a hash of its content. It finds accidents and edits, not those who mean harm: they can write a hash
-too, and what is read is never taken for code (see `ir.source`).
+A table carries a hash of its content. It finds accidents and edits, not attacks: an attacker can write a hash
+too. What is read is never executed as code (see `ir.source`).
 """
 
 from __future__ import annotations

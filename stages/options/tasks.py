@@ -70,7 +70,7 @@ class GridSize:
 
     Attributes:
         peak_budgets, save_budgets: number of values of each budget (thesis 2.6.0.0.1).
-        computations: the most computations of a node in exact solving; more than two only for budgets that two miss.
+        computations: the most computations of a node in exact solving; more than two only where two do not fit.
         max_exact_nodes: blocks with more nodes are left to frontiers and clusters.
         raced_nodes: blocks with no more nodes are solved by all exact formulations that race.
         greedy_levels: number of peak budgets of the greedy frontier for blocks that are not solved exactly.

@@ -46,9 +46,7 @@ HOLD_FROM = (128, 64, 32, 16)
 """Numbers of nodes between the making of a value and its last use from which it counts as long-lived."""
 
 HUGE = 1000
-"""Number of compute nodes of a block above which even greedy rules are slow: such a block is used only if there is no
-other chain.
-"""
+"""Compute nodes of a block above which even greedy rules are slow: it is used only if there is no other chain."""
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ EQUATIONS: dict[str, Callable[[Checkmate], Constraints]] = {
     "outgoing": outgoing,
     "single": single,
 }
-"""The function that writes each equation; a constraint's name is `eq_c_7_…`, or `save`, `once_…`, `outgoing_…`, …"""
+"""The function that writes each equation; constraints have names like `eq_c_7_…`, `save` or `once_…`."""
 
 
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> Checkmate:

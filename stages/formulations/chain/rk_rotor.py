@@ -3,7 +3,7 @@
 | symbol | meaning | unit |
 |---|---|---|
 | L | number of blocks, 0 first | |
-| x_s | input of block s; kept by whoever called the sub-problem, never counted inside it | slots |
+| x_s | input of block s; kept by the caller of the sub-problem, never counted inside it | slots |
 | F_s^o, B_s^o | forward and backward of block s with option o | s |
 | F_s^0 | fast-forward: computes x_{s+1} and keeps nothing | s |
 | x̄_s^o | kept between F_s^o and B_s^o, x_{s+1} included | slots |

@@ -42,8 +42,8 @@ def with_first_readers(graph: FlowGraph, largest: int) -> Start:
     """Move nodes apart to their first readers; units have at most half of `largest` nodes, so that they can grow.
 
     The place of a node apart is the smallest place of what must follow it, so places never fall along an edge: groups
-    of equal place are convex and ordered, whatever is moved. What does not fit its unit stays a group by itself, and
-    with it all that it needs.
+    of equal place are convex and ordered, whichever nodes are moved. A node that does not fit its unit stays a group by
+    itself, with all that it needs.
     """
     place = _places(graph)
     order = sorted(range(len(place)), key=lambda n: (place[n], n))

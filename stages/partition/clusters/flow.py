@@ -21,8 +21,8 @@ class Flow:
     """The graph, and the meaning of its numbers.
 
     Attributes:
-        graph: forward computations that depend on a parameter or draw random numbers. Others (masks,
-            positions) is resident for the whole step, like the batch, and does not appear.
+        graph: forward computations that depend on a parameter or draw random numbers. The results of others (masks,
+            positions) are resident for the whole step, like the batch, and do not appear.
         nodes: compute node of each node of `graph`, by position; the whole step's numbering is that of `fold`.
         storages: storage of each value, by position.
     """

@@ -146,11 +146,11 @@ class RkCheckmate:
         return self.R[t, k] + self.Rf[t, k] if (t, k) in self.Rf else self.R[t, k]
 
     def touched(self, t: int, i: int, k: int) -> Any:
-        """Say that node k runs in stage t in a way that needs allocation i: fast-forward keeps no phantoms."""
+        """Return whether node k runs in stage t in a way that needs allocation i: fast-forward keeps no phantoms."""
         return self.R[t, k] if i in self.phantoms else self.executed(t, k)
 
     def alive(self, t: int, i: int, k: int) -> Any:
-        """Say that allocation i is in memory after step k of stage t."""
+        """Return whether allocation i is in memory after step k of stage t."""
         made = self.create[t, i] if self.parent[i] <= k and (t, i) in self.create else 0
         released = [self.delete[t, i, k2] for k2 in self.touching(t, i) if k2 <= k]
         return self.P[t, i] + made - pulp.lpSum(released)

@@ -75,7 +75,7 @@ class _Repeat:
     Attributes:
         position: its position in the order.
         node: staged node.
-        holds: (position after which the copy is freed now, bytes) of each result that is read later.
+        holds: the copies that would be kept: (position after which each is freed now, bytes), if it is read later.
     """
 
     position: int

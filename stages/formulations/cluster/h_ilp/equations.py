@@ -161,7 +161,7 @@ def eq_3_23(m: HIlp) -> Constraints:
 def eq_3_24(m: HIlp) -> Constraints:
     """Start a stage with what is in memory after the last related step of the stage before.
 
-    After the last stage too (3.8 needs it).
+    This holds after the last stage too (3.8 needs it).
     """
     for t in range(m.T):
         for d in range(len(m.data.nbytes)):

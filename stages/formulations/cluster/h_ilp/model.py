@@ -155,11 +155,11 @@ class HIlp:
         return self.Comp[t, k, [way.option for way in self.data.ways[k]].index(o)]
 
     def reading(self, t: int, k: int, d: int) -> Any:
-        """Say that node k runs in stage t in a way that reads value d."""
+        """Return whether node k runs in stage t in a way that reads value d."""
         return pulp.lpSum(self.Comp[t, k, w] for w, way in enumerate(self.data.ways[k]) if d in way.reads)
 
     def touching(self, t: int, k: int, d: int) -> Any:
-        """Say that node k runs in stage t in a way that makes or reads value d."""
+        """Return whether node k runs in stage t in a way that makes or reads value d."""
         return self.sum_comp(t, k) if k in self.makers(d) else self.reading(t, k, d)
 
     def alive(self, t: int, k: int, d: int) -> Any:

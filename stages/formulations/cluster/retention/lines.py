@@ -82,7 +82,7 @@ class _Held:
         return found
 
     def _early(self, k: int, m: int, r: int) -> Any:
-        """Say that run m of node k is before the first run of node r > k."""
+        """Return whether run m of node k is before the first run of node r > k."""
         model = self.model
         if (k, m, r) not in self.before:
             literal = model.cp.new_bool_var(f"early[{k},{m},{r}]")

@@ -101,7 +101,7 @@ def add_save(model: HRetentionModel, save: int) -> None:
 
 
 def _later(model: HRetentionModel, k: int, m: int) -> Any:
-    """Say that run m of node k is after the loss."""
+    """Return whether run m of node k is after the loss."""
     if (k, m) not in model.later:
         model.later[k, m] = model.cp.new_bool_var(f"later[{k},{m}]")
         loss, stage = model.data.graph.loss, model.runs[k][m].stage

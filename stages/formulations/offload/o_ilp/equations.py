@@ -61,14 +61,14 @@ def eq_4_4(m: OIlp) -> Constraints:
 
 
 def eq_4_7(m: OIlp) -> Constraints:
-    """Offload since g_w, in an earlier step, what is not on the device and not updated on the CPU."""
+    """Require that what is neither on the device nor updated on the CPU was offloaded since g_w, in an earlier step."""
     for p in m.portions:
         if p.weights is not None:
             yield from _below(p, p.weights)
 
 
 def eq_4_8(m: OIlp) -> Constraints:
-    """Offload states since g_w, in an earlier step, that are not on the device and not updated on the CPU."""
+    """Require the same of states as 4.7 of weights."""
     for p in m.portions:
         if p.states is not None:
             yield from _below(p, p.states)
@@ -86,14 +86,14 @@ def _below(p: Portion, x: Moving) -> Constraints:
 
 
 def eq_4_9(m: OIlp) -> Constraints:
-    """Keep on the device what was there or was reloaded in the step before."""
+    """Keep on the device only what was there or was reloaded in the step before."""
     for p in m.portions:
         if p.weights is not None:
             yield from _arrives(p.weights)
 
 
 def eq_4_10(m: OIlp) -> Constraints:
-    """Keep states on the device that were there or were reloaded in the step before."""
+    """Keep only states on the device that were there or were reloaded in the step before."""
     for p in m.portions:
         if p.states is not None:
             yield from _arrives(p.states)
@@ -177,9 +177,9 @@ def eq_4_17(m: OIlp) -> Constraints:
 
 
 def eq_4_18(m: OIlp) -> Constraints:
-    """Limit the lower tier: places of what is ever offloaded (Home ≥ r − Sto_t), CPU updates' gradients, activations.
+    """Limit the bytes in the lower tier: slots of what is ever offloaded (Home ≥ r − Sto_t), and activations.
 
-    States of what the CPU updates are in it too.
+    Gradients and states of what the CPU updates count too.
     """
     yield from _room(m, "host", m.problem.machine.host_bytes)
 

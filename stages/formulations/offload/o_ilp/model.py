@@ -28,7 +28,7 @@ Where this differs from the thesis, and why:
 - 4.7 for what never changes: its copy in the lower tier is always valid; nothing is offloaded.
 - 4.17: the running block takes its whole peak (working memory and gradients included), earlier blocks what they keep;
   and there are bytes that are never offloaded (small tensors, buffers), which the reference tool forgets.
-  - 4.18: only what is ever offloaded needs room in the lower tier, not Σ|w|; so does the gradient of a CPU update.
+- 4.18: only what is ever offloaded needs room in the lower tier, not Σ|w|; so does the gradient of a CPU update.
 - 4.19: L_t lacks k at OflO. It and the update concern w with g_w = t, not every w in P_{B(t)}: a tied parameter is
   updated once.
 - 4.20: the update on the device divides by α_G (the preprint divides by α_C).
