@@ -14,14 +14,14 @@ class CurvePoint:
         feasible: there is a plan; without one all that follows but `smallest_feasible_bytes` is 0 or empty.
         peak_bytes: predicted highest device bytes.
         step_time_s: predicted.
-        slowdown: of the step against keeping everything, as a fraction.
+        slowdown: time of the step beyond keeping everything, as a fraction of the latter.
         recomputed_bytes: bytes of activations made more than once.
         offload_bytes, reload_bytes: offloaded and reloaded in one iteration.
         lower_tier_bytes: most bytes in the lower tier at any time of the iteration.
         wait_s: predicted time that computing waits for copies.
         smallest_feasible_bytes: the smallest budget for which planning found a plan.
         method, variant: as in `PlanSummary`.
-        plan_hash: of the plan.
+        plan_hash: hash of the plan.
         planned_in_s: seconds that planning took; 0 where equal input must give equal files.
     """
 

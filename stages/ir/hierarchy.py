@@ -73,7 +73,7 @@ class Cluster:
         inputs: values read inside and made outside, in the order of first use.
         outputs: values made inside and read outside or needed at the end, in the order in which they are made.
         node_count: nodes inside, at every depth.
-        interface_bytes: of `inputs` and `outputs`, each once.
+        interface_bytes: bytes of `inputs` and `outputs`, each once.
         score: equation 3.1.
         cluster_hash: equal for clusters that do the same work in the same order on the same sizes (thesis 3.3.5).
     """
@@ -133,10 +133,10 @@ class ClusterGraph:
     """One cluster as a solver sees it (the forward half of an H-Graph), relabelled canonically.
 
     Attributes:
-        children: in topological order.
+        children: the children, in topological order.
         values: the value of the forward graph at each position: inputs in the order of first use, then what children
             create, in order. What happens inside a child cluster does not appear.
-        value_bytes: by position.
+        value_bytes: bytes of each value, by position.
         inputs, outputs: positions that come from outside, and that are needed outside.
     """
 

@@ -18,7 +18,7 @@ class Option:
     """One schedule of one distinct block (thesis 2.5.1).
 
     Attributes:
-        block_hash: which block.
+        block_hash: hash of the block.
         option: position among the block's options.
         forward, backward: `BlockSchedule` parts, encoded: node k is k, freeing allocation i is −1 − i.
         formulation, status, gap: how the schedule was found, as in `SolveReport`.
@@ -88,7 +88,7 @@ class Slot:
         storage: the storage, by its position.
         name: its parameter's name, `parameter::state`, `gradient_slot` of a gradient that waits in `.grad`, or the
             identifier that generated code gives an activation.
-        nbytes: of the storage.
+        nbytes: bytes of the storage.
         role: parameter, state, temporary, or gradient (also one made in the iteration that waits in the lower tier).
         start: where a parameter, state or waiting gradient is between iterations: on the device, offloaded, or on its
             way to or from the lower tier.

@@ -15,7 +15,7 @@ class StepRecord:
         iteration: 0 first.
         loss: after the iteration's forward.
         eager_loss: plain PyTorch's, NaN when not compared.
-        learning_rate: of the first parameter group, used in this iteration.
+        learning_rate: rate of the first parameter group in this iteration.
         time_s: wall time.
         eager_time_s: plain PyTorch's, NaN when not compared.
         peak_bytes: measured from the allocator's events, on a GPU by its statistics; -1 when not measured.
@@ -41,7 +41,7 @@ class MemorySample:
 
     Attributes:
         series: `measured` or `eager`.
-        time_s: from the start of the iteration.
+        time_s: seconds from the start of the iteration.
         resident_bytes: device bytes after the event, everything included.
     """
 

@@ -59,7 +59,7 @@ def chrome_trace(spans: Sequence[TraceSpan], labels: Mapping[str, str] | None = 
     """Write the Trace Event Format: a process for each series, a thread for each lane, microseconds.
 
     Args:
-        spans: of any series.
+        spans: spans of any series.
         labels: facts that the file states about itself.
     """
     start_s = min((s.start_s for s in spans), default=0.0)

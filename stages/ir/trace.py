@@ -104,7 +104,7 @@ class Call:
         is_random: draws from the global generator.
         replay_arguments: JSON of the arguments to use when the call is executed again, where that differs: a batch
             normalisation must not update its running statistics twice. Empty otherwise.
-        phase: see `Phase`.
+        phase: part of the step, one of `Phase`.
         module: path of the module that made the call, "" at the top; for backward calls, of the forward call.
         location: `file:line` in the user's code, or "".
         signature: operator + the forms of tensors + sizes, dimensions and flags, not the numbers that it computes with;

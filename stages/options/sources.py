@@ -93,7 +93,7 @@ class Exact(Source):
     """A formulation that finds the fastest schedule of a block for one pair of budgets.
 
     Attributes:
-        solve: see `ExactSolve`; `answering` makes one of a plain function.
+        solve: finds the schedule; `answering` makes it from a plain function.
         races: it solves tiny blocks too, whichever formulation the settings name.
     """
 

@@ -39,7 +39,7 @@ class Chain:
     """The block sequence.
 
     Attributes:
-        cuts: from the first block to the last.
+        cuts: borders, from the first block to the last.
         long_lived: storages of forward values that cross borders beside `x`: made once, in memory until their last use.
         forward: nodes on the chain, in order; `effective` is the position at which each one counts: nodes that read
             only parameters count at their first reader.

@@ -41,8 +41,8 @@ def variant_named(variants: Sequence[Way], name: str) -> Way | None:
     """Find a variant by its name, and put it together where it is mixed.
 
     Args:
-        variants: those that are not mixed.
-        name: what the plan's summary says.
+        variants: the variants that are not mixed.
+        name: the variant in the plan's summary.
 
     Returns:
         The variant; None where these variants do not make it.
@@ -91,7 +91,7 @@ def stored_variant(trace: TraceTables, nodes: Sequence[ComputeNode], blocks: Seq
         trace: the trace as it was recorded.
         nodes: compute nodes of all variants.
         blocks: blocks of all variants.
-        name: what the plan's summary says.
+        name: the variant in the plan's summary.
 
     Raises:
         TableError: these tables do not make it.

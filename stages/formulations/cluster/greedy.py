@@ -43,7 +43,7 @@ def relieve(
 
     Args:
         data: the problem.
-        start: where to begin.
+        start: the candidate to begin with.
         peak_bytes: M_peak.
         save_bytes: M_save.
         foresight: 0 prices bytes at the moment of the excess; 1 multiplies by the events for which they are free.

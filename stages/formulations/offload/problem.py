@@ -47,7 +47,7 @@ class OffloadBlock:
     """A block of the chain.
 
     Attributes:
-        options: at least one.
+        options: the block's options, at least one.
         forward_resident_bytes, backward_resident_bytes: in memory in that step besides everything else counted, such
             as gradients that wait for a later contribution; independent of the batch.
         fixed_backward_bytes: the part of every option's `backward_peak_bytes` that does not grow with the batch: the

@@ -24,7 +24,7 @@ def relieved(
 
     Args:
         graph: the block.
-        start: where to begin.
+        start: the candidate to begin with.
         repeatable: nodes that may run again.
         rounds: the most candidates.
     """

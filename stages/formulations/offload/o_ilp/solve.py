@@ -74,7 +74,7 @@ class OIlpAnswer:
         bound_s: proven lower bound on the objective.
         smallest_budget_bytes: where infeasible, the smallest device budget for which there is a solution; None if
             another limit excludes one (or the time limit came first).
-        solver, wall_s: of all solves together.
+        solver, wall_s: name and version of the solver; seconds of all solves together.
     """
 
     status: Status

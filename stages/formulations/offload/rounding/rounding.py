@@ -103,8 +103,8 @@ def round_o_ilp(
     Args:
         problem: the problem that was solved, for the batch that is to run.
         solution: the fractional solution.
-        settings: for solving it again with fewer choices (a linear program).
-        reach: as in the limits that `solution` was found with.
+        settings: limits for solving it again with fewer choices (a linear program).
+        reach: reach in the limits that `solution` was found with.
         smoothed: afterwards shift single transfers while that makes the iteration faster, within the device budget. It
             leaves less room for those who refine the plan row by row. Without it each step takes at most the memory
             that the fractions took.

@@ -126,7 +126,7 @@ class Loads:
         own_bytes: offloaded after the step's own updates.
         down_bytes, up_bytes: over the link.
         cpu_s: updates on the CPU.
-        written_bytes, read_bytes: of the disk behind the host.
+        written_bytes, read_bytes: copied to and from the disk behind the host.
         goal_s: how long a step should be; steps that are longer for now must not attract more.
     """
 
