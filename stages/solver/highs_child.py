@@ -2,6 +2,7 @@
 
 A process is needed because the wheels of highspy and of OR-Tools each bring a `libhighs.so.1`, and the one loaded
 second finds the other's, which lacks its symbols. One process can therefore load one of them; Stowage's loads OR-Tools.
+
 Each line of its input is a folder: it reads `model.mps` and `request.json` there, writes `answer.json`, and answers
 `solved` or an error. It ends with its input, and after a while without a request.
 """

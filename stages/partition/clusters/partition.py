@@ -5,7 +5,9 @@ The score of a cluster C (equation 3.1), which the greedy algorithm takes smalle
     s(C) = (bytes of values that cross C's border, each once) · (nodes of the forward graph in C) ^ α
 
 Symbols: M^t, `top_size`: most members of the top; M^l, `size`: most members of every other cluster; α, `alpha`.
+
 Differences from the thesis:
+
 - Time. The thesis needs O(N² log N). Here candidates come from bounded walks (`candidates`), scores from borders of
   groups (`level`), and a candidate is evaluated again only when its nodes change (`merge`): O(N log N) for fixed M^l.
 - Graphs on which Algorithm 7 stops. In a decoder that reads an encoder, or a deep U-Net, nearly every a(x) is far
