@@ -9,11 +9,13 @@ from keyword import iskeyword
 
 import pytest
 
+from stowage.flows.starter.templates import WORKFLOW
+from stowage.stages.ir.code_record import RECORD
 from tests.documents import known_names
 from tests.documents.markdown_pages import PAGES, ROOT, blocks_of, names_of, prose_of
 
-GENERATED = {"step.py", "my_model.py"}
-"""Files that a run or a user makes."""
+GENERATED = {"step.py", "my_model.py", WORKFLOW, str(RECORD)}
+"""Files that a run, a user or `stowage init` makes."""
 
 ELSEWHERE = {
     "fastapi", "_s", "functional_call", "add_cumulative", "on_pre_optimizer_step",

@@ -37,6 +37,21 @@ def test_links_lead_somewhere(page: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_have_as_many_cells_in_each_row(page: str) -> None:
+    """A row of dashes that is too short makes the whole table running text."""
+
+    def cells(line: str) -> int:
+        return len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`|\$[^$]*\$", "", line)))
+
+    wrong = []
+    for table in re.findall(r"(?:^ *\|.*\|$\n?)+", prose_of(page), re.MULTILINE):
+        head, *rows = table.strip().split("\n")
+        dashes = bool(rows) and re.fullmatch(r" *\|(:?-+:?\|)+", rows[0].replace(" ", ""))
+        wrong += [head] if not dashes else [row for row in rows if cells(row) != cells(head)]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if re.search(r"^::: ", text_of(page), re.MULTILINE)])
 def test_what_is_taken_from_docstrings_is_there(page: str) -> None:
     missing = []

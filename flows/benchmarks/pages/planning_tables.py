@@ -84,6 +84,22 @@ OPTIMUM = Section(
     ),
 )
 
+H_ILP = Section(
+    "h_ilp",
+    "H-ILP and retention intervals",
+    "Both formulations of a graph of clusters, on the same graphs: how much slower than the optimum of the block the "
+    "best schedule is that each finds, and how long one solve takes on average.",
+    "",
+    (
+        text("what", "what"),
+        Column("cases", "cases", f.count),
+        Column("h_ilp_worst", "H-ILP: slower, at most", f.tenths),
+        Column("h_retention_worst", "intervals: slower, at most", f.tenths),
+        Column("h_ilp_s", "H-ILP: a solve", f.about_seconds),
+        Column("h_retention_s", "intervals: a solve", f.about_seconds),
+    ),
+)
+
 NEW_LENGTH = Section(
     "new_length",
     "A new length",

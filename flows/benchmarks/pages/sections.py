@@ -11,6 +11,7 @@ from stowage.flows.benchmarks.pages.planning_tables import (
     CLUSTER_SIZES,
     DEPTH,
     GROWTH,
+    H_ILP,
     NEW_LENGTH,
     OPTIMUM,
     PARTITION,
@@ -125,7 +126,7 @@ PAGES = (
         "planning_time",
         "How long planning takes",
         "",
-        (BIG, GROWTH, PARTITION, DEPTH, CLUSTER_SIZES, OPTIMUM, NEW_LENGTH, CHECKS),
+        (BIG, GROWTH, PARTITION, DEPTH, CLUSTER_SIZES, OPTIMUM, H_ILP, NEW_LENGTH, CHECKS),
     ),
     Page(
         "remat",

@@ -112,11 +112,12 @@ def index_text(folder: Path) -> str:
         }
     )
     intro = (
-        "No number on these pages was typed: a command measures, keeps its rows as data with the day, the machine and "
-        "the versions, and writes the page from them. `python -m stowage.flows.benchmark --write docs/measured` does "
-        "it for the main job and with each of its other options (`--remat --write docs/measured`); `--render "
-        "docs/measured` writes all pages again from the data.\n\n**No GPU has been measured.** Everything here ran on "
-        "CPUs, or was planned for a card from its rates, and says so."
+        "A command measures, keeps its rows as data with the day, the machine and the versions, and writes the page "
+        "from them. Where no command is named, something else measured, and its rows were put into the data. "
+        "`python -m stowage.flows.benchmark --write docs/measured` does it for the main job and with each of its other "
+        "options (`--remat --write docs/measured`); `--render docs/measured` writes all pages again from the data."
+        "\n\n**No GPU has been measured.** Everything here ran on CPUs, or was planned for a card from its rates, and "
+        "says so."
     )
     return "\n\n".join(["# Everything that was measured", WRITTEN, intro, markdown(frame)]) + "\n"
 
