@@ -1,13 +1,18 @@
-"""Runs plans. Generated code imports `Iteration` alone, which says what a step sees and calls.
+"""Runs plans: loads a plan's generated step, binds it to a model and an optimizer, and carries out what the step calls.
 
-- `executors/`: how plans are executed; `bind` and `program` make one plan's code a program that runs.
-- `offload/`: what is below the device, and how it goes there and comes back.
-- `updates`, `clipping`, `masters`: what the optimizer does, parameter by parameter.
+- `executors/`: how plans are executed, and `Iteration`, the one type that generated code imports.
+- `bind`: checks that a plan fits a model and makes a program of both.
+- `program`: a loaded step, bound to a model and an optimizer.
+- `offload/`: what is in the lower tier, and how it gets there and back.
+- `updates`: the user's optimizer for one parameter, for some, or for all.
+- `clipping`: clipping by the global norm, gradient by gradient.
+- `masters`: an optimizer with float32 copies of low-precision weights.
 - `random/`: random states, so that what runs again draws what it drew before.
 - `shadow/`: the comparison with plain PyTorch.
 - `observe/`: memory and time of an iteration.
 - `files/`: tensors in files.
-- `whitelist`, `dispatch`: what generated code may consist of, and what PyTorch does while it runs.
+- `whitelist`: checks what generated code consists of before it runs.
+- `dispatch`: how PyTorch dispatches calls while a step runs.
 """
 
 from __future__ import annotations

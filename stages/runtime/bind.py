@@ -1,4 +1,4 @@
-"""From plan tables and a model to a program that runs."""
+"""Makes a program that runs from a plan's tables and a model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,16 @@ def bind(
     """Load generated code and bind it to `model`.
 
     Args:
+        source: the text of the generated step.
+        source_hash: the hash that the plan's manifest states for the text.
+        filename: the name under which tracebacks show the text.
+        trace: the traced step that was planned.
+        model: the model to run on.
+        optimizer: updates the model's parameters; None leaves gradients in `.grad`.
+        slots: the plan's places in the lower tier.
+        offloading: the lower tier of this model; None where the plan needs none.
         outside: tensors that belong neither to the model nor to the batch, by the names of the trace.
-        tree: of the model, where others look at it too.
+        tree: the model's module tree, if it is shared with others.
         surroundings: makes what each run of the step sees.
 
     Raises:

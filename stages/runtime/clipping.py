@@ -13,10 +13,10 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 
 def clip_scale(norms: Sequence[torch.Tensor], max_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global norm, and the factor for every gradient.
+    """Return the global norm, and the factor for every gradient.
 
     Args:
-        norms: of all gradients, in the order of the model's parameters.
+        norms: the norm of each gradient, in the order of the model's parameters.
         max_norm: the limit; `inf` clips nothing.
     """
     # clip_grad_norm_ adds up device by device and type by type; a norm has its gradient's device and type.

@@ -1,4 +1,4 @@
-"""Weights in bfloat16 or float16 with float32 master copies, for any optimizer that works per tensor."""
+"""Wraps any optimizer that works per tensor, so that weights in bfloat16 or float16 have float32 master copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MasterWeights(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Any, inner: type[torch.optim.Optimizer] | None = None, **settings: Any) -> None:
-        if inner is None:  # made from groups that say it themselves, as planning does
+        if inner is None:  # made from groups that state it themselves, as planning does
             params = list(params)
             names = {group.get("inner") for group in params if isinstance(group, dict)}
             if len(names) != 1 or None in names:
@@ -80,7 +80,7 @@ class MasterWeights(torch.optim.Optimizer):
             parameter.copy_(target)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load states as they were saved; PyTorch's own way would round masters to their parameter's type."""
+        """Load states with their dtypes as saved; PyTorch's own way would round masters to their parameter's type."""
         super().load_state_dict(state_dict)
         parameters = [p for group in self.param_groups for p in group["params"]]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]

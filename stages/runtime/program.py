@@ -1,4 +1,4 @@
-"""A generated step, loaded and bound to a model and an optimizer."""
+"""Loads a generated step and binds it to a model and an optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stowage.stages.structure.tree import ModuleTree
 
 
 def source_hash(source: str) -> str:
-    """The hash that a plan's manifest states for its generated code."""
+    """Return the hash that a plan's manifest states for its generated code."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -39,8 +39,10 @@ def load_step(
     """Compile generated code, if it is what codegen wrote, and of nothing but what codegen writes.
 
     Args:
-        source, expected_hash, filename: of the text.
-        operators: of the trace; see `whitelist.checked`.
+        source: the text of the step.
+        expected_hash: the hash that the manifest states for the text.
+        filename: the name under which tracebacks show the text.
+        operators: the operators of the trace; see `whitelist.checked`.
 
     Raises:
         PlanMismatchError: the text's hash differs from the manifest's, or it holds something that no step has.
@@ -58,14 +60,14 @@ def load_step(
 
 
 def forget_source(filename: str) -> None:
-    """Let go of the text that tracebacks show of a generated step that runs no more."""
+    """Remove the text of a generated step that runs no more from what tracebacks can show."""
     linecache.cache.pop(filename, None)
 
 
 def constant_tensors(
     constants: Sequence[Constant], values: Sequence[Value], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Constants of the trace as tensors, by name."""
+    """Return the constants of the trace as tensors, by name."""
     found: dict[str, torch.Tensor] = {}
     for constant in constants:
         value = values[constant.value]
@@ -81,7 +83,7 @@ def constant_tensors(
 
 
 MakeIteration = Callable[..., Iteration]
-"""Makes the surroundings of a run, of the keywords that `SingleIteration` takes."""
+"""Makes the surroundings of a run; it is called with the keywords that `SingleIteration` takes."""
 
 
 class Program:
@@ -89,14 +91,14 @@ class Program:
 
     Attributes:
         updates: the per-parameter optimizer, or None when gradients stay in `.grad`.
-        offloading: the tier below the device, or None.
-        device: that it runs on.
-        recorder: of the next iteration's steps, see `trace_iteration`.
+        offloading: the lower tier of the model, or None.
+        device: the device that the step runs on.
+        recorder: records the steps of the next iteration, see `trace_iteration`.
         on_update: called with the name and the complete gradient of each parameter that is about to be updated.
-        left: what the latest iteration leaves in the user's objects, until it is taken.
-        numbers: by name, what generated code reads at each call.
-        fresh: whoever shares the model's tree has just looked at it; once.
-        constants_of: the table that its constants were made from, where they were replaced.
+        left: the tensors that the latest iteration leaves in the user's objects, until they are taken.
+        numbers: by name, the numbers that generated code reads at each call.
+        fresh: True if someone who shares the model's tree has just looked at it; holds for one call.
+        constants_of: the table that the constants were made from, where they were replaced.
         updated: parameters that the latest iteration has updated so far.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
     """
@@ -115,7 +117,7 @@ class Program:
         tree: ModuleTree | None = None,
         surroundings: MakeIteration = SingleIteration,
     ) -> None:
-        """`surroundings` makes what each run of the step sees."""
+        """Bind the step; `surroundings` makes what each run of it sees."""
         self._step = step
         self._surroundings = surroundings
         self._rooms = rooms or {}
@@ -142,13 +144,13 @@ class Program:
         self._taken: list[weakref.ref[torch.Tensor]] = []
 
     def take_left(self) -> Sequence[torch.Tensor]:
-        """What the latest iteration leaves in the user's objects; they hold it from now on."""
+        """Return what the latest iteration leaves in the user's objects, which keep it from now on."""
         left, self.left = self.left, ()
         self._taken = [weakref.ref(tensor) for tensor in left]
         return left
 
     def parameters(self) -> dict[str, Any]:
-        """The model's, and those outside of it that the step reads."""
+        """Return the model's parameters, and those outside of it that the step reads."""
         met = {name: t for name, t in self._outside.items() if t.requires_grad and t.is_leaf}
         if not self.fresh:
             self._tree.look()
@@ -156,13 +158,15 @@ class Program:
 
     @property
     def staging_bytes(self) -> int:
-        """Device memory that the tier below needs for itself."""
+        """Return the device memory that the lower tier needs for itself."""
         return self.offloading.tier.staging_bytes if self.offloading and self._slots else 0
 
     def held(self) -> list[torch.Tensor]:
-        """Tensors besides the model's that are in memory between iterations: constants, tensors outside of the model
-        that the step reads and their gradients, what it has left in the user's objects, and memory that reloads
-        have taken."""
+        """Return the tensors besides the model's that are in memory between iterations.
+
+        They are constants, tensors outside of the model that the step reads and their gradients, what it has left in
+        the user's objects, and memory that reloads have taken.
+        """
         outside = list(self._outside.values())
         gradients = [t.grad for t in outside if t.is_leaf and t.grad is not None]
         in_flight = self.offloading.in_flight() if self.offloading else []
@@ -170,7 +174,7 @@ class Program:
         return [*self._constants.values(), *outside, *gradients, *in_flight, *left]
 
     def replace_constants(self, constants: Mapping[str, torch.Tensor]) -> None:
-        """Other contents for constants of the same forms."""
+        """Replace the constants by others of the same shapes and dtypes."""
         self._constants = {name: constants.get(name, tensor) for name, tensor in self._constants.items()}
 
     def enter(self) -> None:
@@ -215,12 +219,12 @@ class Program:
         self._after(*gradients)
 
     def __call__(self, batch: Any) -> torch.Tensor:
-        """One iteration; returns the loss."""
+        """Run one iteration and return the loss."""
         loss: torch.Tensor = self._run(batch)
         return loss
 
     def forward(self, batch: Any) -> list[torch.Tensor]:
-        """Of a forward alone: what it returns."""
+        """Run a program that is a forward alone, and return what it returns."""
         outputs: list[torch.Tensor] = self._run(batch)
         return outputs
 

@@ -1,4 +1,4 @@
-"""One optimizer, used one parameter at a time or for all at once: the same numbers as one `step()`."""
+"""Uses one optimizer one parameter at a time or for all at once, with the numbers of one `step()`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PerParameterUpdates:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look into the groups again: parameters may have moved between them."""
+        """Read the parameter groups again: parameters may have changed groups."""
         members = [list(map(id, group["params"])) for group in self.optimizer.param_groups]
         if members == self._members:
             return
@@ -35,7 +35,7 @@ class PerParameterUpdates:
         self._groups = {name: index[id(p)] for name, p in self._parameters.items() if id(p) in index}
 
     def names(self) -> set[str]:
-        """Parameters that the optimizer holds."""
+        """Return the names of the parameters that the optimizer has."""
         return set(self._groups)
 
     def __call__(self, name: str, gradient: torch.Tensor) -> None:
@@ -79,7 +79,7 @@ class PerParameterUpdates:
             raise
 
     def together(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """One `step()` of the user's object, hooks and all, with these gradients, which are not kept."""
+        """Run one `step()` of the user's object, hooks and all, with these gradients, which are not kept."""
         try:
             for name, gradient in gradients.items():
                 self._parameters[name].grad = gradient
@@ -93,6 +93,6 @@ class PerParameterUpdates:
 
 
 def run_gradient_hooks(parameter: torch.Tensor) -> None:
-    """What `register_post_accumulate_grad_hook` has registered: `.grad` is complete."""
+    """Run the hooks of `register_post_accumulate_grad_hook`: `.grad` is complete."""
     for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
         hook(parameter)

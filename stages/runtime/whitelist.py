@@ -1,8 +1,9 @@
-"""What a generated step may consist of: looked at before it runs, whoever wrote the file.
+"""Checks what a generated step consists of before it runs, whoever wrote the file.
 
-Assignments, `del`, `with run.…`, and calls of ATen operators, of `run`'s methods and of a few methods of tensors, over
-names that the step itself has assigned and literals. Nothing else is executed: no other import, attribute, builtin or
-expression. (The hash in the manifest finds accidents; whoever can write `step.py` can write that too.)
+Allowed are assignments, `del`, `with run.…`, and calls of ATen operators, of `run`'s methods and of a few methods of
+tensors, over names that the step itself has assigned and literals. Nothing else is executed: no other import,
+attribute, builtin or expression. (The hash in the manifest finds accidents; whoever can write `step.py` can write the
+hash too.)
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ _TENSOR = frozenset((*METHODS.values(), *ALIKE.values(), "clone"))
 _FUNCTIONS = frozenset(f"torch.{name}" for name in FUNCTIONS.values())
 _WORDS = frozenset().union(*WORDS.values())
 _FORBIDDEN = frozenset({"aten.from_file"})
-"""Operators that reach for files."""
+"""Operators that read files."""
 _ATEN = ("aten.", "torch.ops.aten.")
 _LITERALS = (type(None), bool, int, float, str)
 _READS = ROLES | {"number"}
 
 
 def checked(source: str, filename: str, operators: Collection[str] = ()) -> ast.Module:
-    """The syntax tree of a generated step.
+    """Return the syntax tree of a generated step, if it is allowed.
 
     Args:
-        source, filename: of its text.
-        operators: that it may call besides ATen's: those of the trace, `mylib.add.default`.
+        source: the text of the step.
+        filename: the name that errors give to the text.
+        operators: operators of the trace that are not ATen's, such as `mylib.add.default`; the step may call them too.
 
     Raises:
         PlanMismatchError: it is no step, or holds something that no step has.
@@ -74,7 +76,7 @@ class _Checker:
         )
 
     def module(self, module: ast.Module) -> None:
-        """The whole text."""
+        """Check the whole text."""
         body = module.body
         if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             body = body[1:]
@@ -125,7 +127,7 @@ class _Checker:
                 self._refuse(target, "an assignment to something else than names")
 
     def _expression(self, node: ast.expr) -> None:
-        kind = type(node)  # a step has thousands of them: the frequent ones without patterns
+        kind = type(node)  # a step has thousands of them: the frequent kinds are checked without patterns
         if kind is ast.Name and node.id in self._names:  # type: ignore[attr-defined]
             return
         if kind is ast.Constant and type(node.value) in _LITERALS:  # type: ignore[attr-defined]
@@ -189,7 +191,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _path(node: ast.expr) -> str | None:
-    """`torch.ops.aten.add.Tensor` of nested attributes of a name."""
+    """Return the dotted path of nested attributes of a name, such as `torch.ops.aten.add.Tensor`."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -200,7 +202,7 @@ def _path(node: ast.expr) -> str | None:
 
 
 def _is_operator(path: str) -> bool:
-    """Whether it is an overload of an operator that is registered, and none that reaches for files."""
+    """Return whether a path is an overload of a registered operator, and none that reads files."""
     parts = path.removeprefix("torch.ops.").split(".")
     if not (path.startswith(("aten.", "torch.ops."))) or len(parts) != 3 or ".".join(parts[:2]) in _FORBIDDEN:
         return False

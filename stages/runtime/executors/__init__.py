@@ -1,7 +1,7 @@
-"""How plans are executed.
+"""Executes plans.
 
 - `verbs`: what a generated step sees and calls, whatever executes it.
-- `base`: what an executor is, and the plan that it is given.
-- `single`: executes on one device, with the tier below it.
+- `base`: the interface of an executor, and the plan that it is given.
+- `single`: executes on one device, with its lower tier.
 - `iteration`: the verbs on one device.
 """

@@ -1,4 +1,4 @@
-"""What an executor is: it opens the tier that a plan needs, and binds the plan's code to a model and an optimizer."""
+"""Defines an executor: it opens the lower tier that a plan needs, and binds the plan's code to a model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from stowage.stages.structure.tree import ModuleTree
 
 @dataclass(frozen=True)
 class ExecutablePlan:
-    """What running a plan takes of it.
+    """The parts of a plan that are needed to run it.
 
     Attributes:
         source: the text of `step.py`.
-        manifest: what the text belongs to.
-        path: of the text, as tracebacks show it.
-        trace: the program that was planned.
-        slots: places below the device.
-        budget_bytes: what the process may occupy where the device is its own memory; 0 where nobody looks.
+        manifest: says what the text was made for.
+        path: the text's file, as tracebacks show it.
+        trace: the traced step that was planned.
+        slots: places in the lower tier.
+        budget_bytes: what the process may occupy where the device is its own memory; 0 means no limit.
     """
 
     source: str
@@ -42,18 +42,18 @@ class ExecutablePlan:
 class Executor(Protocol):
     """Executes plans of one model and its optimizer.
 
-    An executor of another kind is one file with a class like this; `fit(…, executor=…)` takes the class. Where a step
-    is to do something else than on one device, its programs get another `Iteration` (see `verbs`).
+    To execute plans in another way, write a class like this in a file; `fit(…, executor=…)` takes the class. If a step
+    is to do something else than on one device, give its programs another `Iteration` (see `verbs`).
     """
 
     @property
     def offloading(self) -> Offloading | None:
-        """The tier below the device, once a plan has used it."""
+        """Return the lower tier of this model, once a plan has used it."""
 
     def open(self, plan: ExecutablePlan) -> Offloading | None:
         """Open the tier if this plan is the first that needs it; all plans of the model share it.
 
-        Before a plan is bound, who has weights that are not in memory yet puts them where its slots want them.
+        Weights that are not in memory yet are loaded before a plan is bound, each to where its slot wants it.
         """
 
     def bind(
@@ -62,20 +62,20 @@ class Executor(Protocol):
         """Make a program of a plan, with its tier open.
 
         Args:
-            plan: what is to run.
+            plan: the plan to run.
             outside: tensors that belong neither to the model nor to the batch, by the names of the trace.
-            trains: it is a training step; else a forward alone, which updates nothing.
+            trains: True for a training step; False for a forward alone, which updates nothing.
 
         Raises:
             PlanMismatchError: the code was changed, or the plan is for another model.
         """
 
     def take_over(self, other: Executor) -> None:
-        """Go on with the tier that another executor of the same model has, before anything is bound."""
+        """Share the lower tier that another executor of the same model has opened; call it before any plan is bound."""
 
 
 class MakeExecutor(Protocol):
-    """Makes the executor of one model: the class of one that takes these arguments will do."""
+    """Makes the executor of one model; a class whose constructor takes these arguments will do."""
 
     def __call__(
         self,
@@ -87,8 +87,8 @@ class MakeExecutor(Protocol):
         """Make an executor.
 
         Args:
-            model: whose plans are executed.
-            optimizer: which updates its parameters; None leaves gradients in `.grad`.
-            open_tier: opens the tier below the device; None where there is none.
-            tree: of the model, where others look at it too.
+            model: the model whose plans are executed.
+            optimizer: updates the model's parameters; None leaves gradients in `.grad`.
+            open_tier: opens the lower tier; None where there is none.
+            tree: the model's module tree, if it is shared with others.
         """

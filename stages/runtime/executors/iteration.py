@@ -24,9 +24,9 @@ _UNRECORDED = nullcontext()
 
 
 class _Waiting(Mapping[str, torch.Tensor]):
-    """Gradients in `.grad`, looked up when asked for: a mapping that held them would keep them in memory.
+    """Gradients in `.grad`, looked up when asked for: a mapping that referred to them would keep them in memory.
 
-    One that another plan left below, and that this one does not move, comes when it is asked for.
+    A gradient that another plan left in the lower tier, and that this plan does not transfer, is reloaded on demand.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], offloading: Offloading | None) -> None:
@@ -51,8 +51,8 @@ class _Waiting(Mapping[str, torch.Tensor]):
 class SingleIteration:
     """The surroundings of one generated step on one device; see `Iteration`.
 
-    Code of others that it calls finds PyTorch as it is where this is made. `updated` receives the names of parameters
-    whose update has run, or has begun on the CPU.
+    Code of others that a step calls finds PyTorch as it is where this object is made. `updated` receives the names of
+    parameters whose update has run, or has begun on the CPU.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SingleIteration:
         self._on_update = on_update
 
     def begin(self, label: str) -> None:
-        """A step of the cycle begins."""
+        """Begin a step of the cycle."""
         self._keep_to_limit()
         if self._recorder is not None:
             self._recorder.begin(label)
@@ -107,7 +107,7 @@ class SingleIteration:
 
     @contextmanager
     def as_in_forward(self) -> Iterator[None]:
-        """For kernels that look at the gradient mode themselves: enabled, as eager's forward has it, yet unrecorded."""
+        """Run kernels that look at the gradient mode with it on, as in a plain forward, yet record nothing."""
         with torch.enable_grad(), below_autograd():
             yield
 
@@ -116,7 +116,7 @@ class SingleIteration:
         self.left = tensors
 
     def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """The factor that clips gradients by their global norm; remembers the norm."""
+        """Return the factor that clips gradients by their global norm, and remember the norm."""
         self.grad_norm, scale = clip_scale(norms, max_norm)
         return scale
 
@@ -137,12 +137,14 @@ class SingleIteration:
                 pass
 
     def update_together(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
-        """Update some parameters now, by one step of the optimizer that knows no others. A scale clips the gradients
-        first."""
+        """Update some parameters now, by one step of the optimizer that knows no others.
+
+        A scale clips the gradients first.
+        """
         self._several(gradients, scale, self._update_some, f"{len(gradients)} parameters")
 
     def update_all(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
-        """One step of the optimizer now, for all parameters; every gradient is complete. A scale clips them first."""
+        """Run one step of the optimizer for all parameters; every gradient is complete. A scale clips them first."""
         self._several(gradients, scale, self._update_together, "all parameters")
 
     def _several(
@@ -174,15 +176,15 @@ class SingleIteration:
         return self._offloading
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
-        """Start copying a parameter, a state or an activation to the tier below."""
+        """Start copying a parameter, a state or an activation to the lower tier."""
         self._tier.offload(name, activation)
 
     def reload(self, name: str) -> None:
-        """Start copying back, into memory that is taken now."""
+        """Start copying to the device, into memory that is taken now."""
         self._tier.reload(name)
 
     def wait(self, name: str) -> torch.Tensor | None:
-        """End with the copy of `name`; an activation that was reloaded is returned."""
+        """Wait for the copy of `name`, and return an activation that was reloaded."""
         if self._recorder is None:
             return self._tier.wait(name)
         with self._span("wait", f"wait for {name}"):
@@ -193,17 +195,20 @@ class SingleIteration:
         self._tier.free(name)
 
     def update_on_cpu(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
-        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below. A
-        scale, below too, clips the gradient first. The form of a gradient that is a view of what went below."""
+        """Start the update of a parameter by the CPU, on the weight, the states and the gradient in the lower tier.
+
+        A scale, in the lower tier too, clips the gradient first. `form` is given if the gradient is a view of what was
+        offloaded.
+        """
         self._tier.update(name, gradient, scale, form)
         self._updated.append(name)
 
     def changed(self, name: str) -> None:
-        """What is on the device has changed: its copy below is out of date."""
+        """Mark the copy of `name` in the lower tier as out of date, because the content on the device has changed."""
         self._tier.forget_copies([name])
 
     def keep_offloaded(self, name: str) -> None:
-        """Leave in `.grad` what stands for a gradient that has just gone below."""
+        """Put a stand-in into `.grad` for a gradient that has just been offloaded."""
         self._tier.keep_gradient(name)
 
     def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Plans on one device: the tier below is opened once, and every plan of the model is bound to it."""
+"""Executes plans on one device: the lower tier is opened once, and every plan of the model is bound to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SingleDevice:
 
     @property
     def offloading(self) -> Offloading | None:
-        """The tier below the device, once a plan has used it."""
+        """Return the lower tier of this model, once a plan has used it."""
         return self._offloading
 
     def open(self, plan: ExecutablePlan) -> Offloading | None:
@@ -69,7 +69,7 @@ class SingleDevice:
         )
 
     def take_over(self, other: Executor) -> None:
-        """Go on with the tier that another executor of the same model has; from now on it serves this optimizer."""
+        """Share the lower tier of another executor of the same model; it serves this optimizer from now on."""
         self._offloading = other.offloading
         if self._offloading is not None and not self._offloading.serves(self._optimizer):
             self._offloading.serve(self._optimizer)

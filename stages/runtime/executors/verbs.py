@@ -1,7 +1,7 @@
-"""What a generated step sees: the tensors that it reads by name, and the verbs that it calls.
+"""Defines what a generated step sees: the tensors that it reads by name, and the verbs that it calls.
 
-Generated code names this type alone, so the same step runs under any executor. What it may call is looked up here too
-(`runtime/whitelist.py`), so a new verb is added in this file and in the executors that have it.
+Generated code names this type alone, so the same step runs under any executor. `runtime/whitelist.py` takes from here
+what a step may call, so a new verb is added in this file and in the executors that have it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Iteration(Protocol):
     Attributes:
         parameter, buffer, input, constant: persistent tensors by name.
         outside: tensors that belong neither to the model nor to the batch, as they are now.
-        gradient: what waits in `.grad`, by its parameter's name.
-        number: numbers that may be others at each call, by name.
-        random: see `RandomStates`.
+        gradient: gradients that wait in `.grad`, by their parameters' names.
+        number: numbers that may differ from call to call, by name.
+        random: the random states of nodes that run again; see `RandomStates`.
         grad_norm: the global norm of all gradients before clipping; None where nothing was clipped.
-        left: what the step leaves in the user's objects.
+        left: the tensors that the step leaves in the user's objects.
     """
 
     parameter: Mapping[str, torch.Tensor]
@@ -46,7 +46,7 @@ class Iteration(Protocol):
         """Begin a step of the cycle."""
 
     def as_in_forward(self) -> AbstractContextManager[None]:
-        """Run kernels that look at the gradient mode themselves: enabled, as eager's forward has it, yet unrecorded."""
+        """Run kernels that look at the gradient mode with it on, as in a plain forward, yet record nothing."""
 
     def leave(self, tensors: Sequence[torch.Tensor]) -> None:
         """Hand out what forward and loss leave in the user's objects."""
@@ -64,39 +64,39 @@ class Iteration(Protocol):
         """Run one step of the optimizer for all parameters; every gradient is complete. A scale clips them first."""
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
-        """Start copying a parameter, a state or an activation to the tier below."""
+        """Start copying a parameter, a state or an activation to the lower tier."""
 
     def reload(self, name: str) -> None:
-        """Start copying back, into memory that is taken now."""
+        """Start copying to the device, into memory that is taken now."""
 
     def wait(self, name: str) -> torch.Tensor | None:
-        """End with what is under way for `name`; an activation that was reloaded is returned."""
+        """Wait for the copy or update of `name`, and return an activation that was reloaded."""
 
     def free(self, name: str) -> None:
         """Drop the device's copy of a parameter or state."""
 
     def update_on_cpu(self, name: str, gradient: str, scale: str | None = None, *, form: Form | None = None) -> None:
-        """Start the update of a parameter by the CPU, on the weight, the states and the gradient that are below.
+        """Start the update of a parameter by the CPU, on the weight, the states and the gradient in the lower tier.
 
         Args:
-            name: of the parameter.
-            gradient: the name of its place below.
-            scale: the name of the place of what clips the gradient first.
-            form: of a gradient that is a view of what went below.
+            name: the parameter's name.
+            gradient: the name of the gradient's slot.
+            scale: the name of the slot of the factor that clips the gradient first.
+            form: shape, strides and offset of a gradient that is a view of what was offloaded.
         """
 
     def changed(self, name: str) -> None:
-        """Count the copy below of `name` as out of date, because what is on the device has changed."""
+        """Mark the copy of `name` in the lower tier as out of date, because the content on the device has changed."""
 
     def keep_offloaded(self, name: str) -> None:
-        """Leave in `.grad` what stands for a gradient that has just gone below."""
+        """Put a stand-in into `.grad` for a gradient that has just been offloaded."""
 
     def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Leave a gradient in `.grad`, added to what is there, as `loss.backward()` does. A scale clips it first."""
 
 
 AROUND = frozenset({"as_in_forward"})
-"""Verbs that surround other lines, with `with`."""
+"""Verbs that surround other lines, in a `with` statement."""
 
 VERBS = frozenset(name for name in vars(Iteration) if not name.startswith("_")) - AROUND
 """Verbs that are lines of their own."""

@@ -1,9 +1,9 @@
 """Files of tensors in the safetensors format, written and read one tensor at a time.
 
-The library writes what is in memory all at once and maps whole files to read them; here sizes are known before contents
-are. The format (https://huggingface.co/docs/safetensors): eight bytes with the length of the header, little endian; the
-header, JSON: name -> dtype, shape, first and last byte; then the bytes of the tensors, row-major, one behind the other.
-The metadata of what is written here has a hash of the whole file, taken with zeros in its place.
+The safetensors library writes what is in memory all at once and maps whole files to read them; here sizes are known
+before contents are. The format (https://huggingface.co/docs/safetensors): eight bytes with the length of the header,
+little endian; the header, JSON: name -> dtype, shape, first and last byte; then the bytes of the tensors, row-major,
+one behind the other. The metadata of a file written here has a hash of the whole file, taken with zeros in its place.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _NO_DIGEST = "0" * 32
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file.
+    """One tensor of a file that is to be written.
 
     Attributes:
-        name: in the file.
+        name: its name in the file.
         like: a tensor of its dtype and shape.
-        visit: calls a function with the content; the memory may be gone afterwards.
+        visit: calls a function with the content; the memory may be released afterwards.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Of the content."""
+        """Return the bytes of the content."""
         return self.like.numel() * self.like.element_size()
 
 
 def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a file, atomically, holding no more than one tensor that is not in memory anyway.
+    """Write a file atomically, with at most one tensor loaded into memory at a time.
 
     Raises:
         StowageError: a tensor has a dtype that the format does not know.
@@ -118,10 +118,10 @@ def _digest() -> Any:
 
 
 class Sink:
-    """Writes tensors piece by piece, and gives pages back that are on the disk."""
+    """Writes tensors piece by piece, and removes pages that are on the disk from the page cache."""
 
     def __init__(self, file: Any, note: Callable[[memoryview], None] = lambda content: None) -> None:
-        """`note` is told what is written."""
+        """Take a file to write to; `note` is called with everything that is written."""
         self._file = file
         self._note = note
         self._waiting_bytes = 0
@@ -140,7 +140,7 @@ class Sink:
                 self.sync()
 
     def sync(self) -> None:
-        """What was written is on the disk."""
+        """Wait until everything written so far is on the disk."""
         self._file.flush()
         os.fdatasync(self._file.fileno())
         _forget(self._file.fileno())
@@ -148,7 +148,7 @@ class Sink:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Parts along the first dimension, in order: what must be copied is copied part by part."""
+    """Yield parts along the first dimension, in order, so that a copy is needed of one part at a time only."""
     if tensor.dim() == 0 or tensor.numel() == 0:
         yield tensor
         return
@@ -159,22 +159,22 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _forget(handle: int) -> None:
-    """Leave nothing in the page cache: it would be memory outside the budget."""
+    """Empty the page cache of a file: its pages would be memory outside the budget."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class TensorFile:
-    """A file to read from.
+    """A file to read tensors from.
 
     Attributes:
-        metadata: of its header.
+        metadata: the metadata of its header.
         forms: name -> a tensor on the meta device, of the dtype and shape of the one in the file.
     """
 
     def __init__(self, path: Path, *, hint: str) -> None:
-        """Look at the header; `hint` says what to do about a damaged file.
+        """Read the header; `hint` says in errors what to do about a damaged file.
 
         Raises:
             TableError: the file is damaged.
@@ -220,10 +220,10 @@ class TensorFile:
             raise ValueError("the file does not end with its last tensor")
 
     def verify(self) -> None:
-        """Read everything once, before any of it is used. A file that another program has written has no hash.
+        """Read the whole file once and compare its hash; a file that another program has written has none.
 
         Raises:
-            TableError: it is not what was written.
+            TableError: the file is not what was written.
         """
         if not self._digest:
             return
@@ -241,7 +241,7 @@ class TensorFile:
             raise TableError(f"{self._path} is damaged, or was changed after it was written: {self._hint}.")
 
     def get(self, name: str) -> torch.Tensor:
-        """One tensor, in memory of its own."""
+        """Read one tensor into memory of its own."""
         form = self.forms[name]
         made = torch.empty(form.shape, dtype=form.dtype, device="cpu")
         self.read(name, made)

@@ -1,4 +1,4 @@
-"""Files as `torch.save` writes them, filled one tensor at a time: for those who read them with `torch.load`."""
+"""Writes files in the format of `torch.save`, one tensor at a time, for those who read them with `torch.load`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from stowage.stages.ir.files import atomic_file
 from stowage.stages.runtime.files.tensor_file import Sink, Visitor
 
 Lend = Callable[[torch.Tensor, Visitor], None]
-"""Calls a function with the content of a tensor, given by the tensor that stands for it."""
+"""Calls a function with the content of a tensor, given by the stand-in of that tensor."""
 
 
 def write_torch(path: Path, item: Any, like: Callable[[torch.Tensor], torch.Tensor], lend: Lend) -> None:
-    """Write nested containers with tensors, atomically, holding no more than one tensor that is not in memory anyway.
+    """Write nested containers with tensors atomically, with at most one tensor loaded into memory at a time.
 
-    PyTorch writes everything but the bytes of tensors, for stand-ins without memory, and tells where these belong.
+    PyTorch writes everything but the bytes of tensors, for stand-ins without memory, and says where these bytes belong.
 
     Args:
-        path: of the file.
-        item: what `torch.load` will give.
-        like: shape, strides and dtype of a tensor of `item`, on the meta device.
-        lend: see `Lend`.
+        path: the file to write.
+        item: the object that `torch.load` will give.
+        like: gives shape, strides and dtype of a tensor of `item`, on the meta device.
+        lend: calls a function with the content of a tensor.
     """
     leaves, structure = pytree.tree_flatten(item)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -48,7 +48,7 @@ def write_torch(path: Path, item: Any, like: Callable[[torch.Tensor], torch.Tens
 
 
 def _hollow(like: torch.Tensor) -> torch.Tensor:
-    """Inside of a fake mode: a tensor without memory, on the CPU, where `torch.load` is to make it."""
+    """Make a tensor without memory on the CPU, where `torch.load` is to make it; call it inside of a fake mode."""
     stride = like.stride() if is_dense(like) else torch.empty(like.shape, device="meta").stride()
     return torch.empty_strided(like.shape, stride, dtype=like.dtype, device="cpu")
 
@@ -63,7 +63,7 @@ def _offset(hole: torch.Tensor) -> int:
 
 
 def _as_stored(content: torch.Tensor, hole: torch.Tensor) -> torch.Tensor:
-    """The elements in the order in which they lie in memory."""
+    """Return the elements in the order in which they lie in memory."""
     if content.stride() == hole.stride():
         return content.as_strided((content.numel(),), (1,), content.storage_offset())
     laid_out = torch.empty_strided(hole.shape, hole.stride(), dtype=content.dtype, device=content.device)

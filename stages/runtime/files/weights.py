@@ -19,9 +19,9 @@ from stowage.stages.ir.errors import ParameterError
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside have their parameters on the meta device; buffers get their values as always.
+    """Build modules inside with parameters on the meta device; buffers get their values as always.
 
-    Under `torch.device("meta")` buffers that no file holds, such as rotary frequencies, would have none.
+    Under `torch.device("meta")` buffers that no file has, such as rotary frequencies, would have no values.
     """
 
     def without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
@@ -38,13 +38,13 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def absent(like: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Shape and dtype of `like` in the memory of one number: it reads as NaN, or 0 where the dtype has none."""
+    """Return a tensor with `like`'s shape and dtype in the memory of one number: NaN, or 0 without NaN."""
     filler = float("nan") if like.dtype.is_floating_point or like.dtype.is_complex else 0
     return torch.full((), filler, dtype=like.dtype, device=device).expand(like.shape)
 
 
 def stand_ins(model: nn.Module, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Replace parameters on the meta device by parameters on `device` that hold nothing.
+    """Replace parameters on the meta device by parameters on `device` without content.
 
     Returns:
         Name -> the meta tensor with the layout that the parameter will have. Parameters shared by modules stay shared.
@@ -66,7 +66,7 @@ class WeightFiles:
     """Tensors by name, in one safetensors file or in all those of a folder; read one at a time."""
 
     def __init__(self, path: str | Path) -> None:
-        """Look at the headers.
+        """Read the headers.
 
         Raises:
             ParameterError: there is no such file or folder, or a file is not in the safetensors format.
@@ -94,7 +94,7 @@ class WeightFiles:
         return files
 
     def key_of(self, names: Iterable[str], base_prefix: str = "") -> str | None:
-        """The key of a tensor that a model knows by any of `names`, with or without the prefix of its base model."""
+        """Return the key of a tensor that a model knows by one of `names`, with or without its base model's prefix."""
         for name in names:
             for key in (name, name.removeprefix(f"{base_prefix}."), f"{base_prefix}.{name}"):
                 if key in self._file:
@@ -102,7 +102,7 @@ class WeightFiles:
         return None
 
     def read(self, key: str) -> torch.Tensor:
-        """One tensor, in memory of its own; the file's pages do not stay in the page cache."""
+        """Read one tensor into memory of its own; the file's pages do not stay in the page cache."""
         file = self._file[key]
         with safe_open(file, framework="pt") as opened:
             tensor: torch.Tensor = opened.get_tensor(key).clone()
@@ -117,7 +117,7 @@ class WeightFiles:
 
 
 def keys_of(model: nn.Module, wanted: Mapping[str, torch.Tensor], files: WeightFiles) -> dict[str, str]:
-    """Parameter name -> key in the files.
+    """Return the key in the files of each parameter, by the parameter's name.
 
     Raises:
         ParameterError: a tensor is missing; or a buffer is on the meta device and not in the files.

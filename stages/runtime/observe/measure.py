@@ -1,4 +1,4 @@
-"""The measured peak of an iteration: what is in memory before it, plus the allocator's own events during it."""
+"""Measures the peak of an iteration: what is in memory before it, plus the allocator's own events during it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Measurement:
     """One measured iteration.
 
     Attributes:
-        loss: its loss.
-        resident_bytes: in memory before: parameters, buffers, gradients, optimizer states, batch, constants.
+        loss: the iteration's loss.
+        resident_bytes: in memory before it: parameters, buffers, gradients, optimizer states, batch, constants.
         peak_bytes: highest device bytes during it, everything included; on a GPU whatever the process has there.
         elapsed_s: its wall time; recording the events is in it, starting the profiler is not.
-        events: of the allocator; empty on devices that keep totals only.
+        events: the allocator's events; empty on devices that keep totals only.
         allocator: on a GPU, the allocator's own peaks and retries.
     """
 
@@ -55,7 +55,7 @@ class Measurement:
 
 
 def resident_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[torch.Tensor]:
-    """Everything that is in memory between iterations."""
+    """Return everything that is in memory between iterations."""
     parameters = list(model.parameters())
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [p.grad for p in parameters if p.grad is not None]
@@ -72,13 +72,13 @@ def measure_iteration(
     extra: list[torch.Tensor],
     staging_bytes: int = 0,
 ) -> Measurement:
-    """Run one iteration, `run(batch)`, under the profiler; `extra` and `staging_bytes` are in memory besides."""
+    """Run one iteration, `run(batch)`, under the profiler; `extra` and `staging_bytes` are in memory too."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     tensors = [*resident_tensors(model, optimizer, batch), *extra]
     resident = unique_bytes(tensors) + staging_bytes
     measured = device_of(device).measure(lambda: run(batch), tensors)
     peak = resident + measured.peak_bytes
-    if measured.allocator is not None:  # with what libraries keep, and whatever else the process has there
+    if measured.allocator is not None:  # also counts what libraries keep, and whatever else the process has there
         peak = measured.allocator.allocated_bytes
     return Measurement(float(measured.result), resident, peak, measured.elapsed_s, measured.events, measured.allocator)
 

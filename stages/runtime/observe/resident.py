@@ -1,4 +1,4 @@
-"""What the process may occupy while it trains, where its own memory is the device tier."""
+"""Limits what the process may occupy while it trains, where its own memory is the device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stowage.stages.runtime.observe.measure import resident_tensors
 def resident_limit(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_bytes: int
 ) -> ResidentLimit | None:
-    """What it occupies now besides tensors, and the budget for these; None on other devices.
+    """Return a limit: what the process occupies now besides tensors, plus the budget for these; None on other devices.
 
-    What planning has left behind is given back first, or it would raise the limit.
+    Memory that planning has freed is given back to the system first, or it would raise the limit.
     """
     if any(p.device.type != "cpu" for p in model.parameters()):
         return None

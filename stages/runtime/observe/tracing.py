@@ -1,6 +1,6 @@
-"""A real iteration in time: steps, waits and updates as generated code tells them, copies as the tier does.
+"""Records a real iteration in time: steps, waits and updates as generated code reports them, copies as the tier does.
 
-Nothing is recorded unless asked for: then each step of the cycle costs one reading of a clock.
+Nothing is recorded unless asked for; a step of the cycle that is recorded costs one reading of a clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stowage.stages.ir.run import TraceSpan
 Result = TypeVar("Result")
 
 PATIENCE_S = 30.0
-"""How long copies that are under way at the end of the iteration are waited for."""
+"""Seconds to wait, at the end of the iteration, for copies that are under way."""
 
 
 class _Clock(Protocol):
@@ -28,7 +28,7 @@ class _Clock(Protocol):
 
 
 class _HostClock:
-    """`time.perf_counter`."""
+    """The clock of the CPU, `time.perf_counter`."""
 
     def now(self) -> Any:
         return time.perf_counter()
@@ -38,7 +38,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Events on the current stream of a GPU, on the scale of `time.perf_counter`."""
+    """The clock of a GPU: events on its current stream, on the scale of `time.perf_counter`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,7 +59,7 @@ class _DeviceClock:
 
 
 class Recorder:
-    """Marks of one iteration."""
+    """Records when steps, waits and updates of one iteration begin and end."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock: _Clock = _DeviceClock(device) if device.type == "cuda" else _HostClock()
@@ -68,22 +68,22 @@ class Recorder:
         self._end: Any = None
 
     def begin(self, label: str) -> None:
-        """A step of the cycle begins, and the one before ends."""
+        """Begin a step of the cycle, which ends the one before."""
         self._steps.append((label, self._clock.now()))
 
     @contextmanager
     def span(self, stream: PlanAction, name: str) -> Iterator[None]:
-        """Something inside a step."""
+        """Record something inside of a step."""
         start = self._clock.now()
         yield
         self._marks.append((stream, name, start, self._clock.now()))
 
     def end(self) -> None:
-        """The last step ends."""
+        """End the last step."""
         self._end = self._clock.now()
 
     def absolute(self) -> list[TraceSpan]:
-        """What was recorded, on the scale of `time.perf_counter`."""
+        """Return what was recorded, on the scale of `time.perf_counter`."""
         if not self._steps or self._end is None:
             return []
         ends = [*(mark for _, mark in self._steps[1:]), self._end]
@@ -118,9 +118,10 @@ class _Traceable(Protocol):
 
 
 def trace_iteration(program: _Traceable, work: Callable[[], Result]) -> tuple[Result, list[TraceSpan]]:
-    """Run `work`, which runs one iteration of `program`; what it returned, and the iteration's spans.
+    """Run `work`, which runs one iteration of `program`; return its result and the iteration's spans.
 
-    Copies that an earlier iteration began and this one waited for are in it; so are those that it began, complete.
+    The spans include copies that an earlier iteration began and this one waited for, and the whole of copies that this
+    one began.
     """
     offloading = program.offloading
     recorder = program.recorder = Recorder(program.device)

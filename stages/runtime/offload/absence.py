@@ -1,7 +1,8 @@
-"""Parameters whose content is below the device: a module that would read them says so instead of giving NaN.
+"""Lets a module that would read offloaded parameters raise an error, instead of computing with NaN.
 
-A hook on all modules, not on the model's own: modules with hooks take other kernels (`nn.TransformerEncoderLayer`), are
-pickled with them, and count as changed. Traces run on stand-ins for the parameters, so it does not see them.
+The hook is on all modules, not on the model's own: modules with hooks take other kernels
+(`nn.TransformerEncoderLayer`), are pickled with them, and count as changed. Traces run on stand-ins for the parameters,
+so the hook does not see them.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from stowage.stages.ir.errors import OffloadedError
 
 
 class Absent:
-    """Those of one model. Whoever holds this holds the parameters too.
+    """The offloaded parameters of one model; whoever refers to this object refers to the parameters too.
 
     Attributes:
-        lending: whoever calls modules now brings what they need.
+        lending: True while whoever calls modules reloads what they need.
     """
 
     def __init__(self) -> None:
@@ -32,15 +33,15 @@ class Absent:
         _hook()
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
-        """Its content is gone from the device."""
+        """Note that the parameter's content has left the device."""
         self._names[id(parameter)] = name
 
     def discard(self, parameter: torch.Tensor) -> None:
-        """Its content is back."""
+        """Note that the parameter's content is back on the device."""
         self._names.pop(id(parameter), None)
 
     def within(self, module: nn.Module) -> str | None:
-        """The name of a parameter in `module` that is not there."""
+        """Return the name of a parameter in `module` that is offloaded."""
         if not self._names or self.lending:
             return None
         return next((self._names[id(p)] for p in module.parameters() if id(p) in self._names), None)
@@ -70,7 +71,7 @@ def _hook() -> None:
 
 
 def _unhook() -> None:
-    """After the last one, modules are called as if nothing had been."""
+    """Remove the hook after the last model, so that modules are called as before."""
     if not tuple(_known):
         while _handles:
             _handles.pop().remove()

@@ -1,7 +1,7 @@
-"""Parameters and optimizer states as they are, wherever they live: read and replaced one at a time.
+"""Reads and replaces parameters and optimizer states one at a time, wherever they are.
 
-While something is read that lives below the device, its bytes are in device memory besides; what the plan can bring
-back is sent down first, so that the budget holds (`Offloading.make_room`).
+While something is read that is in the lower tier, its bytes are in device memory besides; what the plan can reload is
+offloaded first, so that the budget is kept (`Offloading.make_room`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stowage.stages.runtime.offload.offloading import Offloading
 
 
 class Contents:
-    """Of one model and its optimizer."""
+    """The parameters, buffers and optimizer states of one model and its optimizer."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, offloading: Offloading | None = None
@@ -29,14 +29,14 @@ class Contents:
         self._names = {id(p): n for n, p in model.named_parameters()}
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's `state_dict`, with what stands for states that are below; `lend` has their content."""
+        """Return the optimizer's `state_dict`, with stand-ins for offloaded states; `lend` gives their content."""
         assert self.optimizer is not None
         with self._offloading.raw_states() if self._offloading is not None else nullcontext():
             found: dict[str, Any] = self.optimizer.state_dict()
         return found
 
     def settle(self) -> None:
-        """Wait for what is under way: from then on each state is known by the tensor that stands for it."""
+        """Wait for all copies and updates: from then on each state is known by the tensor that stands for it."""
         if self._offloading is not None:
             self._offloading.settle_all()
 
@@ -50,14 +50,14 @@ class Contents:
         use(self._offloading.peek(name))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Shape, strides and dtype of the content, on the meta device."""
+        """Return shape, strides and dtype of the content, as a tensor on the meta device."""
         name = self._offloading.offloaded().get(id(tensor)) if self._offloading is not None else None
         if self._offloading is None or name is None:
             return tensor.detach().to("meta")
         return self._offloading.like(name)
 
     def entries(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Entry]:
-        """Entries of a file."""
+        """Return an entry of a file for each tensor."""
 
         def visit(tensor: torch.Tensor) -> Callable[[Visitor], None]:
             return lambda use: self.lend(tensor, use)
@@ -65,7 +65,7 @@ class Contents:
         return [Entry(name, tensor.detach(), visit(tensor)) for name, tensor in tensors]
 
     def replace(self, tensor: torch.Tensor, file: TensorFile, key: str) -> None:
-        """New content for a parameter or buffer, from a file."""
+        """Read new content for a parameter or buffer from a file."""
         name = self._names.get(id(tensor))
         if self._offloading is None or name is None or not self._offloading.has_slot(name):
             file.read(key, tensor.detach())
@@ -78,7 +78,7 @@ class Contents:
         self._offloading.put(name, fresh)
 
     def new_state(self, parameter: torch.Tensor, state: str, file: TensorFile, key: str) -> None:
-        """A state of a parameter, from a file; of the parameter's layout if it has its shape."""
+        """Read a state of a parameter from a file; it gets the parameter's layout if it has its shape."""
         assert self.optimizer is not None
         form = file.forms[key]
         name = self._names.get(id(parameter))
@@ -95,6 +95,6 @@ class Contents:
             self.optimizer.state[parameter][state] = fresh
 
     def forget_states(self) -> None:
-        """Before the optimizer loads others."""
+        """Forget all optimizer states, before the optimizer loads others."""
         if self._offloading is not None:
             self._offloading.forget_states()

@@ -1,4 +1,4 @@
-"""Updates by the CPU, on what the tier below holds: one worker thread, beside everything else."""
+"""Runs updates by the CPU, on what is in the lower tier, in one worker thread."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Tensors = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 """Weight, gradient and state in host memory; weight and state are changed in place."""
 
 Keep = Callable[[torch.Tensor, Mapping[str, Any]], dict[str, Any]]
-"""Puts a weight and its state back where they live, and says what became of the state."""
+"""Puts a weight and its state back into the lower tier, and says what became of the state."""
 
 
 def bring_counters(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-    """Put what the CPU has counted where an update on the device takes it: with `fused` and `capturable` kernels read
-    the number of steps from the parameter's device, and would read host memory as their own."""
+    """Copy numbers that the CPU has counted, such as the step, to where an update on the device reads them.
+
+    With `fused` and `capturable` kernels read the number of steps from the parameter's device, and would take a host
+    address for one of the device.
+    """
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     if not (group.get("fused") or group.get("capturable")):
         return
@@ -34,8 +37,8 @@ class CpuUpdates:
     """Runs the optimizer's own code for one parameter at a time, on tensors in host memory.
 
     The parameter on the device is not touched: a twin of it, made of the slot's memory, is updated by a copy of the
-    optimizer with the settings of now. States live below for good; the user's optimizer keeps their names. What lives
-    on a disk is in host memory for one update at a time.
+    optimizer with the present settings. States stay in the lower tier; the user's optimizer keeps their names. What is
+    stored on a disk is in host memory for one update at a time.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -45,27 +48,27 @@ class CpuUpdates:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stowage-update")
 
     def start(self, parameter: nn.Parameter, tensors: Callable[[], Tensors], keep: Keep) -> Future[dict[str, Any]]:
-        """Begin the update of a parameter; settings, such as the learning rate, are those of now.
+        """Begin the update of a parameter, with the settings of this moment, such as the learning rate.
 
         Args:
-            parameter: as the optimizer knows it.
+            parameter: the parameter, as the optimizer knows it.
             tensors: called in the worker, where it may wait for copies.
             keep: called in the worker after the update.
 
         Returns:
-            What `keep` says.
+            The result of `keep`.
         """
         group = self._group_of(parameter)
         if id(group) not in self._copies:
             stand_in = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"))
             self._copies[id(group)] = twin_of(self._optimizer, {id(parameter): stand_in})
         settings = {key: value for key, value in group.items() if key != "params"}
-        if "capturable" in settings:  # of CUDA graphs; a CPU's update refuses it, and computes the same without
+        if "capturable" in settings:  # is for CUDA graphs; a CPU's update refuses it, and computes the same without
             settings["capturable"] = False
         return self._worker.submit(self._update, self._copies[id(group)], settings, tensors, keep)
 
     def _group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Where it was found last, if it is still there."""
+        """Return the parameter's group; look first where the parameter was found last."""
         groups = self._optimizer.param_groups
         number, place = self._places.get(id(parameter), (0, 0))
         members = groups[number]["params"] if number < len(groups) else []
@@ -82,7 +85,7 @@ class CpuUpdates:
         twin.grad = gradient
         alone.param_groups[0].update(settings, params=[twin])
         alone.state.clear()
-        if state:  # what is not below, such as the number of steps, may have been loaded to the device
+        if state:  # what is not in the lower tier, such as the number of steps, may have been loaded to the device
             alone.state[twin] = {k: v.to(weight.device) if torch.is_tensor(v) else v for k, v in state.items()}
         with torch.enable_grad():  # as in a plain training loop; the optimizer switches gradients off itself
             bare_step(alone)

@@ -1,4 +1,4 @@
-"""What a tensor looks like while it is below the device, and a copy that is on its way."""
+"""Describes a tensor while it is offloaded, and a copy that is under way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stowage.stages.device.tiers import Transfer
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A copy between the device and the tier below, until it is waited for."""
+    """A copy between the device and the lower tier, until it is waited for."""
 
     direction: Literal["offloading", "reloading"]
     transfer: Transfer
@@ -21,7 +21,7 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a tensor looks like when it is away."""
+    """Shape, strides, dtype and device of a tensor, kept while it is offloaded."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -30,11 +30,11 @@ class Layout:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
-        """The layout of a tensor that is here."""
+        """Return the layout of a tensor that is on the device."""
         return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     def empty(self, alignment: int = 0) -> torch.Tensor:
-        """Memory for it; on the CPU with an address that `alignment` divides."""
+        """Return memory for a tensor of this layout; on the CPU with an address that `alignment` divides."""
         if not alignment or self.device.type != "cpu":
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride)) if all(self.shape) else 0
@@ -44,5 +44,5 @@ class Layout:
         return torch.empty(0, dtype=self.dtype, device="cpu").set_(part, 0, self.shape, self.stride)
 
     def meta(self) -> torch.Tensor:
-        """A tensor on the meta device that lies like it."""
+        """Return a tensor of this layout on the meta device."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")

@@ -1,4 +1,4 @@
-"""The ledger of one model and its optimizer: which tensor is where, and where its place in the tier below is."""
+"""Knows which tensor of one model and its optimizer is where, and which slot of the lower tier it has."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from stowage.stages.runtime.offload.offloaded_tensor import arrive, leave
 
 
 class Ledger:
-    """Knows parameters, optimizer states, and gradients that wait, by the names that slots have for them.
+    """Knows parameters, optimizer states, and gradients that wait, by the names of their slots.
 
-    Optimizer states that do not exist yet (before the first update) need no memory: moving them does nothing.
+    Optimizer states that do not exist yet (before the first update) need no memory: offloading them does nothing.
     """
 
     def __init__(self, tier: Tier, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -37,14 +37,14 @@ class Ledger:
         self._absent = Absent()
         self._stands_for: dict[str, torch.Tensor] = {}
         self._touched = 0
-        """How often something was moved, or found out of date: what may end a rest."""
+        """Counts transfers and changes: if it is unchanged, everything is where the last iteration left it."""
 
     def adopt(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Parameters outside of the model that a step reads may leave too."""
+        """Let parameters outside of the model that a step reads be offloaded too."""
         self._parameters.update(parameters)  # type: ignore[arg-type]
 
     def _tensor(self, name: str) -> torch.Tensor | None:
-        """A parameter; a state, or a gradient that waits, if it exists."""
+        """Return a parameter; or a state, or a gradient that waits, if it exists."""
         held = self._parameters.get(name)
         if held is not None:
             return held
@@ -56,11 +56,11 @@ class Ledger:
         return found if isinstance(found, torch.Tensor) else None
 
     def has_slot(self, name: str) -> bool:
-        """Whether a parameter or state can be sent down."""
+        """Return whether a parameter or state can be offloaded."""
         return name in self._slots
 
     def like(self, name: str) -> torch.Tensor:
-        """Shape, strides and dtype of a parameter or state as a tensor on the meta device, wherever its content is."""
+        """Return shape, strides and dtype of a parameter or state as a meta tensor, wherever its content is."""
         if name in self._offloaded:
             return self._layouts[name].meta()
         held = self._tensor(name)
@@ -68,12 +68,15 @@ class Ledger:
         return Layout.of(held).meta()
 
     def layouts(self) -> dict[str, torch.Tensor]:
-        """Of parameters below, as tensors on the meta device: what a trace needs of them."""
+        """Return offloaded parameters as tensors on the meta device, which are all that a trace needs of them."""
         return {n: self._layouts[n].meta() for n in self._offloaded if n in self._parameters}
 
     def _reserve(self, slots: Sequence[Slot]) -> None:
-        """Room for each. Activations of another batch's program have the same names, and other sizes: the largest has
-        room for the others, which nothing holds between iterations."""
+        """Reserve room in the tier for each slot.
+
+        Activations of another batch's program have the same names, and other sizes: the largest has room for all, and
+        none is needed between iterations.
+        """
         spent: list[str] = []
         for slot in slots:
             place = self._at.setdefault(slot.name, slot.name)
@@ -95,24 +98,24 @@ class Ledger:
         self._slots.update({s.name: s for s in slots})
 
     def changed(self, parameter: str) -> None:
-        """The copies below of a parameter and its states are out of date."""
+        """Mark the copies of a parameter and its states in the lower tier as out of date."""
         self._touched += 1
         self._copied.difference_update(self._family.get(parameter, ()))
 
     def forget_copies(self, names: Iterable[str]) -> None:
-        """Someone may have changed these on the device: their copies below do not count any more."""
+        """Mark copies in the lower tier as out of date, because someone may have changed the tensors on the device."""
         self._touched += 1
         self._copied.difference_update(names)
 
     def _nothing(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor is while it is below: made once, and of its own, so that readers are told which one it is."""
+        """Return the stand-in of an offloaded tensor: made once for each tensor, so that errors can name it."""
         found = self._stands_for.get(name)
         if found is None or (found.shape, found.dtype, found.device) != (tensor.shape, tensor.dtype, tensor.device):
             found = self._stands_for[name] = absent(tensor, tensor.device)
         return found
 
     def _found(self, name: str) -> None:
-        """Its content is on the device, or about to be."""
+        """Note that the tensor's content is on the device, or about to be."""
         if name in self._offloaded:
             self._offloaded.discard(name)
             tensor = self._tensor(name)

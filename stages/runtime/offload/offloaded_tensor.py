@@ -1,7 +1,7 @@
-"""Tensors whose content is below the device: form and identity are known, and reading numbers says where they are.
+"""Tensors whose content is offloaded: shape and identity are known, and reading numbers raises an error.
 
-Stand-ins read as NaN. So that nobody trains with these, the objects that the user holds are of a class of their own as
-long as nothing is in them, as PyTorch does it with uninitialized parameters; their class comes back with the content.
+Stand-ins read as NaN. So that nobody trains with these, the objects that the user has are of a class of their own
+until their content is reloaded, as PyTorch does it with uninitialized parameters; then they get their class back.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _FORM = frozenset((
     "retain_grad", "__hash__", "can_cast", "result_type", "empty_like", "zeros_like", "ones_like", "full_like",
     "rand_like", "randn_like", "randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
 ))  # fmt: skip
-"""Functions that look at the form alone."""
+"""Functions that look at shape, strides and dtype alone."""
 
 _ASKS = ("is_", "_is_", "has_")
-"""So begin questions for the form, besides `is_nonzero`."""
+"""Prefixes of functions that ask for such properties; `is_nonzero` is the one that reads numbers."""
 
 _NUMBERS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
-"""Properties that lead to numbers."""
+"""Properties that give access to numbers."""
 
 _MOVES = frozenset(("to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type"))
-"""What changes nothing where a tensor is as it is asked for."""
+"""Functions that return the tensor itself if it is already as asked for."""
 
 _SAME = frozenset(("detach", "data"))
-"""What gives the same memory as another object."""
+"""Functions that return another object with the same memory."""
 
 
 class OffloadedTensor(torch.Tensor):
-    """A tensor that is below the device.
+    """A tensor whose content is in the lower tier.
 
     Attributes:
-        below: its name, as slots have it.
+        below: the name of its slot.
         here: the class that it has while its content is on the device.
     """
 
@@ -55,7 +55,7 @@ class OffloadedTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What needs no numbers, as for every tensor.
+        """Run functions that need no numbers, as for every tensor.
 
         Raises:
             OffloadedError: numbers are read or written.
@@ -86,12 +86,12 @@ class OffloadedTensor(torch.Tensor):
 
 @cache
 def _kind(here: type[torch.Tensor]) -> type[OffloadedTensor]:
-    """The class of tensors of class `here` that are below."""
+    """Return the class for offloaded tensors whose class is otherwise `here`."""
     return type(f"Away{here.__name__}", (OffloadedTensor, here), {"here": here})
 
 
 def leave(tensor: torch.Tensor, name: str) -> None:
-    """Its content is gone."""
+    """Note that the tensor's content has left the device: change its class."""
     if not isinstance(tensor, OffloadedTensor):
         try:
             tensor.__class__ = _kind(type(tensor))
@@ -101,14 +101,14 @@ def leave(tensor: torch.Tensor, name: str) -> None:
 
 
 def arrive(tensor: torch.Tensor) -> None:
-    """Its content is there, or about to be; or whoever looks at it now brings it."""
+    """Note that the tensor's content is on the device, or about to be: give it its class back."""
     if isinstance(tensor, OffloadedTensor):
         del tensor.below
         tensor.__class__ = tensor.here  # type: ignore[assignment]
 
 
 def offloaded(tensor: OffloadedTensor, read_by: str) -> OffloadedError:
-    """What to say where its numbers are needed."""
+    """Return the error to raise where the numbers of an offloaded tensor are needed."""
     name = tensor.below
     what, _, state = name.partition("::")
     kind = "The gradient of parameter" if is_gradient_slot(name) else f"State '{state}' of parameter"
@@ -126,7 +126,7 @@ def _asks_for_form(name: str, is_property: bool) -> bool:
 
 
 def _first(args: Any, kwargs: Any = None) -> OffloadedTensor:
-    """Of what a function was called with."""
+    """Return the first offloaded tensor among the arguments of a function."""
     found = _within([*args, *(kwargs or {}).values()])
     assert found is not None
     return found

@@ -1,10 +1,10 @@
-"""The tier below the device, for one model and its optimizer: all that generated code and others ask of it.
+"""Manages the lower tier for one model and its optimizer: all that generated code and others ask of it.
 
 A parameter or state that is not on the device keeps its shape and dtype; its memory is one number, NaN (0 where the
-dtype has none), and who reads it is told so (`away`). So nothing can quietly train on what is not there.
+dtype has none), and reading it raises an error (`offloaded_tensor`). So nothing can quietly train on it.
 
-Each class adds one job to the one before it: `Ledger` knows what is where, `Transfers` moves it, `Updating` has the CPU
-update what is below, `Placing` puts things in their places, and `Offloading` lends them to others.
+Each class adds one job to the one before it: `Ledger` knows what is where, `Transfers` copies, `Updating` has the CPU
+update what is offloaded, `Placing` puts tensors in their places, and `Offloading` lends them to others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Offloading(Placing):
         optimizer: torch.optim.Optimizer | None,
         resident: ResidentLimit | None = None,
     ) -> None:
-        """`resident`: what the process may occupy, where the device is its own memory."""
+        """Open nothing more; `resident` limits what the process may occupy, where the device is its own memory."""
         super().__init__(tier, model, optimizer, resident)
         self._raw = False
         guard_module(model, self._absent.within)
@@ -44,11 +44,11 @@ class Offloading(Placing):
             guard_optimizer(optimizer, self._first_offloaded_state)
 
     def serves(self, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Whether it is this optimizer whose states it moves."""
+        """Return whether this optimizer's states are the ones that are offloaded."""
         return optimizer is self._optimizer
 
     def serve(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """From now on for another optimizer of the same parameters."""
+        """Serve another optimizer of the same parameters from now on."""
         self._touched += 1
         self.forget_states()
         if optimizer is not None and optimizer is not self._optimizer:
@@ -63,7 +63,7 @@ class Offloading(Placing):
 
     @contextlib.contextmanager
     def raw_states(self) -> Iterator[None]:
-        """The optimizer's `state_dict` gives what stands for its states."""
+        """Let the optimizer's `state_dict` give stand-ins for its states inside."""
         self._raw = True
         try:
             yield
@@ -71,18 +71,18 @@ class Offloading(Placing):
             self._raw = False
 
     def offloaded(self) -> dict[int, str]:
-        """Of parameters and states that are below alone: identity of the tensor that stands for it -> name."""
+        """Return the names of parameters and states that are offloaded, by the identity of their stand-ins."""
         self.settle_all()
         return {id(tensor): name for name in self._offloaded if (tensor := self._tensor(name)) is not None}
 
     def offloaded_parameters(self) -> dict[str, torch.Tensor]:
-        """Parameters that are below alone, by name: what stands for them."""
+        """Return the stand-ins of parameters that are offloaded, by name."""
         self.settle_all()
         return {name: self._parameters[name] for name in sorted(self._offloaded) if name in self._parameters}
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
-        """Modules may be called whatever is below: who calls them brings what they read (`peek`)."""
+        """Allow calls of modules with offloaded parameters inside: the caller reloads what they read (`peek`)."""
         lent = list(self.offloaded_parameters().values())
         self._touched += 1
         self._absent.lending = True
@@ -96,17 +96,17 @@ class Offloading(Placing):
                 leave(tensor, name)
 
     def record(self, on: bool) -> None:
-        """Keep the times of copies and of updates below, from now on or no more."""
+        """Switch on or off that the times of copies and of CPU updates are recorded."""
         self.tier.record = on
         self._update_times.clear()
 
     def recorded(self) -> list[TraceSpan]:
-        """What was kept, on the scale of `time.perf_counter`."""
+        """Return what was recorded, on the scale of `time.perf_counter`."""
         copies = [TraceSpan("measured", s.stream, s.name, s.nbytes, s.start_s, s.end_s) for s in self.tier.spans]
         return copies + [TraceSpan("measured", "update", name, 0, a, b) for name, a, b in self._update_times]
 
     def let_finish(self, seconds: float) -> None:
-        """Let what is under way end, without waiting for it as a plan does; at most for so long."""
+        """Wait at most so many seconds for copies and updates to end, without the effects of a plan's wait."""
         deadline = time.monotonic() + seconds
         for transfer in [u.transfer for u in self._under_way.values()] if self.tier.spans else []:
             while not transfer.done() and time.monotonic() < deadline:

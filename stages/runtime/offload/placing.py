@@ -1,4 +1,4 @@
-"""Puts tensors where a plan expects them between iterations, and brings them where others want them."""
+"""Puts tensors where a plan expects them between iterations, and reloads them for others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.runtime.offload.updating import Updating
 
 
 class Placing(Updating):
-    """Moves one tensor after the other, and waits for each."""
+    """Transfers one tensor after the other, and waits for each."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Placing(Updating):
         self._rest: tuple[Sequence[Slot], int] | None = None
 
     def populate(self, tensors: Iterable[tuple[str, torch.Tensor]], slots: Sequence[Slot]) -> None:
-        """Give parameters their first values, one after the other, each at once where `slots` want it."""
+        """Give parameters their first values, one after the other, and put each at once where `slots` want it."""
         self._reserve(slots)
         by_name = {s.name: s for s in slots}
         for name, tensor in tensors:
@@ -38,10 +38,10 @@ class Placing(Updating):
                 self.place(by_name[name])
 
     def enter(self, slots: Sequence[Slot]) -> None:
-        """Before an iteration: put every parameter and state where its plan expects it.
+        """Put every parameter and state where its plan expects it, before an iteration.
 
-        After an iteration of the same plan they are there already; where that was seen once, and nothing was touched
-        since it ended, it is not looked at again.
+        After an iteration of the same plan they are there already; if that was seen once, and nothing was touched since
+        then, it is not checked again.
         """
         if self._rest is not None and self._rest[0] is slots and self._rest[1] == self._touched:
             return
@@ -50,11 +50,11 @@ class Placing(Updating):
         persistent = [s for s in slots if s.role != "temporary"]
         planned = {s.name for s in persistent}
         for slot in persistent:
-            if slot.start in ("offloaded", "updating"):  # what leaves makes room for what comes
+            if slot.start in ("offloaded", "updating"):  # offloading first makes room for what is reloaded
                 self.place(slot)
         self._forget_gradients()
         for name in sorted((self._offloaded | set(self._under_way)) - planned):
-            if not is_gradient_slot(name):  # it comes when it is asked for
+            if not is_gradient_slot(name):  # a gradient is reloaded when it is asked for
                 self.fetch(name)
         for slot in persistent:
             self.place(slot)
@@ -62,14 +62,14 @@ class Placing(Updating):
         self._settled = slots if in_place and not any(map(is_gradient_slot, planned)) else None
 
     def rest(self, slots: Sequence[Slot]) -> None:
-        """An iteration that began with `enter` has ended as its plan says."""
+        """Note that an iteration that began with `enter` has ended as its plan says."""
         self._rest = (slots, self._touched) if self._settled is slots else None
 
     def place(self, slot: Slot) -> None:
         """Put one parameter, state or gradient where its slot has it between iterations."""
         name, start = slot.name, slot.start
         if self.where(name) == "device" and (start == "reloading" or (start == "offloading" and name in self._copied)):
-            start = "device"  # what the plan has under way is done
+            start = "device"  # the copy that the plan leaves under way has ended
         if self._tensor(name) is None or (self.where(name) == start and (not slot.copied or name in self._copied)):
             return
         self.settle(name)
@@ -86,26 +86,26 @@ class Placing(Updating):
             self.reload(name)
 
     def settle(self, name: str) -> None:
-        """Wait for what is under way for one tensor, if anything is."""
+        """Wait for the copy or update of one tensor, if there is one."""
         if name.partition("::")[0] in self._updating:
             self._updated(name.partition("::")[0])
         if name in self._under_way:
             self.wait(name)
 
     def settle_all(self) -> None:
-        """Wait for everything that is under way."""
+        """Wait for all copies and updates."""
         for name in [*self._updating, *self._under_way]:
             self.wait(name)
 
     def fetch(self, name: str) -> None:
-        """Bring a parameter or state to the device and wait."""
+        """Reload a parameter or state and wait."""
         self.settle(name)
         if name in self._offloaded:
             self.reload(name)
             self.wait(name)
 
     def fetch_all(self, names: Iterable[str] | None = None) -> list[str]:
-        """Bring parameters and states to the device, whatever the budget: by default all, whose names are returned."""
+        """Reload parameters and states, whatever the budget: by default all, whose names are returned."""
         self.settle_all()
         wanted = sorted(self._slots) if names is None else list(names)
         for name in wanted:
@@ -113,7 +113,7 @@ class Placing(Updating):
         return wanted
 
     def send_down(self, name: str) -> None:
-        """Drop the device's copy of a parameter or state, after copying what is not below yet."""
+        """Drop the device's copy of a parameter or state, after offloading it where it has no valid copy."""
         self.settle(name)
         if name in self._offloaded:
             return
@@ -123,10 +123,10 @@ class Placing(Updating):
         self.free(name)
 
     def make_room(self, nbytes: int) -> None:
-        """Send down what has a slot, until `nbytes` more are not above what the plan has here between iterations.
+        """Offload what has a slot, until `nbytes` more fit into what the plan has on the device between iterations.
 
-        Where everything is sent down and that is not enough, `nbytes` are those of one tensor, which the plan brings
-        here at some time anyway: the budget holds.
+        If everything is offloaded and that is not enough, `nbytes` are of one tensor, which the plan has here at some
+        time anyway: the budget is kept.
         """
         self.settle_all()
         persistent = [s for s in self._slots.values() if s.role != "temporary"]
@@ -140,7 +140,7 @@ class Placing(Updating):
             used -= slot.nbytes
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """New content for a parameter or a state, at once where the plan has it between iterations."""
+        """Set new content for a parameter or a state, and put it at once where the plan has it between iterations."""
         self._touched += 1
         self.settle(name)
         self._found(name)
@@ -155,21 +155,21 @@ class Placing(Updating):
             self.place(self._slots[name])
 
     def keep_gradient(self, parameter: str) -> None:
-        """A gradient has gone down for good: something that stands for it waits in `.grad`."""
+        """Put a stand-in for an offloaded gradient into `.grad`; the gradient stays offloaded."""
         self._touched += 1
         name, held = gradient_slot(parameter), self._parameters[parameter]
         held.grad = self._stand_in(name, held.device)
         self._offloaded.add(name)
 
     def _forget_gradients(self) -> None:
-        """Those that someone has dropped meanwhile, as `zero_grad` does."""
+        """Forget gradients that someone has dropped meanwhile, as `zero_grad` does."""
         for name in [n for n in self._offloaded | self._copied if is_gradient_slot(n)]:
             if self._tensor(name) is None:
                 self._offloaded.discard(name)
                 self._copied.discard(name)
 
     def forget_states(self) -> None:
-        """The optimizer's states are about to be replaced."""
+        """Forget the optimizer's states, which are about to be replaced."""
         self._touched += 1
         self.settle_all()
         for name in [n for n in self._layouts if "::" in n and not is_gradient_slot(n)]:

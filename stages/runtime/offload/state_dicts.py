@@ -1,4 +1,4 @@
-"""`state_dict` while tensors are below the device: it says so, instead of giving the NaN that stand for them."""
+"""Lets `state_dict` raise an error while tensors are offloaded, instead of giving the NaN that stand for them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from stowage.stages.ir.errors import OffloadedError
 
 FirstOffloaded = Callable[[Any], str | None]
-"""Of a module or an optimizer the name of something that is below the device."""
+"""Returns the name of something offloaded in a module or an optimizer."""
 
 
 class _Hook:
-    """Copies and pickles of what it hangs on refuse nothing."""
+    """A hook that does nothing in copies and pickles of its module or optimizer."""
 
     def __init__(self, first_offloaded: FirstOffloaded | None = None) -> None:
         self._first_offloaded = first_offloaded
@@ -29,7 +29,7 @@ class _Hook:
 
 class _BeforeGiving(_Hook):
     def __call__(self, owner: Any, _prefix: str = "", keep_vars: bool = False) -> None:
-        """With `keep_vars` it gives the tensors themselves, whatever they hold."""
+        """Refuse offloaded tensors; with `keep_vars`, give the tensors themselves, whatever their content."""
         name = self._offloaded(owner) if not keep_vars else None
         if name is not None:
             raise OffloadedError(
@@ -50,12 +50,12 @@ class _BeforeTaking(_Hook):
 
 
 def guard_module(module: nn.Module, first_offloaded: FirstOffloaded) -> None:
-    """From now on `state_dict` of the module and of its parts refuses where `first_offloaded` names something."""
+    """Let `state_dict` of the module and of its parts refuse from now on if `first_offloaded` names something."""
     for part in module.modules():
         part.register_state_dict_pre_hook(_BeforeGiving(first_offloaded))  # type: ignore[no-untyped-call]
 
 
 def guard_optimizer(optimizer: torch.optim.Optimizer, first_offloaded: FirstOffloaded) -> None:
-    """Likewise; nor does it take another state then, which what is below would replace."""
+    """Let the optimizer's `state_dict` and `load_state_dict` refuse if `first_offloaded` names something."""
     optimizer.register_state_dict_pre_hook(_BeforeGiving(first_offloaded))
     optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_offloaded))

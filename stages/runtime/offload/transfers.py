@@ -1,4 +1,4 @@
-"""The verbs that move tensors between the device and the tier below it: offload, reload, wait and free."""
+"""Transfers tensors between the device and the lower tier: offload, reload, wait and free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stowage.stages.runtime.offload.offloaded_tensor import leave
 
 
 class Transfers(Ledger):
-    """Starts copies, and ends with them."""
+    """Starts copies, and waits for them."""
 
     def __init__(
         self,
@@ -28,14 +28,14 @@ class Transfers(Ledger):
         optimizer: torch.optim.Optimizer | None,
         resident: ResidentLimit | None = None,
     ) -> None:
-        """`resident`: what the process may occupy, where the device is its own memory."""
+        """Take a tier; `resident` limits what the process may occupy, where the device is its own memory."""
         super().__init__(tier, model, optimizer)
         self._resident = resident
         self._alignment = tier.memory_alignment if tier.memory_alignment <= DISK_ALIGNMENT_BYTES else 0
         self._under_way: dict[str, UnderWay] = {}
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
-        """Start copying a parameter, a state or an activation down."""
+        """Start copying a parameter, a state or an activation to the lower tier."""
         tensor = self._tensor(name) if activation is None else activation
         if tensor is None:
             return
@@ -45,7 +45,7 @@ class Transfers(Ledger):
         self._under_way[name] = UnderWay("offloading", self.tier.offload(self._at[name], tensor), tensor)
 
     def reload(self, name: str) -> None:
-        """Start copying up, into memory that is taken now."""
+        """Start copying to the device, into memory that is taken now."""
         if name not in self._layouts:
             return
         self._touched += 1
@@ -55,7 +55,7 @@ class Transfers(Ledger):
         self._under_way[name] = UnderWay("reloading", self.tier.reload(self._at[name], tensor), tensor)
 
     def wait(self, name: str) -> torch.Tensor | None:
-        """End with the copy of `name`. What was reloaded is returned; parameters and states are in their place then."""
+        """Wait for the copy of `name`; return what was reloaded. Parameters and states are in their place then."""
         self._touched += 1
         under_way = self._under_way.pop(name, None)
         if under_way is None:
@@ -98,27 +98,27 @@ class Transfers(Ledger):
             self._resident.check()
 
     def allow(self, more_bytes: int) -> None:
-        """The budget has grown."""
+        """Raise the limit, because the budget has grown."""
         if self._resident is not None:
             self._resident.limit_bytes += more_bytes
 
     def in_flight(self) -> list[torch.Tensor]:
-        """Device memory that reloads have taken and nobody holds yet."""
+        """Return device memory that reloads have taken and that nobody waited for yet."""
         return [u.tensor for u in self._under_way.values() if u.direction == "reloading"]
 
     def peek(self, name: str) -> torch.Tensor:
-        """What is below, in new device memory; where it lives does not change."""
+        """Return a copy of what is offloaded, in new device memory; the tensor stays offloaded."""
         tensor = self._layouts[name].empty()
         self.tier.reload(self._at[name], tensor).wait()
         return tensor
 
     def transfers(self) -> dict[str, Transfer]:
-        """Copies that nobody has waited for yet, by name."""
+        """Return copies that nobody has waited for yet, by name."""
         return {name: under_way.transfer for name, under_way in self._under_way.items()}
 
 
 def noted_release(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Tell a profiler what memory goes away here: it does not see the release of memory older than itself."""
+    """Tell a profiler what memory is released inside: it does not see the release of memory older than itself."""
     if not torch._C._autograd._profiler_enabled():
         return contextlib.nullcontext()
     storage = tensor.untyped_storage()

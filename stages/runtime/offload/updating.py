@@ -1,4 +1,4 @@
-"""Updates by the CPU of parameters that are below the device, with their states and gradients."""
+"""Has the CPU update parameters that are offloaded, with their states and gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stowage.stages.runtime.offload.transfers import Transfers
 
 
 class Updating(Transfers):
-    """Starts updates on what is below, and takes over what they made."""
+    """Starts updates of what is offloaded, and takes over their results."""
 
     def __init__(
         self,
@@ -41,8 +41,10 @@ class Updating(Transfers):
         """Start the update of a parameter by the CPU; see `CpuUpdates`. A scale clips the gradient where it is.
 
         Args:
-            parameter, gradient, scale: names of their places.
-            form: of the gradient, if it is a view of what is in its place.
+            parameter: the parameter's name.
+            gradient: the name of the gradient's slot.
+            scale: the name of the slot of the factor that clips the gradient.
+            form: shape, strides and offset of the gradient, if it is a view of what is in its slot.
         """
         if self._updates is None:
             assert self._optimizer is not None
@@ -88,12 +90,12 @@ class Updating(Transfers):
             self._updating[parameter].add_done_callback(ended)
 
     def _content(self, name: str) -> torch.Tensor:
-        """The tensor that lives in a slot."""
+        """Return the tensor that is stored in a slot."""
         memory = cast(HostMemory, self.tier)
         return memory.content(self._at[name], self._layouts[name].meta())
 
     def _updated(self, parameter: str) -> None:
-        """Take over what the update made: new states find their place below."""
+        """Take over the result of an update; new states get their slots."""
         assert self._optimizer is not None
         held = self._parameters[parameter]
         for key, value in self._updating.pop(parameter).result().items():
@@ -110,14 +112,14 @@ class Updating(Transfers):
         self._counted_in_lower_tier.add(parameter)
 
     def before_update(self, parameter: str) -> None:
-        """An update on the device is next."""
+        """Prepare for an update on the device."""
         if parameter in self._counted_in_lower_tier:
             assert self._optimizer is not None
             bring_counters(self._optimizer, self._parameters[parameter])
             self._counted_in_lower_tier.discard(parameter)
 
     def wait(self, name: str) -> torch.Tensor | None:
-        """End with what is under way for `name`: an update, or a copy, of which what was reloaded is returned.
+        """Wait for the update or the copy of `name`, and return what was reloaded.
 
         Parameters and states are in their place then.
         """
@@ -128,7 +130,7 @@ class Updating(Transfers):
         return super().wait(name)
 
     def where(self, name: str) -> str:
-        """As `Slot.start` says it."""
+        """Return where a tensor is, in the words of `Slot.start`."""
         if name in self._under_way:
             return self._under_way[name].direction
         if name in self._updating:

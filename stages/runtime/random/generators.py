@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True)
 class GeneratorStates:
-    """Where all of them are; not as tensors, which would count in the budget.
+    """States of all generators at one moment; not as tensors, which would count in the budget.
 
     Attributes:
-        states: by what people call the generator.
-        device: of PyTorch's generator besides the CPU's, or None.
+        states: state of each generator, by what people call the generator.
+        device: the device of PyTorch's generator besides the CPU's, or None.
     """
 
     states: dict[str, Any]
@@ -24,7 +24,7 @@ class GeneratorStates:
 
     @staticmethod
     def now(device: torch.device) -> GeneratorStates:
-        """As they are; `device` is where the step runs."""
+        """Take the present states; `device` is where the step runs."""
         found: dict[str, Any] = {
             "PyTorch's generator": torch.get_rng_state().numpy().tobytes(),
             "Python's generator (`random`)": random.getstate(),
@@ -36,7 +36,7 @@ class GeneratorStates:
         return GeneratorStates(found, cuda)
 
     def restore(self) -> None:
-        """Put all of them here."""
+        """Set all generators to these states."""
         on_cpu, python, numpy, *on_cuda = self.states.values()
         torch.set_rng_state(_tensor(on_cpu))
         random.setstate(python)
@@ -45,12 +45,12 @@ class GeneratorStates:
             torch.cuda.set_rng_state(_tensor(on_cuda[0]), self.device)
 
     def difference(self, other: GeneratorStates) -> str | None:
-        """The name of a generator that is elsewhere in `other`."""
+        """Return the name of a generator whose state differs in `other`."""
         return next((name for name, state in self.states.items() if not same_state(state, other.states[name])), None)
 
 
 STATE_BYTES = 8192
-"""More than PyTorch takes for a moment to tell where its generator is."""
+"""Bytes that PyTorch takes for a moment to tell its generator's state, rounded up."""
 
 
 def _tensor(state: bytes) -> torch.Tensor:
@@ -58,7 +58,7 @@ def _tensor(state: bytes) -> torch.Tensor:
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Whether two states of one generator are equal."""
+    """Return whether two states of one generator are equal."""
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
     if isinstance(one, tuple):

@@ -1,4 +1,4 @@
-"""What Python holds around a forward, as references: so that one that leaves traces can be undone.
+"""Remembers what Python objects refer to before a forward, so that a forward that changes them can be undone.
 
 From the model and from its loss everything is followed that a forward usually writes: attributes, plain containers,
 variables of enclosing functions, globals that their code names, generators. Contents of tensors are not looked at.
@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 AT_MOST = 20_000
-"""Objects that are followed: a step that hangs on a data set is not followed into its rows."""
+"""Objects that are followed at most: a step that refers to a data set is not followed into its rows."""
 
 LONG = 4096
-"""Entries from which on a container is kept as it is, but its entries are not followed."""
+"""Length from which on a container itself is remembered, but its entries are not followed."""
 
 _LIBRARIES = frozenset(
     {"torch", "numpy", "pyarrow", "datasets", "pandas", "tokenizers", "safetensors", "stowage"}
@@ -43,7 +43,7 @@ _GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] 
 
 
 class PythonState:
-    """References as they are now; `restore` puts them back."""
+    """References at one moment; `restore` puts them back."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self._seen: dict[int, Any] = {}
@@ -54,7 +54,7 @@ class PythonState:
         self._waiting.clear()
 
     def restore(self) -> None:
-        """Everything that was followed is as it was."""
+        """Put everything that was followed back as it was."""
         for undo in self._undo:
             undo()
 
@@ -123,7 +123,7 @@ class PythonState:
         for cell in function.__closure__ or ():
             try:
                 before = cell.cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell
                 continue
             self._undo.append(partial(_restore_cell, cell, before))
             self._follow((before,))
@@ -138,7 +138,7 @@ class PythonState:
                 self._follow((before,))
 
     def _keep_class(self, held: type) -> None:
-        """Numbers and containers that a class of the user's has for all its objects; and its functions' globals."""
+        """Remember numbers and containers that a user's class has for all its objects, and its functions' globals."""
         if _is_installed(held.__module__.partition(".")[0]):
             return
         for name, value in list(vars(held).items()):
@@ -189,7 +189,7 @@ class PythonState:
 
 
 def _trains(item: Any) -> bool:
-    """A tensor that may get a gradient, or that may be replaced below its name."""
+    """Return whether an item is a tensor that may get a gradient, or whose content may be replaced."""
     return isinstance(item, nn.Parameter) or (isinstance(item, torch.Tensor) and item.is_leaf and item.requires_grad)
 
 
@@ -199,7 +199,7 @@ def _of_a_library_module(name: str | None) -> bool:
 
 @functools.cache
 def _is_installed(package: str) -> bool:
-    """Code that the user has from elsewhere, and that keeps nothing in its globals for a step."""
+    """Return whether a package was installed, so that it keeps nothing of a step in its globals."""
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return package in _LIBRARIES or "site-packages" in file or "dist-packages" in file
 

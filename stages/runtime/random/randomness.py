@@ -1,4 +1,4 @@
-"""Replay of random numbers: an operation that runs again draws what it drew the first time."""
+"""Replays random numbers: an operation that runs again draws what it drew the first time."""
 
 from __future__ import annotations
 

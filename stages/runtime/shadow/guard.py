@@ -1,5 +1,6 @@
-"""Watches the operators of a plain forward: what memory it takes, what it writes that was there before, what it reads
-that is not there. It sees every operator before it runs, so that the budget is kept and every write can be undone.
+"""Watches the operators of a plain forward: memory that they take, overwrite, or read although it is offloaded.
+
+It sees every operator before it runs, so that the budget is kept and every write can be undone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _STATISTICS = {
 
 
 class NoRoom(BaseException):
-    """A plain forward takes more memory than there is. Not an `Exception`: a model may catch those.
+    """Raised when a plain forward takes more memory than there is; no `Exception`, because a model may catch those.
 
     Attributes:
         nbytes: what it would have taken when it was stopped.
@@ -35,10 +36,10 @@ class NoRoom(BaseException):
 
 
 class ReadsOffloaded(BaseException):
-    """A plain forward reads a parameter whose content is below the device.
+    """Raised when a plain forward reads a parameter whose content is offloaded.
 
     Attributes:
-        name: the parameter's.
+        name: the parameter's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,41 +55,41 @@ class Saved:
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Return the bytes that the saved memory takes."""
         return sum(copy.nbytes for _, copy in self._kept.values())
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
         return storage._cdata in self._kept
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """The memory itself, as bytes."""
+        """Yield the memory itself, as bytes."""
         return (memory for memory, _ in self._kept.values())
 
     def keep(self, storage: torch.UntypedStorage) -> None:
-        """Copy it, once."""
+        """Copy a storage, once."""
         if storage._cdata not in self._kept:
             memory = whole(storage)
             self._kept[storage._cdata] = memory, memory.clone()
 
     def restore(self) -> None:
-        """Write everything back, and forget it. No version counter moves: nothing has happened."""
+        """Write everything back, and forget it. No version counter changes: for autograd nothing has happened."""
         for memory, copy in self._kept.values():
             memory.copy_(copy)
         self._kept.clear()
 
 
 def whole(storage: torch.UntypedStorage) -> torch.Tensor:
-    """All of its bytes."""
+    """Return all bytes of a storage as a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a plain forward may take.
+    """The memory that a plain forward may take.
 
     Attributes:
-        nbytes: in all.
-        is_ample: so much that no call need be looked at before it runs.
+        nbytes: bytes in all.
+        is_ample: True if there is so much that no call needs to be looked at before it runs.
         workspaces: operator -> bytes of scratch memory.
     """
 
@@ -98,11 +99,11 @@ class Room:
 
 
 class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Around a plain forward.
+    """Watches the operators that run inside of it.
 
     Attributes:
-        peak_bytes: the most that it had in memory at once beyond what was there before, without `saved`.
-        saved: what was there before and has been written, as it was.
+        peak_bytes: the most that was in memory at once beyond what was there before, without `saved`.
+        saved: memory that was there before and has been written, as it was.
     """
 
     def __init__(
@@ -112,12 +113,13 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         saved: Saved | None = None,
         known: Operators | None = None,
     ) -> None:
-        """
+        """Take what the forward may do.
+
         Args:
-            room: what it may take.
-            away: `_cdata` of the storages that stand for parameters below the device -> names.
+            room: the memory that it may take.
+            offloaded: `_cdata` of the storages that stand for offloaded parameters -> names.
             saved: takes what is about to be written.
-            known: what earlier forwards have told.
+            known: what earlier forwards have told of operators.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
@@ -130,15 +132,15 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Operators inside of compiled regions are not seen; there are none in a planned model."""
+        """Return True: operators inside of compiled regions are not seen, and a planned model has none."""
         return True
 
     def take(self, nbytes: int) -> None:
-        """So much is about to be taken by others: raises `NoRoom`."""
+        """Count bytes that others are about to take, or raise `NoRoom`."""
         self._check(nbytes)
 
     def note(self, tensor: torch.Tensor) -> None:
-        """New memory that is no operator's."""
+        """Count new memory that is no operator's result."""
         self._note(tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,7 +181,7 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.saved.keep(storage)
 
     def _check(self, nbytes: int) -> None:
-        """Whether so many bytes more are within the room; what was dropped is looked for only where it matters."""
+        """Refuse so many bytes more than there is room; count what was dropped only where it matters."""
         if self._live_bytes + nbytes > self.peak_bytes:
             for key in [k for k, (storage, _) in self._live.items() if storage.expired()]:
                 self._live_bytes -= self._live.pop(key)[1]

@@ -1,4 +1,4 @@
-"""What is known of operators before they run: what they write, and what memory their results take."""
+"""Knows operators before they run: which memory they write, and how much their results take."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.kernels import SUBSTITUTES
 
 CUDA_BLOCK_BYTES = 512
-"""The caching allocator gives multiples of it."""
+"""The caching allocator gives multiples of this many bytes."""
 
 
 class Facts(NamedTuple):
-    """What a schema tells: positions of arguments that the operator writes, names of those among the keywords, and
-    whether it only makes windows on its arguments."""
+    """The facts in an operator's schema.
+
+    They are the positions of arguments that it writes, the names of those among the keywords, and whether it only makes
+    views of its arguments.
+    """
 
     writes: tuple[int, ...]
     writes_keywords: tuple[str, ...]
@@ -27,7 +30,7 @@ class Facts(NamedTuple):
 
 
 class Operators:
-    """What is known of operators and of their calls, from one forward to the next."""
+    """Remembers what is known of operators and of their calls, from one forward to the next."""
 
     def __init__(self) -> None:
         self._facts: dict[Any, Facts] = {}
@@ -35,7 +38,7 @@ class Operators:
         self._fake: FakeTensorMode | None = None
 
     def facts(self, func: Any) -> Facts:
-        """Of an operator, from its schema."""
+        """Return the facts of an operator, from its schema."""
         known = self._facts.get(func)
         if known is None:
             known = self._facts[func] = self._learn(func)
@@ -58,14 +61,14 @@ class Operators:
         )
 
     def new_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
-        """What the outputs of a call will take, from the same call on fake tensors; once for each form."""
+        """Return the bytes that a call's outputs will take, from the same call on fake tensors; once for each form."""
         key = func, _form(args), _form(kwargs)
         try:
             return self._sizes[key]
         except KeyError:
             found = self._sizes[key] = self._predict(func, args, kwargs)
             return found
-        except TypeError:  # an argument that is no key
+        except TypeError:  # an argument that cannot be hashed
             return self._predict(func, args, kwargs)
 
     def _predict(self, func: Any, args: Any, kwargs: Any) -> int:
@@ -77,24 +80,24 @@ class Operators:
             with quiet_torch(), self._fake:
                 result = SUBSTITUTES.get(func, func)(*fake_args, **fake_kwargs)
             made = {t.untyped_storage()._cdata: t.untyped_storage() for t in leaves(result) if is_strided(t)}
-        except Exception:  # without a fake kernel it is counted once it has run
+        except Exception:  # without a fake kernel, the call's memory is counted once it has run
             return 0
         return sum(taken_bytes(storage) for key, storage in made.items() if key not in given)
 
 
 def is_strided(item: Any) -> bool:
-    """Whether it is a tensor with one storage and strides."""
+    """Return whether an item is a tensor with one storage and strides."""
     return isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested
 
 
 def taken_bytes(storage: torch.UntypedStorage) -> int:
-    """What the allocator takes for a storage."""
+    """Return the bytes that the allocator takes for a storage."""
     nbytes = storage.nbytes()
     return -(-nbytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if storage.device.type == "cuda" else nbytes
 
 
 def leaves(item: Any) -> Iterable[Any]:
-    """Go through what operators take and return: nested lists, tuples and dictionaries."""
+    """Yield the entries of what operators take and return: nested lists, tuples and dictionaries."""
     if isinstance(item, (list, tuple)):
         for part in item:
             yield from leaves(part)

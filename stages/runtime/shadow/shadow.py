@@ -1,4 +1,4 @@
-"""The user's own forward and loss in plain PyTorch, which keeps nothing for backward and leaves nothing behind.
+"""Runs the user's own forward and loss in plain PyTorch, keeps nothing for backward and leaves nothing behind.
 
 The kernels are those of training: the gradient mode is on, and autograd is handed what it wants to save, which is
 dropped at once. So it takes little more memory than a forward without gradients.
@@ -24,7 +24,7 @@ from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.weights import Lending
 
 Compute = Callable[[nn.Module, Any], Any]
-"""From the model and the batch to the loss, or to whatever is compared."""
+"""Computes the loss, or whatever is compared, from the model and the batch."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Number:
 
     @staticmethod
     def of(loss: torch.Tensor) -> Number:
-        """All NaN are equal."""
+        """Return a loss as a number; all NaN are equal."""
         value = loss.detach().reshape(()).cpu()
         if value.isnan():
             return Number(value.dtype, b"NaN", math.nan, "NaN")
@@ -50,12 +50,12 @@ class Number:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a plain forward gave.
+    """The results of a plain forward.
 
     Attributes:
-        result: what it returned, told by `Shadow.outcome`: of a loss a `Number`.
-        generators: where it left them.
-        buffers: of those that it wrote, hashes of what it left in them.
+        result: what `Shadow.outcome` makes of the forward's result: for a loss a `Number`.
+        generators: states of the generators after it.
+        buffers: hashes of the buffers that it wrote, by name.
     """
 
     result: Any
@@ -64,7 +64,7 @@ class Seen:
 
 
 class _Kept(BaseException):
-    """What was dropped is asked for: the forward differentiates something itself."""
+    """Raised when a dropped tensor is asked for: the forward differentiates something itself."""
 
 
 @dataclass
@@ -73,12 +73,12 @@ class Shadow:
 
     Attributes:
         compute: the user's model and loss.
-        roots: where the state of Python hangs on that it may write, besides the model.
-        known: of operators, from other programs' runs.
+        roots: objects, besides the model, from which the Python state is reached that the forward may write.
+        known: what other programs' runs have told of operators.
         reads: module -> parameters that it reads itself.
-        outcome: what to know of the result; its tensors are dropped.
+        outcome: makes of the result what is compared; the result's tensors are dropped.
         gradients: whether the gradient mode is on.
-        peak_bytes: of the latest run, beyond what was there before; 0 before the first.
+        peak_bytes: bytes of the latest run, beyond what was there before; 0 before the first.
     """
 
     model: nn.Module
@@ -93,14 +93,14 @@ class Shadow:
     _written: tuple[str, ...] | None = None
 
     def run(self, batch: Any, room: Room, offloading: Offloading | None) -> Seen:
-        """Run it within `room`; generators, buffers, attributes, gradients are afterwards as before.
+        """Run the forward within `room`; generators, buffers, attributes and gradients are afterwards as before.
 
         Raises:
-            NoRoom, ReadsAway: it cannot be run here and now; likewise, nothing is left behind.
+            NoRoom, ReadsOffloaded: it cannot be run here and now; nothing is left behind then either.
         """
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         if offloading is not None:
-            offloading.settle_all()  # what is under way would end meanwhile, and be undone
+            offloading.settle_all()  # a copy that ended meanwhile would be undone
         generators = GeneratorStates.now(device)
         state = PythonState((self.model, self.compute, *self.roots, batch))
         torch.clear_autocast_cache()
@@ -131,14 +131,14 @@ class Shadow:
             except RuntimeError as error:
                 if not self._drops or "saved tensor hooks" not in str(error):
                     raise
-                self._drops = False  # `torch.func` does without such hooks
+                self._drops = False  # `torch.func` allows no such hooks
             finally:
                 saved.restore()
                 state.restore()
                 generators.restore()
 
     def _lightly(self, batch: Any, saved: Saved, device: torch.device | None) -> Seen:
-        """Without looking at operators: an earlier run has told what it takes and writes."""
+        """Run without looking at operators: an earlier run has told what the forward takes and writes."""
         buffers = dict(self.model.named_buffers())
         for name in self._written or ():
             saved.keep(buffers[name].untyped_storage())
@@ -183,7 +183,7 @@ def _dropping() -> Iterator[None]:
 
 
 def digest(tensor: torch.Tensor) -> bytes:
-    """A hash of a tensor's numbers."""
+    """Return a hash of a tensor's numbers."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     content: Any = flat.numpy()
     return hashlib.blake2b(content, digest_size=16).digest()

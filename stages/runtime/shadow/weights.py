@@ -1,6 +1,6 @@
-"""Parameters that are below the device, brought for as long as a module that needs them runs.
+"""Reloads offloaded parameters for as long as a module that needs them runs.
 
-By hooks on all modules, not on the model's own: modules with hooks take other kernels.
+The hooks are on all modules, not on the model's own: modules with hooks take other kernels.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stowage.stages.runtime.shadow.guard import Guard
 
 
 class Lending:
-    """Of one model, for one forward.
+    """Lends the parameters of one model, for one forward.
 
     Attributes:
-        away: `_cdata` of the storages that stand for parameters below -> the parameters' names.
+        offloaded: `_cdata` of the storages that stand for offloaded parameters -> the parameters' names.
     """
 
     def __init__(self, model: nn.Module, offloading: Offloading, reads: Mapping[str, frozenset[str]]) -> None:
-        """`reads`: module -> parameters that it reads itself, whosever they are."""
+        """Take the model; `reads` gives for each module the parameters that it reads itself, even another module's."""
         self._offloading = offloading
         self._parameters = offloading.offloaded_parameters()
         self._names = {id(p): name for name, p in self._parameters.items()}
@@ -40,7 +40,7 @@ class Lending:
 
     @contextmanager
     def around(self, guard: Guard) -> Iterator[None]:
-        """Modules that are called inside have their parameters."""
+        """Give modules that are called inside their parameters."""
 
         def enter(module: nn.Module, _arguments: Any) -> None:
             for name in self._wanted(module):
@@ -64,7 +64,7 @@ class Lending:
                     self._release(name)
 
     def _wanted(self, module: nn.Module) -> list[str]:
-        """Its own parameters that are below, and those of others that it reads."""
+        """Return the module's own parameters that are offloaded, and those of others that it reads."""
         own = {self._names[id(p)] for p in module._parameters.values() if id(p) in self._names}
         return sorted(own | self._reads.get(id(module), set()))
 
