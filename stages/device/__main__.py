@@ -1,4 +1,4 @@
-"""Measure this machine and make it the target: `python -m stowage.stages.device [cpu|cuda]`."""
+"""Measures this machine and makes it the target: `python -m stowage.stages.device [cpu|cuda]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device can do, whatever it is."""
+"""Defines what a device can do, whatever it is."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from stowage.stages.ir.costs import DeviceDescription
 
 
 class Clock(Protocol):
-    """Times several pieces of work that run one after the other, and does not come between them."""
+    """Times several pieces of work that run one after the other, without a pause between them."""
 
     def run(self, work: Callable[[], Any]) -> None:
-        """Run `work`; what it raises goes on, and it is not counted."""
+        """Run `work`; if it raises, the error is passed on and the time is not counted."""
         ...
 
     def seconds(self) -> list[float]:
-        """Of each piece that ended, in order; waits until all have."""
+        """Return the seconds of each piece that ended, in order; wait until all have."""
         ...
 
 
 class Device(Protocol):
-    """The device tier: it runs operators, and its memory is the budget."""
+    """Runs operators; its memory is what the budget limits."""
 
     def describe(self, offload_folder: str) -> DeviceDescription:
-        """Measure its rates and those of the disk behind `offload_folder`."""
+        """Measure the device's rates and those of the disk behind `offload_folder`."""
         ...
 
     def fingerprint(self) -> str:
-        """Hash of what identifies the device, without measuring."""
+        """Return a hash of what identifies the device, without measuring."""
         ...
 
     def clock(self, calls: int) -> Clock:
-        """For about so many calls of operators."""
+        """Return a clock for about so many calls of operators."""
         ...
 
     def time_s(self, work: Callable[[], Any], *, calls: int = 1) -> float:
-        """Time of `work`, which makes about so many calls of operators, completed."""
+        """Return the time of `work`, which makes about so many calls of operators, until it is complete."""
         ...
 
     def evict(self, other_bytes: int) -> None:
@@ -47,5 +47,5 @@ class Device(Protocol):
         ...
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
-        """Run `work` and report the allocator's events; `resident` tensors existed before and may go away inside."""
+        """Run `work` and report the allocator's events; it may release `resident` tensors, which existed before."""
         ...

@@ -1,4 +1,4 @@
-"""Devices: what they are called, how fast they are, and what their allocators say.
+"""Finds the device that a name means, and compares it with the target of planning.
 
 `python -m stowage.stages.device` measures this machine and writes `artifacts/device.json`, the target of planning.
 """
@@ -18,10 +18,10 @@ from stowage.stages.ir.errors import ParameterError
 
 
 def device_of(device: str | torch.device) -> Device:
-    """What measures on a device: `cpu`, `cuda` (the current one) or `cuda:1`.
+    """Return the device of a name: `cpu`, `cuda` (the current one) or `cuda:1`.
 
     Raises:
-        ParameterError: it is of another kind.
+        ParameterError: it is neither a CPU nor a CUDA device.
     """
     found = torch.device(device)
     if found.type == "cuda":
@@ -32,7 +32,7 @@ def device_of(device: str | torch.device) -> Device:
 
 
 def current(device: torch.device | None) -> AbstractContextManager[Any]:
-    """A block in which a GPU is the current one: what names none is made there. Elsewhere it changes nothing."""
+    """Make a GPU the current one inside, so that tensors without a device are made there; others change nothing."""
     if device is None or device.type != "cuda":
         return nullcontext()
     found: AbstractContextManager[Any] = torch.cuda.device(device)
@@ -40,7 +40,7 @@ def current(device: torch.device | None) -> AbstractContextManager[Any]:
 
 
 def is_here(target: DeviceDescription) -> bool:
-    """Whether this machine has that very device."""
+    """Return whether this machine has that very device."""
     if target.type == "cuda" and not torch.cuda.is_available():
         return False
     return device_of(target.type).fingerprint() == target.fingerprint

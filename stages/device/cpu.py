@@ -1,4 +1,4 @@
-"""The CPU as device tier: RAM under the budget, disk behind it."""
+"""Describes and measures the CPU as the device: the budget limits RAM, and the lower tier is a disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stowage.stages.device.rates.disk import measure_disk
 from stowage.stages.ir.costs import DeviceDescription
 
 MOST_OTHERS_BYTES = 128 << 20
-"""More than caches hold. Profiling takes so much memory for it, and gives it back."""
+"""Bytes, more than caches have. Profiling takes so much memory to evict the caches, and releases it."""
 
 
 def _model_name() -> str:
@@ -30,53 +30,53 @@ def _model_name() -> str:
 
 
 class CpuClock:
-    """See `Clock`."""
+    """A `Clock` by wall time."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
 
     def run(self, work: Callable[[], Any]) -> None:
-        """See `Clock`."""
+        """Implement `Clock.run`."""
         start = time.perf_counter()
         work()
         self._seconds.append(time.perf_counter() - start)
 
     def seconds(self) -> list[float]:
-        """See `Clock`."""
+        """Implement `Clock.seconds`."""
         return self._seconds
 
 
 class CpuDevice:
-    """See `Device`."""
+    """A `Device` whose memory is RAM."""
 
     def name(self) -> str:
-        """Processor and number of threads."""
+        """Return the processor's name and the number of threads."""
         return f"{_model_name()}, {torch.get_num_threads()} threads"
 
     def fingerprint(self) -> str:
-        """Hash of the processor's name, the number of threads, and the torch release."""
+        """Return a hash of the processor's name, the number of threads, and the torch release."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
         return hashlib.sha256(f"cpu|{self.name()}|{release}".encode()).hexdigest()[:16]
 
     def clock(self, calls: int) -> CpuClock:
-        """See `Device`."""
+        """Implement `Device.clock`."""
         del calls
         return CpuClock()
 
     def time_s(self, work: Callable[[], Any], *, calls: int = 1) -> float:
-        """Wall time of `work`."""
+        """Return the wall time of `work`."""
         del calls
         start = time.perf_counter()
         work()
         return time.perf_counter() - start
 
     def evict(self, other_bytes: int) -> None:
-        """Write so much, at most `MOST_OTHERS_BYTES`."""
+        """Write so many bytes, at most `MOST_OTHERS_BYTES`."""
         self._other[: min(other_bytes, MOST_OTHERS_BYTES) // self._other.itemsize].add_(1)
 
     @cached_property
     def _other(self) -> torch.Tensor:
-        # Empty: pages that are never written take no memory.
+        # Empty, because pages that are never written take no memory.
         return torch.empty(MOST_OTHERS_BYTES // torch.int32.itemsize, dtype=torch.int32, device="cpu")
 
     def measure(self, work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
@@ -88,7 +88,7 @@ class CpuDevice:
         return sorted(self.time_s(work) for _ in range(repeat))[repeat // 2]
 
     def describe(self, offload_folder: str) -> DeviceDescription:
-        """Measure rates: a few seconds. The global generator is left as it was."""
+        """Measure rates in a few seconds. The global generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
             return self._describe(offload_folder)
 

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as device tier: VRAM under the budget, pinned host memory and disk behind it."""
+"""Describes and measures an NVIDIA GPU as the device: the lower tier is pinned host memory, a disk, or both."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from stowage.stages.device.switches import kernel_switches
 from stowage.stages.ir.costs import DeviceDescription
 
 AHEAD_S = 30e-6
-"""Of each call: so long the device waits before the first, so that the host, which takes less to launch one, is ahead
-from then on, as it is in a step."""
+"""Seconds for each call that the device waits before the first one.
+
+The host takes less to launch a call, so from then on it is ahead of the device, as it is in a step.
+"""
 
 LEAST_AHEAD_S = 200e-6
 
 CYCLES_PER_S = 2.0e9
-"""What a clock has at most, about: a wait counted in cycles lasts at least as long as meant on a slower one."""
+"""Cycles of about the fastest clock: a wait counted in cycles lasts at least as long as meant on a slower one."""
 
 
 class CudaClock:
-    """See `Clock`: events between the pieces, read at the end; the device starts when the host is ahead."""
+    """A `Clock` of events between the pieces, read at the end; the device starts when the host is ahead."""
 
     def __init__(self, device: torch.device, calls: int) -> None:
         self._stream: Any = torch.cuda.current_stream(device)
@@ -45,41 +47,41 @@ class CudaClock:
         return made
 
     def run(self, work: Callable[[], Any]) -> None:
-        """See `Clock`."""
+        """Implement `Clock.run`."""
         start = self._mark()
         work()
         self._spans.append((start, self._mark()))
 
     def seconds(self) -> list[float]:
-        """See `Clock`."""
+        """Implement `Clock.seconds`."""
         if self._spans:
             self._spans[-1][1].synchronize()
         return [float(start.elapsed_time(end)) * 1e-3 for start, end in self._spans]
 
 
 class CudaDevice:
-    """See `Device`. Times come from events; peaks from the caching allocator's statistics."""
+    """A `Device` that takes times from events, and peaks from the caching allocator's statistics."""
 
     def __init__(self, index: int | None = None) -> None:
-        """`index`: of the GPU; None for the current one."""
+        """Choose the GPU with this index; None is the current one."""
         self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
     def name(self) -> str:
-        """The card's name."""
+        """Return the card's name."""
         return str(torch.cuda.get_device_name(self._device))
 
     def fingerprint(self) -> str:
-        """Hash of the card's name, the torch release, and what chooses kernels."""
+        """Return a hash of the card's name, the torch release, and what chooses kernels."""
         release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
         text = f"cuda|{self.name()}|{release}|{kernel_switches()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def clock(self, calls: int) -> CudaClock:
-        """See `Device`."""
+        """Implement `Device.clock`."""
         return CudaClock(self._device, calls)
 
     def time_s(self, work: Callable[[], Any], *, calls: int = 1) -> float:
-        """Time between two events around `work`, queued while the device waits."""
+        """Return the time between two events around `work`, queued while the device waits."""
         clock = self.clock(calls)
         clock.run(work)
         return clock.seconds()[0]
@@ -149,6 +151,6 @@ class CudaDevice:
             reload_bytes_per_s=host.reload,
             duplex_bytes_per_s=host.duplex,
             cpu_update_bytes_per_s=host.update,
-            library_bytes=max(1, kept_by_libraries(self._device)),  # 0 is of a card that was not asked
+            library_bytes=max(1, kept_by_libraries(self._device)),  # 0 marks a card that was not asked
             context_bytes=outside_the_allocator(self._device),
         )

@@ -1,4 +1,4 @@
-"""Memory of a piece of work as the allocator saw it: every allocation and release, in order."""
+"""Reads the memory of a piece of work as the allocator saw it: every allocation and release, in order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stowage.stages.device.native_log import without_native_warnings
 from stowage.stages.device.peaks import AllocatorPeaks
 from stowage.stages.ir.machine import DISK_ALIGNMENT_BYTES
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints two lines each time
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or else the profiler prints two lines each time
 
 
 @dataclass(frozen=True)
 class AllocatorEvent:
-    """Seconds since the start of the work, and the bytes taken (positive) or given back (negative)."""
+    """One allocation or release: seconds since the start of the work, and bytes, negative for a release."""
 
     time_s: float
     nbytes: int
@@ -29,11 +29,11 @@ class AllocatorEvent:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a piece of work did to memory.
+    """The memory that a piece of work took, and its result.
 
     Attributes:
-        result: what it returned.
-        events: of the allocator, in order.
+        result: the result of the work.
+        events: the allocator's events, in order.
         peak_bytes: highest sum of events, from 0 at the start.
         end_bytes: sum of all events.
         elapsed_s: wall time of the work itself, without what starting and reading the profiler takes.
@@ -49,20 +49,20 @@ class Measured:
 
 
 ALLOCATOR_ALIGNMENT = 64
-"""Of addresses that PyTorch's allocator gives."""
+"""Divides every address that PyTorch's allocator gives."""
 
 RELEASE = "stowage.release"
-"""Name of a mark in the profile: memory at an address (first word after it) of so many bytes (second) goes away."""
+"""Name of a mark in the profile for memory that is released; its address and its bytes follow."""
 
 
 def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor] = ()) -> Measured:
     """Run `work` on the CPU under the profiler and read the allocator's own events.
 
-    The profiler knows the size of no memory that existed before, or an old one: its release counts if it is that of a
-    `resident` tensor, with that tensor's size. It may see no such release; `work` can mark it, see `RELEASE`.
+    The profiler does not know the sizes of memory that existed before: a release of such memory counts if it is of a
+    `resident` tensor, with that tensor's size. If the profiler may miss the release, `work` can mark it, see `RELEASE`.
     """
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in resident}
-    # The profiler tells with each run that it knows no size of memory that existed before.
+    # The profiler warns in each run that it knows no size of memory that existed before.
     with (
         without_native_warnings(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler,
@@ -89,8 +89,10 @@ def measure_allocations(work: Callable[[], Any], resident: Iterable[torch.Tensor
 
 
 def _start_of(address: int, nbytes: int, sizes: Mapping[int, int]) -> int | None:
-    """Where the memory that is released was taken: tensors from a disk begin a little after it, see
-    `DISK_ALIGNMENT_BYTES`."""
+    """Return the address at which released memory was taken, if it is known.
+
+    Tensors from a disk begin a little after it, see `DISK_ALIGNMENT_BYTES`.
+    """
     if address in sizes:
         return address
     before = range(address - ALLOCATOR_ALIGNMENT, address - DISK_ALIGNMENT_BYTES - 1, -ALLOCATOR_ALIGNMENT)
@@ -98,7 +100,7 @@ def _start_of(address: int, nbytes: int, sizes: Mapping[int, int]) -> int | None
 
 
 def _seen(profiler: Any) -> Iterator[tuple[int, int, int]]:
-    """Time in ns, address, and bytes taken, or less than 0 for a release: of a mark the bytes given back."""
+    """Yield the time in ns, the address, and the bytes taken; a release has -1, or minus its bytes if it was marked."""
     waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
     while waiting:
         event = waiting.pop()
@@ -112,6 +114,6 @@ def _seen(profiler: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def unique_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind `tensors`."""
+    """Return the bytes of the distinct storages behind `tensors`."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

@@ -1,5 +1,6 @@
-"""glibc's heap holds memory that was freed: what a process occupies is up to a multiple of what it has allocated, and a
-budget that is kept to the byte is still exceeded. Two ways out.
+"""Bounds the memory that glibc's heap keeps after it was freed, in one of two ways.
+
+A process can occupy up to a multiple of what it has allocated, so it can exceed a budget that its tensors keep.
 
 `malloc` serves requests above a threshold from the system itself, and returns them when they are freed; others live in
 the heap, which shrinks only from its end. With a fixed threshold (glibc would raise it, up to 32 MiB, to what is
@@ -17,14 +18,17 @@ import time
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 THRESHOLD = 1 << 20
-"""Bytes. Each block from here on gets fresh, zeroed pages each time it is allocated: a smaller threshold keeps memory
-closer to what is allocated, and takes more time."""
+"""Bytes from which on a block is returned to the system when it is freed.
+
+Such a block gets fresh, zeroed pages each time it is allocated: a smaller threshold keeps memory closer to what is
+allocated, and takes more time.
+"""
 
 LARGEST = 32 << 20
-"""Bytes: glibc serves no larger block from its heap."""
+"""Bytes of the largest block that glibc serves from its heap."""
 
 NEVER = -1
-"""As M_TRIM_THRESHOLD: the heap is not trimmed by itself."""
+"""Value of M_TRIM_THRESHOLD with which the heap is not trimmed by itself."""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -36,10 +40,13 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def return_freed_memory(threshold_bytes: int = THRESHOLD) -> bool:
-    """Blocks of `threshold_bytes` and more go back to the system when they are freed, for the rest of this process.
+    """Return blocks of `threshold_bytes` and more to the system when they are freed, for the rest of this process.
 
-    The heap of smaller ones shrinks when as much is free at its end. Blocks in the heap already stay there, so call it
-    before large tensors are made. False where the allocator is not glibc's, and nothing was done.
+    The heap of smaller ones shrinks when as much is free at its end. Blocks that are in the heap already stay there, so
+    call it before large tensors are made.
+
+    Returns:
+        False where the allocator is not glibc's, and nothing was done.
     """
     library = _glibc()
     if library is None:
@@ -48,11 +55,14 @@ def return_freed_memory(threshold_bytes: int = THRESHOLD) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Blocks of up to `LARGEST` bytes that are freed stay in the heap, for the rest of this process: the kernel need
-    not zero their pages again in every iteration, as it does when the end of the heap comes and goes.
+    """Keep freed blocks of up to `LARGEST` bytes in the heap, for the rest of this process.
 
-    The heap grows no further than without; it gives nothing back between iterations. What is free now goes back. False
-    where the allocator is not glibc's, and nothing was done.
+    So the kernel need not zero their pages in every iteration, as it does when the end of the heap is released and
+    taken again. The heap grows no further than without; it gives nothing back between iterations. What is free at the
+    call is returned to the system.
+
+    Returns:
+        False where the allocator is not glibc's, and nothing was done.
     """
     library = _glibc()
     if library is None:
@@ -67,29 +77,34 @@ def _set(library: ctypes.CDLL, *values: tuple[int, int]) -> bool:
 
 
 def trim() -> bool:
-    """Give back every free page inside the heap now; true if there were any."""
+    """Give back every free page inside the heap now; return whether there were any."""
     library = _glibc()
     return library is not None and bool(library.malloc_trim(0))
 
 
 PAUSE = 20.0
-"""Between two tries, in times of what one takes."""
+"""Pause between two tries, in times of what one try takes."""
 
 
 class ResidentLimit:
     """Keeps what the process occupies under a limit, by giving freed memory back only when the limit is passed.
 
-    The other way to have it: the heap keeps freed memory, which is fast, and `check` is called often (it reads one
-    small file of the kernel, microseconds). Between two checks the process can grow by what it allocates in between.
+    It is for a heap that keeps freed memory, which is fast; `check` is called often (it reads one small file of the
+    kernel, microseconds). Between two checks the process can grow by what it allocates in between.
 
     Attributes:
-        limit_bytes: of resident memory: libraries and threads are in it.
+        limit_bytes: limit of resident memory, which includes libraries and threads.
         trims: how often memory was given back.
     """
 
     def __init__(self, limit_bytes: int, slack_bytes: int = 16 << 20) -> None:
-        """`slack_bytes`: above the limit, try again at once after growing by so much, and else when a try costs little
-        of the time since the last one (it may have found everything in use)."""
+        """Set the limit.
+
+        Args:
+            limit_bytes: the most that the process may occupy.
+            slack_bytes: above the limit, try again at once after growing by so much, else when a try costs little of
+                the time since the last one (which may have found everything in use).
+        """
         self.limit_bytes = limit_bytes
         self.trims = 0
         self._slack = slack_bytes
@@ -97,7 +112,7 @@ class ResidentLimit:
         self._again_s = 0.0
 
     def check(self) -> int:
-        """Give freed memory back if the limit is passed; the bytes resident now."""
+        """Give freed memory back if the limit is passed; return the bytes that are resident now."""
         now = resident_bytes()
         began = time.perf_counter()
         if now > self.limit_bytes and (now > self._after + self._slack or began > self._again_s):
@@ -111,16 +126,18 @@ class ResidentLimit:
 
 
 RETAINED_BYTES = 96 << 20
-"""Freed memory that the heap may hold besides: with less a step that offloads spends more time on fresh pages."""
+"""Freed memory that the heap may keep besides: with less, a step that offloads spends more time on fresh pages."""
 
 
 def limit_for(budget_bytes: int, retained_bytes: int) -> ResidentLimit | None:
-    """A limit of what the process occupies now, tensors aside, of a budget for these, and of `RETAINED_BYTES`; None
-    without glibc's heap.
+    """Return a limit: what the process occupies besides tensors, the tensors' budget, and `RETAINED_BYTES`.
 
     Args:
-        budget_bytes: of tensors.
-        held_bytes: of those that are there now.
+        budget_bytes: the budget of tensors.
+        retained_bytes: the bytes of tensors that are in memory now.
+
+    Returns:
+        The limit; None where the allocator is not glibc's.
     """
     if _glibc() is None:
         return None
@@ -128,13 +145,13 @@ def limit_for(budget_bytes: int, retained_bytes: int) -> ResidentLimit | None:
 
 
 def resident_bytes() -> int:
-    """What this process occupies in memory."""
+    """Return the bytes that this process occupies in memory."""
     with open("/proc/self/statm", "rb", buffering=0) as file:
         return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 def available_bytes() -> int:
-    """What this machine can give to processes without swapping."""
+    """Return the bytes that this machine can give to processes without swapping."""
     with open("/proc/meminfo", encoding="ascii") as file:
         found = {name: int(value.split()[0]) for name, value in (line.split(":") for line in file)}
     return found["MemAvailable"] << 10

@@ -1,4 +1,4 @@
-"""Device memory that no tensor of a step shows: workspaces that libraries keep, and what lies outside of the allocator.
+"""Measures device memory that no tensor shows: workspaces of libraries, and what is outside of the allocator.
 
 cuBLAS takes a workspace for each handle and stream from PyTorch's allocator at the first product and keeps it (some 32
 MiB on recent cards); the context, loaded kernels and cuDNN's own handles are outside of the allocator.
@@ -12,8 +12,11 @@ import torch
 
 
 def kept_by_libraries(device: torch.device) -> int:
-    """Bytes that stay allocated after a matrix product of each type and a convolution have run, on a stream where none
-    has run before: what a process takes once."""
+    """Return the bytes that libraries keep, which a process takes once.
+
+    They are what stays allocated after a matrix product of each type and a convolution have run, on a stream where none
+    has run before.
+    """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
@@ -29,13 +32,13 @@ def kept_by_libraries(device: torch.device) -> int:
 
 
 def clear_workspaces() -> None:
-    """Let cuBLAS give back what it keeps for streams that are used no more; what is used takes its own again."""
+    """Let cuBLAS give back what it keeps for streams that are no longer used; others take their workspaces again."""
     clear: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
 
 
 def outside_the_allocator(device: torch.device) -> int:
-    """Bytes in use on the card that PyTorch's allocator does not hold: the context, kernels, and other processes."""
+    """Return the bytes in use on the card outside of PyTorch's allocator: context, kernels, and other processes."""
     free, total = torch.cuda.mem_get_info(device)
     return max(0, total - free - torch.cuda.memory_reserved(device))

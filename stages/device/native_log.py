@@ -1,4 +1,4 @@
-"""The log of torch's C++ part, which goes to the terminal past Python."""
+"""Silences the log of PyTorch's C++ part, which reaches the terminal without passing through Python."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 _ERRORS = 2
-"""Level of the log: 0 says everything, 1 warns."""
+"""Level of the log at which only errors are shown: 0 shows everything, 1 warnings too."""
 
 
 @contextlib.contextmanager
 def without_native_warnings() -> Iterator[None]:
-    """Errors alone; where torch's library does not have the level, nothing changes."""
+    """Log errors alone inside; without effect where torch's library does not have the level."""
     level = _level()
     if level is None:
         yield

@@ -1,8 +1,9 @@
-"""What the caching allocator of a GPU has given, asked for and held: three numbers that are told apart.
+"""Tells apart three numbers of a GPU's caching allocator: what it was asked for, has given, and has taken.
 
-Tensors ask for bytes (requested); the allocator rounds up and splits blocks (allocated); the blocks that it holds,
-pieces between tensors included, are what the card is short of (reserved). A retry is an allocation that succeeded
-only after everything cached was given back, with the device at rest: a step that has some is near its limit and slow.
+Tensors ask for bytes (requested); the allocator rounds up and splits blocks (allocated); the blocks that it has from
+the card, pieces between tensors included, are what the card is short of (reserved). A retry is an allocation that
+succeeded only after everything cached was given back, with the device idle: a step that has some is near its limit
+and slow.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 
 @dataclass(frozen=True)
 class AllocatorPeaks:
-    """Highest values since `begin_peaks`.
+    """Highest values since a `Peaks` object was made.
 
     Attributes:
-        requested_bytes: of tensors.
-        allocated_bytes: of the blocks that hold them.
-        reserved_bytes: held from the device.
+        requested_bytes: bytes of tensors.
+        allocated_bytes: bytes of the blocks that they lie in.
+        reserved_bytes: bytes that the allocator has from the card.
         retries: allocations that first gave everything cached back.
         out_of_memory: allocations that failed.
     """
@@ -32,11 +33,11 @@ class AllocatorPeaks:
 
 
 NOT_COUNTED = AllocatorPeaks(-1, -1, -1, -1, -1)
-"""In tables, of devices that keep no such numbers."""
+"""Stands in tables for devices that keep no such numbers."""
 
 
 class Peaks:
-    """Of one device, from now on; None on devices that keep no such numbers."""
+    """Counts the peaks of one device from now on; it has none on devices that keep no such numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
@@ -50,12 +51,12 @@ class Peaks:
         return found
 
     def now(self) -> AllocatorPeaks | None:
-        """What they are."""
+        """Return the peaks so far; None on devices that keep no such numbers."""
         return None if self._device is None else peaks_of(self._statistics(), self._before)
 
 
 def peaks_of(statistics: dict[str, int], before: dict[str, int]) -> AllocatorPeaks:
-    """From `torch.cuda.memory_stats`; counts are those since `before`."""
+    """Read peaks from `torch.cuda.memory_stats`; retries and failures are counted since `before`."""
     return AllocatorPeaks(
         requested_bytes=statistics.get("requested_bytes.all.peak", -1),
         allocated_bytes=statistics.get("allocated_bytes.all.peak", -1),

@@ -1,4 +1,4 @@
-"""Switches of PyTorch that choose which kernels run, and how fast."""
+"""Reads the switches of PyTorch that choose which kernels run, and how fast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def attention_switches() -> tuple[Any, ...]:
-    """Which kernels attention may take, and in which order they are preferred."""
+    """Return which kernels attention may take, and in which order they are preferred."""
     cuda: Any = torch.backends.cuda
     order = getattr(torch._C, "_get_sdp_priority_order", None)
     return (
@@ -21,7 +21,7 @@ def attention_switches() -> tuple[Any, ...]:
 
 
 def kernel_switches() -> str:
-    """All that costs on a GPU depend on, in words."""
+    """Return all that costs on a GPU depend on, in words."""
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     return "|".join(

@@ -1,1 +1,5 @@
-"""Rates of what is behind the device: disk and host memory."""
+"""Measures the rates of what is behind the device.
+
+- `disk`: reading and writing a disk.
+- `host`: copies to and from pinned memory, and updates by the CPU.
+"""

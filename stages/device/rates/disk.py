@@ -1,4 +1,4 @@
-"""Rates of the disk tier, measured past the page cache where the file system allows it."""
+"""Measures rates of a disk, past the page cache where the file system allows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOTAL = 128 << 20
 
 @dataclass(frozen=True)
 class DiskRates:
-    """Bytes per second."""
+    """Rates of a disk, in bytes per second."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -63,10 +63,10 @@ def _rate(*work: Callable[[], None]) -> float:
 
 
 def measure_disk(folder: str) -> DiskRates:
-    """Write and read a temporary file in `folder`, one at a time and then both at once; medians of three.
+    """Write and read a temporary file in `folder`, one at a time and then both at once; return medians of three.
 
     Raises:
-        UnwritableError: it cannot be made there, or has no room.
+        UnwritableError: the file cannot be made there, or there is no room for it.
     """
     with writing(Path(folder), 2 * TOTAL):
         return _measured(folder)

@@ -1,4 +1,4 @@
-"""Rates of the host memory behind a GPU: copies to and from pinned memory, and updates by the CPU beside them."""
+"""Measures the host memory behind a GPU: copies to and from pinned memory, and updates by the CPU beside them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 BYTES = 1 << 28
-"""Of one copy."""
+"""Bytes of one copy."""
 
 ELEMENTS = 1 << 25
-"""Of the parameter that is updated."""
+"""Elements of the parameter that is updated."""
 
 
 @dataclass(frozen=True)
 class HostRates:
-    """Bytes per second.
+    """Rates of the host memory, in bytes per second.
 
     Attributes:
         offload, reload: one direction alone.
@@ -33,7 +33,7 @@ class HostRates:
 
 
 def give_back_pinned() -> None:
-    """Give freed pinned memory back to the system: PyTorch keeps it for the next who asks."""
+    """Give freed pinned memory back to the system: PyTorch keeps it for later requests."""
     empty: Any = getattr(torch._C, "_host_emptyCache", None)
     if empty is not None:
         empty()
@@ -44,11 +44,12 @@ def measure_host_rates(
     make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = torch.optim.AdamW,
     dtype: torch.dtype = torch.float32,
 ) -> HostRates:
-    """Medians of five.
+    """Return medians of five measurements.
 
     Args:
         device: the GPU.
-        make_optimizer, dtype: see `measure_update_rate`.
+        make_optimizer: makes an optimizer of a list of one parameter.
+        dtype: the parameter's dtype.
     """
     stream: Any = torch.cuda.Stream
     down_stream, up_stream = stream(device), stream(device)
@@ -97,13 +98,15 @@ def measure_update_rate(
     beside: Callable[[], None] = lambda: None,
     elements: int = ELEMENTS,
 ) -> float:
-    """Bytes per second that the optimizer's update of one parameter on the CPU reads and writes: the gradient once,
-    weight and states twice. The median of five.
+    """Return the bytes per second that the optimizer's update of one parameter on the CPU reads and writes.
+
+    It reads the gradient once, and reads and writes weight and states. The rate is the median of five.
 
     Args:
-        make_optimizer: of a list of one parameter.
-        dtype, elements: of that.
+        make_optimizer: makes an optimizer of a list of one parameter.
+        dtype: the parameter's dtype.
         beside: starts what runs beside each update.
+        elements: the parameter's elements.
     """
     parameter = torch.nn.Parameter(torch.randn(elements, device="cpu").to(dtype))
     parameter.grad = torch.randn(elements, device="cpu").to(dtype)

@@ -1,17 +1,20 @@
-"""Tiers below the device: where offloaded bytes live and how they move.
+"""Tiers below the device: places that tensors are offloaded to, and the transfers to and from them.
 
-base.py       what a tier promises: reserve, offload, reload, wait
-layout.py     which bytes of a tensor move
-slots.py      what lies in which slot
-lanes.py      worker threads: chunks of transfers in order, two streams at once
-disk.py       one preallocated file, direct I/O through staging buffers
-              (disk_file.py opens it, disk_mover.py moves chunks)
-host.py       pinned host memory behind a GPU; cuda_lanes.py: its streams and events; grouping.py: shared buffers
-staged.py     host memory and the disk behind it, behind one GPU
-null.py       moves nothing in the background and checks the order of verbs
-delayed.py    starts the transfers of one stream late, so that a missing wait shows
-opening.py    the tier below a kind of device
-rates.py      rates of a tier as it is used, alone and beside computing: `python -m stowage.stages.device.tiers`
+- `base`: the interface of a tier: reserve, offload, reload, wait.
+- `layout`: which bytes of a tensor are transferred.
+- `slots`: what is stored in which slot.
+- `lanes`: worker threads that transfer chunks in order, in two streams at once.
+- `disk`: one preallocated file, with direct I/O through staging buffers.
+- `disk_file`: opens that file.
+- `disk_mover`: transfers its chunks.
+- `host`: pinned host memory behind a GPU.
+- `cuda_lanes`: the GPU's streams and events for it.
+- `grouping`: buffers that tensors in pinned memory share.
+- `host_and_disk`: host memory and the disk behind it, for one GPU.
+- `null`: transfers nothing in the background and checks the order of verbs, for tests.
+- `delayed`: starts the transfers of one stream late, so that a test sees a missing wait.
+- `opening`: opens the tier for a kind of device.
+- `rates`: rates of a tier in use, alone and beside computing: `python -m stowage.stages.device.tiers`.
 """
 
 from __future__ import annotations

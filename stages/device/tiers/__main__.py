@@ -1,4 +1,4 @@
-"""Rates of the disk tier in a folder: `python -m stowage.stages.device.tiers [folder] [chunk MiB] [threads]`."""
+"""Prints rates of the disk tier in a folder: `python -m stowage.stages.device.tiers [folder] [chunk MiB] [threads]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSORS, TENSOR_BYTES = 16, 24 << 20
 
 
 def _tensors(aligned: bool) -> list[torch.Tensor]:
-    """Float tensors at a page, or 64 bytes behind one, as torch's allocator has them."""
+    """Return float tensors that start at a page, or 64 bytes after one, as torch's allocator makes them."""
     made = []
     for _ in range(TENSORS):
         memory = torch.randint(256, (TENSOR_BYTES + 2 * PAGE,), dtype=torch.uint8, device="cpu")
@@ -28,7 +28,7 @@ def _tensors(aligned: bool) -> list[torch.Tensor]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print a table."""
+    """Print a table of rates."""
     parser = Parser(__doc__)
     parser.add_argument("folder", nargs="?", default=".stowage", help="on the disk to measure")
     parser.add_argument("chunk", nargs="?", type=int, default=DISK_CHUNK_BYTES >> 20, help="MiB of one transfer")

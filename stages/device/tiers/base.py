@@ -1,4 +1,4 @@
-"""What a tier promises: three verbs, and what breaks without each wait."""
+"""Defines a tier: three verbs, and what goes wrong without each wait."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Span:
 
     Attributes:
         stream: `offload` or `reload`.
-        name: of the slot.
-        nbytes: moved.
+        name: the name of the slot.
+        nbytes: the bytes transferred.
         start_s: when its first byte was asked for, after everything that it had to wait for.
         end_s: when it was complete.
     """
@@ -33,14 +33,14 @@ class Span:
 
 
 class Transfer(Protocol):
-    """A copy under way. The tier holds the tensor until the copy is complete, and no longer than the wait."""
+    """A copy under way. The tier refers to the tensor until the copy is complete, and no longer than the wait."""
 
     def wait(self) -> None:
         """Return when the compute stream may rely on the copy.
 
-        After an offload: the tensor may be written or freed. Without the wait the slot may hold bytes of later, and
-        memory counts as free that is still held. After a reload: the tensor may be read, written and freed. Without the
-        wait its bytes are anything.
+        After an offload the tensor may be written or freed. Without the wait the slot may get bytes of later, and
+        memory counts as free that is still in use. After a reload the tensor may be read, written and freed. Without
+        the wait its bytes are undefined.
 
         Raises:
             StowageError: the copy failed; the sentence names the tensor and the file.
@@ -48,35 +48,36 @@ class Transfer(Protocol):
         ...
 
     def done(self) -> bool:
-        """Whether `wait` would return at once. It does not replace the wait."""
+        """Return whether `wait` would return at once. It does not replace the wait."""
         ...
 
 
 class HostMemory(Protocol):
-    """A tier whose slots the CPU can compute on: updates by the CPU."""
+    """A tier whose slots the CPU can compute on, for updates by the CPU."""
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """The slot, or a copy of it in RAM, as a tensor laid out as `like` (a meta tensor will do), after the copies of
-        it that are under way."""
+        """Return the slot, or a copy of it in RAM, as a tensor laid out as `like` (a meta tensor will do).
+
+        It waits for the copies of the slot that are under way.
+        """
         ...
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """The slot holds `tensor` from now on, a tensor in RAM; nothing is copied if that is the slot itself."""
+        """Store `tensor`, which is in RAM, in the slot; nothing is copied if it is the slot itself."""
         ...
 
 
 class Tier(Protocol):
     """A place below the device, with one slot of fixed size for each name.
 
-    Both streams run at the same time. Transfers of one stream, to and from one home, run in the order of their calls.
-    Transfers of one slot
-    run in the order of their calls across both: a reload sees what was offloaded before it, and an offload waits for
-    the reloads before it. Two transfers of different slots that touch the same tensor memory are not ordered: that is
-    what waits are for.
+    Both streams run at the same time. Transfers of one stream that have the same placement run in the order of their
+    calls. Transfers of one slot run in the order of their calls across both streams: a reload sees what was offloaded
+    before it, and an offload waits for the reloads before it. Two transfers of different slots that touch the same
+    tensor memory are not ordered: that is what waits are for.
 
     Attributes:
         name: `disk`, `host`, `staged` or `null`.
-        record: append a `Span` for each transfer.
+        record: whether to append a `Span` for each transfer.
     """
 
     name: str
@@ -84,25 +85,25 @@ class Tier(Protocol):
 
     @property
     def memory_alignment(self) -> int:
-        """Tensors at addresses that it divides are reloaded without a copy on the way; 0 where it does not matter."""
+        """Return the alignment with which tensors are reloaded without a copy on the way; 0 if it does not matter."""
         ...
 
     @property
     def staging_bytes(self) -> int:
-        """Device-tier memory of its own, which the budget must count."""
+        """Return the device memory that the tier needs for itself, which the budget must count."""
         ...
 
     @property
     def spans(self) -> Sequence[Span]:
-        """Completed transfers while `record` was on, in the order of completion."""
+        """Return the transfers that were completed while `record` was on, in the order of completion."""
         ...
 
     def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
-        """Make room for slots, name → bytes, before the first step; later calls add names.
+        """Make room for slots before the first step; later calls add names.
 
         Args:
             slots: name → bytes.
-            on_disk: those with their place on a disk; a tier that is a single place puts all of them there.
+            on_disk: slots whose placement is the disk; a tier that is a single place puts all of them there.
 
         Raises:
             StowageError: there is not enough room; the sentence says how many bytes are missing and where.
@@ -110,8 +111,10 @@ class Tier(Protocol):
         ...
 
     def release(self, names: Collection[str]) -> None:
-        """Slots that nobody will use any more; no transfer of them is under way. Their room serves others, or goes back
-        to the system once all that came with it is released."""
+        """Give up slots that nobody will use any more; no transfer of them is under way.
+
+        Their room serves others, or goes back to the system once everything reserved together with it is released.
+        """
         ...
 
     def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
@@ -123,9 +126,9 @@ class Tier(Protocol):
         ...
 
     def written(self, name: str) -> bool:
-        """Whether the slot holds data, or will once the offload under way is complete."""
+        """Return whether the slot has data, or will have once the offload under way is complete."""
         ...
 
     def close(self) -> None:
-        """Give back what it made. Transfers that are not complete fail."""
+        """Give back what the tier has taken. Transfers that are not complete fail."""
         ...

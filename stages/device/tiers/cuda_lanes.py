@@ -1,4 +1,4 @@
-"""Streams and events of a GPU, behind the few calls that the pinned tier makes; tests put a model in their place."""
+"""Wraps a GPU's streams and events in the few calls that the pinned tier makes; tests put a model in their place."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import StowageError, size_text
 
 CLOCK_S = 10.0
-"""A time of so many seconds is told to about a microsecond."""
+"""Seconds after which the clock starts anew: a time that long is known to about a microsecond."""
 
 
 class DeviceLanes(Protocol):
-    """A compute stream, one stream for each direction, and events. Streams and events are the lanes' own business."""
+    """A compute stream, one stream for each direction, and events; callers pass streams and events on as they are."""
 
     kind: str
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """Flat bytes of host memory that the device can reach by itself."""
+        """Return flat bytes of host memory that the device can reach by itself."""
         ...
 
     def compute(self) -> Any:
-        """The caller's current stream."""
+        """Return the caller's current stream."""
         ...
 
     def side(self, stream: Stream) -> Any:
-        """The stream of a direction."""
+        """Return the stream of a direction."""
         ...
 
     def record(self, stream: Any) -> Any:
-        """An event that is complete when all work so far on `stream` is."""
+        """Return an event that is complete when all work so far on `stream` is."""
         ...
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Work put on `stream` from now on starts after the event."""
+        """Let work that is put on `stream` from now on start after the event."""
         ...
 
     def copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -46,15 +46,15 @@ class DeviceLanes(Protocol):
         ...
 
     def done(self, event: Any) -> bool:
-        """Whether an event is complete."""
+        """Return whether an event is complete."""
         ...
 
     def finish(self, event: Any) -> None:
-        """Return when an event is complete; other threads go on meanwhile."""
+        """Return when an event is complete; other threads run meanwhile."""
         ...
 
     def time_s(self, event: Any) -> float:
-        """When a complete event was, on the clock of `time.perf_counter`."""
+        """Return when a complete event was, on the clock of `time.perf_counter`."""
         ...
 
     def synchronize(self) -> None:
@@ -62,12 +62,12 @@ class DeviceLanes(Protocol):
         ...
 
     def give_back(self) -> None:
-        """Give memory of `pinned` that nobody holds any more back to the system."""
+        """Give memory of `pinned` that is no longer used back to the system."""
         ...
 
 
 class CudaLanes:
-    """See `DeviceLanes`."""
+    """The `DeviceLanes` of a GPU."""
 
     kind = "cuda"
 
@@ -83,7 +83,7 @@ class CudaLanes:
         self._zero_s = -math.inf
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.pinned`."""
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
@@ -93,39 +93,39 @@ class CudaLanes:
             ) from error
 
     def compute(self) -> Any:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.compute`."""
         return torch.cuda.current_stream(self._device)
 
     def side(self, stream: Stream) -> Any:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.side`."""
         return self._sides[stream]
 
     def record(self, stream: Any) -> Any:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.record`."""
         event: Any = torch.cuda.Event
-        made = event(enable_timing=True, blocking=True)  # who waits leaves the core to updates
+        made = event(enable_timing=True, blocking=True)  # a waiting thread leaves the core to updates
         made.record(stream)
         return made
 
     def wait(self, stream: Any, event: Any) -> None:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.wait`."""
         stream.wait_event(event)
 
     def copy(self, stream: Any, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.copy`."""
         with torch.cuda.stream(stream):
             destination.copy_(source, non_blocking=True)
 
     def done(self, event: Any) -> bool:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.done`."""
         return bool(event.query())
 
     def finish(self, event: Any) -> None:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.finish`."""
         event.synchronize()
 
     def time_s(self, event: Any) -> float:
-        """See `DeviceLanes`. Times between events are of 24 bits: the clock starts anew where it has run for long."""
+        """Implement `DeviceLanes.time_s`; times between events have 24 bits, so the clock starts anew after a while."""
         if time.perf_counter() - self._zero_s > CLOCK_S:
             event_kind: Any = torch.cuda.Event
             self._zero = event_kind(enable_timing=True)
@@ -135,10 +135,10 @@ class CudaLanes:
         return self._zero_s + 1e-3 * float(self._zero.elapsed_time(event))
 
     def synchronize(self) -> None:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.synchronize`."""
         for stream in self._sides.values():
             stream.synchronize()
 
     def give_back(self) -> None:
-        """See `DeviceLanes`."""
+        """Implement `DeviceLanes.give_back`."""
         give_back_pinned()

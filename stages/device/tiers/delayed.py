@@ -1,7 +1,7 @@
-"""A tier whose transfers of one stream start late, for tests: a missing wait then shows in the numbers.
+"""Starts the transfers of one stream late, for tests: a missing wait then shows in the numbers.
 
-Destinations of reloads hold garbage from the call until the bytes arrive. A late offload takes what is in its tensor
-when it starts, so a tensor overwritten before the wait is stored wrong.
+Destinations of reloads contain garbage from the call until the bytes arrive. A late offload takes what is in its
+tensor when it starts, so a tensor overwritten before the wait is stored wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Late:
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin it."""
+        """Begin the transfer."""
         begin, self._begin = self._begin, None
         assert begin is not None
         try:
@@ -43,7 +43,7 @@ class _Late:
         self.begun.set()
 
     def wait(self) -> None:
-        """See `Transfer`."""
+        """Implement `Transfer.wait`."""
         self.begun.wait()
         if self._error is not None:
             raise self._error
@@ -51,12 +51,12 @@ class _Late:
         self._transfer.wait()
 
     def done(self) -> bool:
-        """See `Transfer`."""
+        """Implement `Transfer.done`."""
         return self.begun.is_set() and (self._transfer is None or self._transfer.done())
 
 
 class DelayedTier:
-    """See `Tier`: `inner`, but each transfer of `stream` starts `seconds` after its turn has come.
+    """A `Tier` like `inner`, but each transfer of `stream` starts `seconds` after its turn.
 
     The order within a stream and within a slot is kept: a transfer of the other stream starts at once unless it, or one
     before it in its stream, needs a slot whose turn has not come.
@@ -69,7 +69,7 @@ class DelayedTier:
         self._seconds = seconds
         self._changed = threading.Condition()
         self._order: list[_Late] = []
-        """Not begun, of both streams, in the order of calls."""
+        """Transfers of both streams that have not begun, in the order of calls."""
         self._queues: dict[Stream, deque[_Late]] = {OFFLOAD: deque(), RELOAD: deque()}
         self._closed = False
         self._threads = [
@@ -81,7 +81,7 @@ class DelayedTier:
 
     @property
     def record(self) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.record`."""
         return self.inner.record
 
     @record.setter
@@ -90,40 +90,40 @@ class DelayedTier:
 
     @property
     def memory_alignment(self) -> int:
-        """See `Tier`."""
+        """Implement `Tier.memory_alignment`."""
         return self.inner.memory_alignment
 
     @property
     def staging_bytes(self) -> int:
-        """See `Tier`."""
+        """Implement `Tier.staging_bytes`."""
         return self.inner.staging_bytes
 
     @property
     def spans(self) -> Sequence[Span]:
-        """See `Tier`."""
+        """Implement `Tier.spans`."""
         return self.inner.spans
 
     def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
-        """See `Tier`."""
+        """Implement `Tier.reserve`."""
         self.inner.reserve(slots, on_disk)
 
     def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """See `Tier`."""
+        """Implement `Tier.offload`."""
         return self._put(OFFLOAD, name, tensor, self.inner.offload)
 
     def reload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """See `Tier`."""
+        """Implement `Tier.reload`."""
         check_movable(name, tensor, ("cpu", "cuda"))
         poison(tensor)
         return self._put(RELOAD, name, tensor, self.inner.reload)
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """See `HostMemory`."""
+        """Implement `HostMemory.content`."""
         self._begun(name)
         return cast(HostMemory, self.inner).content(name, like)
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """See `HostMemory`."""
+        """Implement `HostMemory.keep`."""
         self._begun(name)
         cast(HostMemory, self.inner).keep(name, tensor)
 
@@ -134,13 +134,13 @@ class DelayedTier:
                 self._changed.wait()
 
     def written(self, name: str) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.written`."""
         with self._changed:
             coming = any(late.name == name and late.stream == OFFLOAD for late in self._order)
         return coming or self.inner.written(name)
 
     def close(self) -> None:
-        """See `Tier`. Transfers that were not begun are begun first, without delay."""
+        """Implement `Tier.close`; transfers that have not begun are begun first, without delay."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -169,7 +169,7 @@ class DelayedTier:
         return late
 
     def _free(self, late: _Late) -> bool:
-        """No transfer of its slot is before it. With the lock held."""
+        """Return whether no transfer of its slot is before this one. Call it with the lock taken."""
         for other in self._order:
             if other is late:
                 return True
@@ -197,7 +197,7 @@ class DelayedTier:
 
 
 def _as_here(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """The current stream is a matter of each thread: the late start must see the caller's."""
+    """Make the caller's current stream current inside: each thread has its own, and a late start runs in another."""
     if tensor.device.type == "cuda":
         return torch.cuda.stream(torch.cuda.current_stream(tensor.device))
     return nullcontext()

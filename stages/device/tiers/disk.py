@@ -1,8 +1,8 @@
 """A disk as a tier: one preallocated file, read and written past the page cache.
 
-The page cache would be memory outside the budget, and a cgroup counts it: so direct I/O, through page-aligned staging
-buffers that the budget counts. Copies between staging and tensors and the I/O itself run in threads, outside the GIL.
-Tensors in RAM that are aligned as the file system asks (`memory_alignment`) need no staging copy.
+The page cache would be memory outside the budget, and a cgroup counts it; so there is direct I/O, through page-aligned
+staging buffers that the budget counts. Copies between staging and tensors and the I/O itself run in threads, outside
+the GIL. Tensors in RAM that are aligned as the file system asks (`memory_alignment`) need no staging copy.
 
 Tensors of a GPU go through pinned staging buffers, allocated once: a thread puts the copy of a chunk on a side stream,
 after the compute stream as it was at the call, waits until it is done, and writes the chunk; or reads first and copies
@@ -34,14 +34,14 @@ from stowage.stages.ir.machine import DISK_CHUNK_BYTES, DISK_THREADS
 
 
 class DiskTier:
-    """See `Tier`. Tensors are in RAM, or on the device of `lanes`.
+    """A `Tier` on a disk, for tensors in RAM, or on the device of `lanes`.
 
     Attributes:
-        folder: that the file is in.
-        path: of the file; None unless `keep`: without a name nothing can be left behind.
-        memory_alignment: of tensors that go to the disk without a copy; 0 where there is no direct I/O.
+        folder: the folder that the file is in.
+        path: the file's path; None unless `keep`: a file without a name cannot be left behind.
+        memory_alignment: alignment of tensors that go to the disk without a copy; 0 where there is no direct I/O.
         direct: whether the page cache is bypassed.
-        note: one sentence where it is not, else empty.
+        note: one sentence that says why the page cache is not bypassed, else empty.
     """
 
     name = "disk"
@@ -56,8 +56,16 @@ class DiskTier:
         direct: bool = True,
         lanes: DeviceLanes | None = None,
     ) -> None:
-        """`threads` for each direction, each with a staging buffer of `chunk_bytes`; `direct=False`: no direct I/O;
-        `lanes`: side streams of its own, for tensors of a device."""
+        """Make the file and start the threads.
+
+        Args:
+            folder: the folder for the file.
+            chunk_bytes: bytes of each thread's staging buffer.
+            threads: threads for each direction.
+            keep: give the file a name, so that it stays.
+            direct: use direct I/O where the file system has it.
+            lanes: side streams for tensors of a device; None for tensors in RAM.
+        """
         if chunk_bytes <= 0 or chunk_bytes % PAGE:
             raise StowageError(f"chunk_bytes is {chunk_bytes}: it must be a positive multiple of {PAGE}.")
         self.folder = str(folder)
@@ -88,9 +96,9 @@ class DiskTier:
         self._gaps: list[tuple[int, int]] = []
         """Start and bytes of room that was released, in order; no two touch."""
         self._last: dict[str, list[Job]] = {}
-        """Of each slot: its last offload, then the reloads since that are not complete."""
+        """For each slot its last offload, then the reloads since that are not complete."""
         self._issue = threading.Lock()
-        # What the threads call holds no reference to the tier, or it would never be collected.
+        # The threads' functions do not refer to the tier, or it would never be collected.
         self._device = lanes
         move = Mover(self._handle, chunk_bytes, self.memory_alignment, self._offset_alignment, lanes)
         staging = _pinned_staging(lanes, 2 * threads, chunk_bytes) if lanes is not None else None
@@ -99,17 +107,17 @@ class DiskTier:
 
     @property
     def staging_bytes(self) -> int:
-        """See `Tier`: a buffer for each thread; of tensors on another device they take none of its memory."""
+        """Implement `Tier.staging_bytes`: a buffer for each thread; none of them is in another device's memory."""
         return self._staging if self._device is None else 0
 
     @property
     def host_bytes(self) -> int:
-        """RAM that it takes besides a device's: the same buffers."""
+        """Return the RAM that the tier takes when tensors are on another device: the same buffers."""
         return self._staging - self.staging_bytes
 
     @property
     def record(self) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.record`."""
         return self._lanes.record
 
     @record.setter
@@ -118,24 +126,24 @@ class DiskTier:
 
     @property
     def spans(self) -> list[Span]:
-        """See `Tier`."""
+        """Implement `Tier.spans`."""
         return self._lanes.spans
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file."""
+        """Return the size of the file."""
         return self._end
 
     def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
-        """See `Tier`. Space is allocated now: a disk that is full says so before the first step."""
-        del on_disk  # everything is
+        """Implement `Tier.reserve`; space is allocated now, so that a full disk is found before the first step."""
+        del on_disk  # every slot is on the disk
         new = self._slots.new(slots)
         places, end, gaps = dict[str, int](), self._end, list(self._gaps)
         for name, nbytes in new.items():
             size = -(-nbytes // PAGE) * PAGE
             gap = min((g for g in gaps if g[1] >= size), key=lambda g: g[1], default=None)
             if gap is None:
-                if gaps and sum(gaps[-1]) == end:  # the file grows by what is missing
+                if gaps and sum(gaps[-1]) == end:  # the file grows by the bytes that are missing
                     end = gaps.pop()[0]
                 places[name] = end
                 end += size
@@ -152,7 +160,7 @@ class DiskTier:
         self._slots.add(new)
 
     def release(self, names: Collection[str]) -> None:
-        """See `Tier`. The file keeps its size; new slots lie in the gaps."""
+        """Implement `Tier.release`; the file keeps its size, and new slots fill the gaps."""
         with self._issue:
             for name in names:
                 for job in self._last.pop(name, []):
@@ -183,21 +191,21 @@ class DiskTier:
         self._end = end
 
     def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """See `Tier`."""
+        """Implement `Tier.offload`."""
         return self._start(OFFLOAD, name, tensor, self._device)
 
     def reload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """See `Tier`."""
+        """Implement `Tier.reload`."""
         return self._start(RELOAD, name, tensor, self._device)
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """See `HostMemory`: a copy, in RAM."""
+        """Implement `HostMemory.content` with a copy in RAM."""
         memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         self._start(RELOAD, name, memory, None).wait()
         return memory
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """See `HostMemory`. Written when it returns."""
+        """Implement `HostMemory.keep`; the content is written when it returns."""
         self._start(OFFLOAD, name, tensor, None).wait()
 
     def _start(self, stream: Stream, name: str, tensor: torch.Tensor, device: DeviceLanes | None) -> Job:
@@ -229,18 +237,18 @@ class DiskTier:
         return job
 
     def written(self, name: str) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.written`."""
         return self._slots.written(name) and self._last[name][0].error is None
 
     def close(self) -> None:
-        """See `Tier`. With `keep` the file stays, and is the caller's."""
+        """Implement `Tier.close`; with `keep` the file stays, and is the caller's."""
         self._close()
         if self._device is not None:
             self._device.give_back()
 
 
 def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, those that touch as one."""
+    """Return gaps in order, with those that touch joined."""
     found: list[tuple[int, int]] = []
     for start, size in sorted(gaps):
         if found and sum(found[-1]) == start:
@@ -250,7 +258,7 @@ def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _pinned_staging(lanes: DeviceLanes, count: int, nbytes: int) -> list[Staging]:
-    """Page-aligned buffers, of one allocation: pinned memory comes in powers of two."""
+    """Make page-aligned buffers in one allocation: pinned memory is allocated in powers of two."""
     memory = lanes.pinned(count * nbytes)
     if memory.data_ptr() % PAGE:
         memory = lanes.pinned(count * nbytes + PAGE)
@@ -259,7 +267,7 @@ def _pinned_staging(lanes: DeviceLanes, count: int, nbytes: int) -> list[Staging
 
 
 def _unpack(target: torch.Tensor, content: torch.Tensor, device: DeviceLanes | None) -> None:
-    """From a contiguous copy to where it belongs."""
+    """Copy contiguous content into the tensor where it belongs."""
     if device is None:
         target.copy_(content)
         return
@@ -269,8 +277,8 @@ def _unpack(target: torch.Tensor, content: torch.Tensor, device: DeviceLanes | N
 
 
 def _close(lanes: Lanes, handle: int) -> None:
-    """End the threads and close the file, which vanishes."""
-    if lanes.is_mine():  # the tier was garbage that this thread happened to collect: it cannot wait for itself
+    """End the threads and close the file, which vanishes if it has no name."""
+    if lanes.is_mine():  # The garbage collector ran in one of the tier's threads, which cannot wait for itself.
         threading.Thread(target=_close, args=(lanes, handle), daemon=True).start()
         return
     lanes.stop()

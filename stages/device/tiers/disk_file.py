@@ -1,4 +1,4 @@
-"""The file of a disk tier: without a name, and past the page cache where the file system allows it."""
+"""Opens the file of a disk tier: without a name, and past the page cache where the file system allows it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MEM_ALIGN, _OFFSET_ALIGN = slice(152, 156), slice(156, 160)
 
 
 def direct_alignment(handle: int) -> tuple[int, int]:
-    """Alignment of memory and of offsets that direct I/O on an open file needs; (0, 0) where there is none.
+    """Return the alignment of memory and of offsets that direct I/O on an open file needs; (0, 0) without direct I/O.
 
-    A file system that takes the flag may still go through the page cache, so it is asked. One that does not answer gets
-    what satisfies all of them, unless it is in RAM.
+    A file system that takes the flag may still go through the page cache, so it is asked. For one that does not answer,
+    return an alignment that satisfies all of them, unless it is in RAM.
     """
     if _in_ram(handle):
         return 0, 0
@@ -34,7 +34,7 @@ def direct_alignment(handle: int) -> tuple[int, int]:
 
 
 def _in_ram(handle: int) -> bool:
-    """Whether an open file is on a file system that is itself memory."""
+    """Return whether an open file is on a file system that is itself memory."""
     device = os.fstat(handle).st_dev
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
         for line in mounts:
@@ -45,7 +45,7 @@ def _in_ram(handle: int) -> bool:
 
 
 def open_file(folder: str, direct: bool, keep: bool) -> tuple[int, Path | None]:
-    """A new file without a name: it vanishes with its last open handle, also when the process is killed."""
+    """Open a new file without a name: it vanishes with its last open handle, also when the process is killed."""
     flags = os.O_RDWR | os.O_CLOEXEC | (getattr(os, "O_DIRECT", 0) if direct else 0)
     if not keep and hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ def open_file(folder: str, direct: bool, keep: bool) -> tuple[int, Path | None]:
 
 
 def open_best(folder: str, keep: bool) -> tuple[int, Path | None, int, int]:
-    """(handle, path, memory alignment, offset alignment); alignments are 0 through the page cache."""
+    """Return (handle, path, memory alignment, offset alignment); alignments are 0 through the page cache."""
     if hasattr(os, "O_DIRECT"):
         with contextlib.suppress(OSError):
             handle, path = open_file(folder, True, keep)

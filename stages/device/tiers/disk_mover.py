@@ -1,4 +1,4 @@
-"""Chunks on their way: between a file and memory of the host, or through pinned buffers memory of a device."""
+"""Transfers chunks between a file and memory: the host's, or a device's through pinned buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stowage.stages.device.tiers.layout import flat_bytes
 
 
 class Mover:
-    """Moves chunks between a file and memory, of the host or of a device."""
+    """Transfers chunks between a file and memory, of the host or of a device."""
 
     def __init__(
         self, handle: int, chunk: int, memory_alignment: int, offset_alignment: int, lanes: DeviceLanes | None
@@ -26,7 +26,7 @@ class Mover:
         self._lanes = lanes
 
     def __call__(self, job: Job, chunk: int, staging: Staging) -> None:
-        """One chunk: what may go straight between tensor and file does, the rest through `staging`."""
+        """Transfer one chunk: straight between tensor and file where that is possible, the rest through `staging`."""
         start = chunk * self._chunk
         length = min(self._chunk, job.nbytes - start)
         if length <= 0:
@@ -52,7 +52,7 @@ class Mover:
             ctypes.memmove(address + straight, staging.address, rest)
 
     def _of_device(self, job: Job, start: int, length: int, staging: Staging) -> None:
-        """All of it through `staging`, which the device reaches by itself."""
+        """Transfer the whole chunk through `staging`, which the device reaches by itself."""
         lanes, tensor, memory = self._lanes, job.tensor, staging.tensor
         assert lanes is not None
         assert tensor is not None
@@ -85,13 +85,13 @@ class Mover:
         while done < len(buffer):
             more = call(self._handle, [buffer[done:]], position + done)
             if self._offset and done + more < len(buffer):
-                more -= (done + more) % max(self._offset, self._memory)  # the next call must be aligned again
+                more -= (done + more) % max(self._offset, self._memory)  # or the next call would not be aligned
             if more <= 0:
                 raise OSError(errno.EIO, stuck)
             done += more
 
     def _forget(self, stream: Stream, position: int, length: int) -> None:
-        """Without direct I/O: leave nothing in the page cache, which only holds on to what is not on disk yet."""
+        """Without direct I/O, leave nothing in the page cache, which keeps only what is not on the disk yet."""
         if self._memory:
             return
         if stream == OFFLOAD:
@@ -101,5 +101,5 @@ class Mover:
 
 
 def _memory(address: int, length: int) -> memoryview:
-    """Memory of a tensor as a buffer; the job holds the tensor."""
+    """Return memory of a tensor as a buffer; the job refers to the tensor."""
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")

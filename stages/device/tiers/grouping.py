@@ -1,10 +1,9 @@
-"""Grouping of host allocations (thesis 4.7.2): pinned memory comes in powers of two, so tensors share allocations of
-sizes just below those.
+"""Groups tensors into shared allocations of pinned memory, which come in powers of two (thesis 4.7.2).
 
 The thesis leaves the heuristic open. Here: as many allocations of one large size as the tensors fill, each filled by a
-knapsack, largest tensors first; what is left fills ever smaller powers of two, or one that holds all of it. Of the
-large sizes that come into question the one with the least waste is taken. Many tensors that are small beside the total
-waste next to nothing; a few tensors can waste up to as much as they have, as a single one does.
+knapsack, largest tensors first; what is left fills ever smaller powers of two, or one that takes all of it. Of the
+possible large sizes the one with the least waste is taken. Many tensors that are small beside the total waste next to
+nothing; a few tensors can waste up to as much as they have, as a single one does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ALIGNMENT = 64
-"""Slices start at multiples of a cache line, which vectorised code and direct I/O like."""
+"""Slices start at multiples of a cache line, which vectorised code and direct I/O prefer."""
 
 _UNITS = 8192
 """An allocation is filled in steps of this fraction of it."""
@@ -23,7 +22,7 @@ _UNITS = 8192
 
 @dataclass(frozen=True)
 class HostAllocation:
-    """One allocation and what lies in it.
+    """One allocation and the tensors in it.
 
     Attributes:
         nbytes: a power of two.
@@ -36,7 +35,7 @@ class HostAllocation:
 
 
 def group_allocations(sizes: Mapping[str, int], *, largest_bytes: int = 1 << 32) -> tuple[HostAllocation, ...]:
-    """Allocations that hold all tensors, each tensor in one piece.
+    """Return allocations with room for all tensors, each tensor in one piece.
 
     Args:
         sizes: bytes of each tensor; empty ones get a place too.
@@ -58,12 +57,12 @@ def group_allocations(sizes: Mapping[str, int], *, largest_bytes: int = 1 << 32)
 
 
 def wasted_bytes(allocations: tuple[HostAllocation, ...], sizes: Mapping[str, int]) -> int:
-    """What the allocations take above the tensors."""
+    """Return the bytes that the allocations take beyond those of the tensors."""
     return sum(a.nbytes for a in allocations) - sum(sizes.values())
 
 
 def power_of_two(nbytes: int) -> int:
-    """The smallest power of two that is at least `nbytes`."""
+    """Return the smallest power of two that is at least `nbytes`."""
     return 1 << max(0, nbytes - 1).bit_length()
 
 
@@ -72,7 +71,7 @@ _Filling = tuple[int, dict[int, int]]
 
 
 def _all_into(counts: dict[int, int], capacity: int) -> list[_Filling]:
-    """Full allocations of one size, then the rest."""
+    """Fill allocations of one size, then place the rest."""
     rest, found = dict(counts), list[_Filling]()
     while _total(rest) > capacity:
         filling = _fill(rest, capacity)
@@ -82,7 +81,7 @@ def _all_into(counts: dict[int, int], capacity: int) -> list[_Filling]:
 
 
 def _last(counts: dict[int, int]) -> list[_Filling]:
-    """The last tensors: one allocation for all, or a smaller one that is filled and another for what is left."""
+    """Place the last tensors: in one allocation, or in a smaller one that is filled and another for what is left."""
     total = _total(counts)
     if not counts:
         return []
@@ -105,7 +104,7 @@ def _without(counts: dict[int, int], filling: dict[int, int]) -> dict[int, int]:
 
 
 def _fill(counts: dict[int, int], capacity: int) -> dict[int, int]:
-    """Tensors whose total is at most `capacity` and nearly as large as can be; sizes round up to 1/8192 of it."""
+    """Choose tensors whose total is at most `capacity` and nearly that; sizes round up to 1/8192 of it."""
     unit = max(1, capacity // _UNITS)
     room = capacity // unit
     reached = np.zeros(room + 1, dtype=bool)

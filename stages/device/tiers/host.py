@@ -1,6 +1,6 @@
 """Pinned host memory as the tier below a GPU: buffers allocated once, a stream for each direction, and events.
 
-Four orders make it correct; the host blocks in none of them.
+Four rules of order make it correct; the host blocks in none of them.
 
 - *Before an offload* its stream waits for the compute stream as it is at the call: the tensor must have been computed.
 - *Before a reload* its stream waits for the compute stream as it is at the call too. The destination is new memory, but
@@ -12,8 +12,9 @@ Four orders make it correct; the host blocks in none of them.
 
 Memory: the allocator knows only the stream that a tensor was allocated on. A tensor freed while a side stream still
 copies it would be handed out at once. `record_stream` would prevent that, but gives the memory back at some later time,
-when the allocator next polls its events: the peak would no longer be the plan's. Instead the transfer holds the tensor
-until its wait; after that, whatever reuses the memory comes later on the compute stream, which has waited for the copy.
+when the allocator next polls its events: the peak would no longer be the plan's. Instead the transfer refers to the
+tensor until its wait; after that, whatever reuses the memory comes later on the compute stream, which has waited for
+the copy.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from stowage.stages.device.tiers.slots import Slots
 from stowage.stages.ir.errors import PlanMismatchError
 
 ALIGNMENT = 512
-"""Of slots in a buffer: copies run fastest between addresses aligned like the allocator's own."""
+"""Alignment of slots in a buffer: copies are fastest between addresses aligned like the allocator's own."""
 
 
 def pinned_bytes(nbytes: int) -> int:
-    """What torch's allocator of pinned memory takes for a request: the next power of two."""
+    """Return the bytes that torch's allocator of pinned memory takes for a request: the next power of two."""
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
 @dataclass
 class _Slot:
-    """Bytes of one name, the event of its last offload, and of the reloads since.
+    """One name's bytes, the event of its last offload, and those of the reloads since.
 
     Attributes:
-        form, typed: of the dense tensor that was written there last, and the slot as one of that form: the next that is
-            moved is most often alike, and is then looked at no more than it must be.
+        form: the form of the dense tensor that was last written there.
+        typed: the slot as a tensor of that form. The next tensor mostly has the same, and then needs fewer checks.
     """
 
     content: torch.Tensor
@@ -57,18 +58,18 @@ class _Slot:
 
 
 class _PinnedTransfer:
-    """See `Transfer`: `wait` makes the caller's current stream wait; the host goes on."""
+    """A `Transfer` whose `wait` makes the caller's current stream wait; the host does not wait."""
 
     def __init__(self, tier: PinnedTier, stream: Stream, name: str, tensors: Sequence[torch.Tensor], done: Any) -> None:
         self._tier = tier
         self._stream: Stream = stream
         self.name = name
         self._tensors: Sequence[torch.Tensor] = tensors
-        """Held until the wait: the tensor, and its packed copy if there is one."""
+        """The tensor, and its packed copy if there is one; referred to until the wait."""
         self._done = done
 
     def wait(self) -> None:
-        """See `Transfer`."""
+        """Implement `Transfer.wait`."""
         lanes = self._tier.lanes
         lanes.wait(lanes.compute(), self._done)
         if self._stream == RELOAD and len(self._tensors) == 2:
@@ -78,12 +79,12 @@ class _PinnedTransfer:
         self._tier._unwaited.discard(self)
 
     def done(self) -> bool:
-        """See `Transfer`."""
+        """Implement `Transfer.done`."""
         return self._tier.lanes.done(self._done)
 
 
 class PinnedTier:
-    """See `Tier`. Tensors are on one GPU.
+    """A `Tier` in pinned host memory, for tensors on one GPU.
 
     Attributes:
         lanes: streams and events.
@@ -98,8 +99,14 @@ class PinnedTier:
         groups: Sequence[Sequence[str]] = (),
         lanes: DeviceLanes | None = None,
     ) -> None:
-        """`groups`: names that share one buffer, in order. Buffers take the next power of two; names in no group are
-        grouped so that little is wasted (see `grouping`)."""
+        """Choose the device, and names that share one buffer.
+
+        Args:
+            device: the GPU.
+            groups: names that share one buffer, in order. Buffers take the next power of two; other names are grouped
+                so that little is wasted (see `grouping`).
+            lanes: streams and events; None for the GPU's own.
+        """
         self.record = False
         self.lanes: DeviceLanes = lanes or CudaLanes(torch.device(device))
         self._groups = {name: index for index, group in enumerate(groups) for name in group}
@@ -113,31 +120,31 @@ class PinnedTier:
 
     @property
     def memory_alignment(self) -> int:
-        """See `Tier`."""
+        """Implement `Tier.memory_alignment`."""
         return 0
 
     @property
     def staging_bytes(self) -> int:
-        """None on the device."""
+        """Return 0: the tier needs no memory on the device."""
         return 0
 
     @property
     def host_bytes(self) -> int:
-        """Pinned memory taken, rounding included."""
+        """Return the bytes of pinned memory taken, rounding included."""
         return sum(pinned_bytes(buffer.numel()) for buffer in self._buffers)
 
     @property
     def spans(self) -> Sequence[Span]:
-        """See `Tier`."""
+        """Implement `Tier.spans`."""
         complete = [one for one in self._recorded if self.lanes.done(one[4])]
         spans = [Span(s, n, b, self.lanes.time_s(start), self.lanes.time_s(end)) for s, n, b, start, end in complete]
         return sorted(spans, key=lambda span: span.end_s)
 
     def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
-        """See `Tier`. Names of one group that come in one call share a buffer.
+        """Implement `Tier.reserve`; names of one group that come in one call share a buffer.
 
         Raises:
-            PlanMismatchError: something has its place on a disk, and here is none.
+            PlanMismatchError: the placement of a slot is the disk, and there is none.
         """
         if on_disk:
             raise PlanMismatchError(
@@ -165,7 +172,7 @@ class PinnedTier:
                 self._slots.add({name: new[name]})
 
     def release(self, names: Collection[str]) -> None:
-        """See `Tier`. A buffer goes when all its slots have gone."""
+        """Implement `Tier.release`; a buffer is freed when all its slots are released."""
         for name in names:
             slot = self._held.pop(name, None)
             for event in [*([slot.written] if slot.written is not None else []), *slot.read] if slot else ():
@@ -178,7 +185,7 @@ class PinnedTier:
             self.lanes.give_back()
 
     def offload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
-        """See `Tier`."""
+        """Implement `Tier.offload`."""
         slot = self._held.get(name)
         if slot is None or not self._alike(slot, tensor):
             check_movable(name, tensor, (self.lanes.kind,))
@@ -197,7 +204,7 @@ class PinnedTier:
         return transfer
 
     def reload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
-        """See `Tier`."""
+        """Implement `Tier.reload`."""
         slot = self._held.get(name)
         held = [tensor]
         if slot is not None and self._alike(slot, tensor):
@@ -211,14 +218,14 @@ class PinnedTier:
                 held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
             memory = flat_bytes(held[-1].detach())
             content = slot.content[: memory.numel()]
-        # What the CPU wrote there is there.
+        # The CPU's writes there are complete.
         after = [slot.written] if slot.written is not None else []
         transfer = self._start(RELOAD, name, (memory, content), held, after)
         slot.read = [*(event for event in slot.read if not self.lanes.done(event)), transfer._done]
         return transfer
 
     def _alike(self, slot: _Slot, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has plain memory of the form that the slot holds, and was checked for."""
+        """Return whether a tensor has plain memory of the form that the slot has, and was checked for."""
         return (
             slot.typed is not None
             and slot.form == (tensor.dtype, tensor.shape, tensor.stride())
@@ -236,7 +243,7 @@ class PinnedTier:
             slot.typed = flat.as_strided(tensor.shape, tensor.stride())
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """See `Tier`. The host waits for the copies of the slot that are under way."""
+        """Implement `HostMemory.content`; the host waits for the copies of the slot that are under way."""
         slot = self._held[name]
         for event in [*([slot.written] if slot.written is not None else []), *slot.read]:
             self.lanes.finish(event)
@@ -247,17 +254,17 @@ class PinnedTier:
         return view
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """See `HostMemory`."""
+        """Implement `HostMemory.keep`."""
         content = self.content(name, tensor)
         if content.data_ptr() != tensor.data_ptr():
             content.copy_(tensor)
 
     def written(self, name: str) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.written`."""
         return self._slots.written(name)
 
     def close(self) -> None:
-        """See `Tier`. Waits until both streams are idle: they read and write the buffers."""
+        """Implement `Tier.close`; wait until both streams are idle, because they read and write the buffers."""
         self.lanes.synchronize()
         self._unwaited.clear()
         self._held.clear()
@@ -272,8 +279,10 @@ class PinnedTier:
         held: Sequence[torch.Tensor],
         after: Sequence[Any],
     ) -> _PinnedTransfer:
-        """Put a copy, to the first from the second, on its stream, after the compute stream as it is now and after
-        `after`."""
+        """Put a copy on its stream, after the compute stream as it is now and after the events `after`.
+
+        The copy goes to the first tensor of the pair from the second.
+        """
         lanes, side = self.lanes, self.lanes.side(stream)
         lanes.wait(side, lanes.record(lanes.compute()))
         for event in after:

@@ -1,7 +1,7 @@
-"""Host memory and the disk behind it as one tier below a device: each slot has its place in one of them.
+"""Host memory and the disk behind it as one tier below a device: each slot is placed in one of them.
 
 What is on the disk passes through buffers in the host that are allocated once (see `disk`); what is in the host never
-waits for it. Transfers of one slot are all of one place, so its order is that of this place.
+waits for it. All transfers of one slot have the same placement, so that place keeps their order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stowage.stages.device.tiers.host import PinnedTier
 
 
 class HostAndDiskTier:
-    """See `Tier` and `HostMemory`.
+    """A `Tier` and `HostMemory` of two places.
 
     Attributes:
         host, disk: the two places; both for tensors of the same device.
@@ -32,7 +32,7 @@ class HostAndDiskTier:
 
     @property
     def record(self) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.record`."""
         return self.host.record
 
     @record.setter
@@ -41,26 +41,26 @@ class HostAndDiskTier:
 
     @property
     def memory_alignment(self) -> int:
-        """See `Tier`."""
+        """Implement `Tier.memory_alignment`."""
         return 0
 
     @property
     def staging_bytes(self) -> int:
-        """See `Tier`."""
+        """Implement `Tier.staging_bytes`."""
         return self.host.staging_bytes + self.disk.staging_bytes
 
     @property
     def host_bytes(self) -> int:
-        """RAM: slots, and the buffers on the way to the disk."""
+        """Return the RAM of slots, and of the buffers on the way to the disk."""
         return self.host.host_bytes + self.disk.host_bytes
 
     @property
     def spans(self) -> Sequence[Span]:
-        """See `Tier`."""
+        """Implement `Tier.spans`."""
         return sorted([*self.host.spans, *self.disk.spans], key=lambda span: span.end_s)
 
     def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
-        """See `Tier`. A name that is there keeps its place."""
+        """Implement `Tier.reserve`; a name that is reserved already keeps its place."""
         there = {n for n in slots if n in self._on_disk or (n in on_disk and n not in self._in_host)}
         self.disk.reserve({n: b for n, b in slots.items() if n in there})
         self.host.reserve({n: b for n, b in slots.items() if n not in there})
@@ -68,7 +68,7 @@ class HostAndDiskTier:
         self._in_host |= slots.keys() - there
 
     def release(self, names: Collection[str]) -> None:
-        """See `Tier`."""
+        """Implement `Tier.release`."""
         self.disk.release([n for n in names if n in self._on_disk])
         self.host.release([n for n in names if n in self._in_host])
         self._on_disk.difference_update(names)
@@ -78,26 +78,26 @@ class HostAndDiskTier:
         return self.disk if name in self._on_disk else self.host
 
     def offload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """See `Tier`."""
+        """Implement `Tier.offload`."""
         return self._place(name).offload(name, tensor)
 
     def reload(self, name: str, tensor: torch.Tensor) -> Transfer:
-        """See `Tier`."""
+        """Implement `Tier.reload`."""
         return self._place(name).reload(name, tensor)
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """See `HostMemory`."""
+        """Implement `HostMemory.content`."""
         return self._place(name).content(name, like)
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """See `HostMemory`."""
+        """Implement `HostMemory.keep`."""
         self._place(name).keep(name, tensor)
 
     def written(self, name: str) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.written`."""
         return self._place(name).written(name)
 
     def close(self) -> None:
-        """See `Tier`."""
+        """Implement `Tier.close`."""
         self.host.close()
         self.disk.close()

@@ -1,4 +1,4 @@
-"""Worker threads for transfers: a lane for each stream, with several threads that share the chunks of its transfers."""
+"""Runs transfers in worker threads: a lane for each stream, whose threads share the chunks of its transfers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Staging:
 
     Attributes:
         view, address: its memory.
-        tensor: the same as flat bytes, where a device reaches it.
+        tensor: the same memory as flat bytes, where a device reaches it.
     """
 
     def __init__(self, view: memoryview, tensor: torch.Tensor | None = None) -> None:
@@ -32,8 +32,10 @@ class Staging:
 
     @staticmethod
     def new(nbytes: int) -> Staging:
-        """Private, or it would count as shared memory; not inherited by forks, which would copy pages that the disk
-        writes to."""
+        """Make a buffer in private memory.
+
+        It would else count as shared memory. Forks do not inherit it, or they would copy pages that the disk writes.
+        """
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_DONTFORK"):
             pages.madvise(mmap.MADV_DONTFORK)
@@ -41,13 +43,13 @@ class Staging:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Staging:
-        """Memory of a flat tensor of bytes, in RAM."""
+        """Make a buffer of the memory of a flat tensor of bytes in RAM."""
         memory = (ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())
         return Staging(memoryview(memory).cast("B"), tensor)
 
 
 class Job:
-    """One transfer: the `Transfer` that callers hold, and what the threads need to know of it."""
+    """One transfer: the `Transfer` that callers have, and what the threads need to know of it."""
 
     def __init__(self, stream: Stream, name: str, tensor: torch.Tensor, slot: int, chunks: int) -> None:
         self.stream: Stream = stream
@@ -57,13 +59,13 @@ class Job:
         self.slot = slot
         self.chunks = chunks
         self.tensor: torch.Tensor | None = tensor
-        """Held until the transfer is complete, so that its memory is not given to others."""
+        """Referred to until the transfer is complete, so that its memory is not given to others."""
         self.ready: Any = None
-        """Of a tensor on a device: the event after which its memory may be copied or written."""
+        """For a tensor on a device, the event after which its memory may be copied or written."""
         self.unpack: Callable[[], object] | None = None
         """Run after the last chunk of a reload."""
         self.after: list[Job] = []
-        """Must be complete before this starts; those that it reads from must not have failed."""
+        """Jobs that must be complete before this one starts; those that it reads from must not have failed."""
         self.claimed = 0
         self.left = chunks
         self.moved = False
@@ -73,17 +75,17 @@ class Job:
         self._complete = threading.Event()
 
     def wait(self) -> None:
-        """See `Transfer`."""
+        """Implement `Transfer.wait`."""
         self._complete.wait()
         if self.error is not None:
             raise StowageError(str(self.error)) from self.error
 
     def done(self) -> bool:
-        """See `Transfer`."""
+        """Implement `Transfer.done`."""
         return self._complete.is_set()
 
     def finish(self) -> None:
-        """Let go of everything and wake who waits."""
+        """Drop all references and wake those who wait."""
         self.tensor = self.unpack = None
         self.after = []
         self._complete.set()
@@ -99,7 +101,7 @@ class _Lane:
 class Lanes:
     """Runs jobs. Each stream starts and completes them in the order of `submit`, both streams at the same time.
 
-    Waiting cannot go in circles: a job waits only for jobs submitted before it.
+    There can be no deadlock: a job waits only for jobs submitted before it.
     """
 
     def __init__(
@@ -111,8 +113,16 @@ class Lanes:
         failed: Callable[[Job, Exception], Exception],
         stagings: Sequence[Staging] | None = None,
     ) -> None:
-        """`move` moves one chunk; `failed` turns what it raises into a sentence; `stagings`: of the threads, by
-        default new ones."""
+        """Start the threads.
+
+        Args:
+            streams: the streams, each with threads of its own.
+            threads: threads for each stream.
+            staging_bytes: bytes of each thread's buffer.
+            move: transfers one chunk.
+            failed: turns the error of a chunk into one that says which transfer failed.
+            stagings: the threads' buffers; new ones by default.
+        """
         self.record = False
         self.spans: list[Span] = []
         self._move, self._failed = move, failed
@@ -144,11 +154,11 @@ class Lanes:
             lane.ready.notify(job.chunks)
 
     def is_mine(self) -> bool:
-        """Whether this is one of the threads."""
+        """Return whether the caller is one of the threads."""
         return threading.current_thread() in self._threads
 
     def stop(self) -> None:
-        """Finish the chunks under way, fail the rest, end the threads. Not in one of the threads."""
+        """Finish the chunks under way, fail the rest, and end the threads. Do not call it in one of the threads."""
         if os.getpid() != self._process:
             return  # a fork has no threads, and perhaps a lock that nobody will release
         with self._lock:
@@ -186,7 +196,7 @@ class Lanes:
             del job
 
     def _claim(self, lane: _Lane) -> tuple[Job, int] | None:
-        """The next chunk of the lane's first transfer, if that may start. With the lock held."""
+        """Return the next chunk of the lane's first transfer, if that may start. Call it with the lock taken."""
         if self._stopped or not lane.unclaimed:
             return None
         job = lane.unclaimed[0]
@@ -203,7 +213,7 @@ class Lanes:
         return job, job.claimed - 1
 
     def _account(self, lane: _Lane, job: Job, error: Exception | None) -> None:
-        """A chunk was moved: complete its transfer, and those behind it that only waited for their turn."""
+        """Count a chunk; after a transfer's last one complete it, and those behind it that only waited for it."""
         with self._lock:
             if error is not None and job.error is None:
                 job.error = self._failed(job, error)

@@ -1,8 +1,8 @@
-"""Which bytes of a tensor move.
+"""Decides which bytes of a tensor are transferred.
 
-A tensor without holes or overlaps, in any order of its dimensions, moves as the bytes of its storage: no copy is made,
-and it comes back into the same strides. Any other (a slice with gaps, an expanded or lazily conjugated tensor) is
-packed: moved as its contiguous copy, whose bytes are extra memory until the transfer's wait.
+A tensor without holes or overlaps, in any order of its dimensions, is transferred as the bytes of its storage: no copy
+is made, and it is reloaded into the same strides. Any other (a slice with gaps, an expanded or lazily conjugated
+tensor) is packed: its contiguous copy is transferred, whose bytes are extra memory until the transfer's wait.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from stowage.stages.ir.errors import IllegalPlanError, StowageError
 
 @dataclass(frozen=True)
 class Layout:
-    """How bytes of a slot map to elements.
+    """The mapping of a slot's bytes to elements.
 
     Attributes:
-        nbytes: of the elements.
+        nbytes: bytes of the elements.
         order: (dtype, shape, strides) where strides matter; None for elements in row-major order.
         raw: a flat tensor of bytes, which fits any layout of as many bytes.
     """
@@ -29,12 +29,12 @@ class Layout:
     raw: bool
 
     def fits(self, written: Layout) -> bool:
-        """Whether bytes written with the layout `written` mean the same when read with this one."""
+        """Return whether bytes written with the layout `written` mean the same when read with this one."""
         return self.nbytes == written.nbytes and (self.raw or written.raw or self.order == written.order)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """No holes, no overlaps, no lazy bits: the elements are a range of the storage's bytes."""
+    """Return whether the elements are a range of the storage's bytes: no holes, no overlaps, no lazy bits."""
     if tensor.is_conj() or tensor.is_neg():
         return False
     if tensor.is_contiguous():
@@ -50,7 +50,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """The layout that a slot has after `tensor` is moved into it."""
+    """Return the layout that a slot has after `tensor` is offloaded into it."""
     nbytes = tensor.numel() * tensor.element_size()
     if tensor.is_contiguous() or not is_dense(tensor):
         return Layout(nbytes, None, tensor.dtype == torch.uint8 and tensor.dim() == 1)
@@ -58,14 +58,14 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a dense tensor, as a flat tensor over the same storage."""
+    """Return the bytes of a dense tensor, as a flat tensor over the same storage."""
     nbytes, start = tensor.numel() * tensor.element_size(), tensor.storage_offset() * tensor.element_size()
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return flat.set_(tensor.untyped_storage(), start, (nbytes,))  # type: ignore[call-overload, no-any-return]
 
 
 def packed(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy."""
+    """Return a contiguous copy."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

@@ -1,4 +1,4 @@
-"""A tier that moves nothing in the background: it checks the order of verbs and what happens to memory between them."""
+"""A tier that transfers nothing in the background: it checks the order of verbs and the memory between them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stowage.stages.device.tiers.slots import Slots
 from stowage.stages.ir.errors import IllegalPlanError
 
 GARBAGE = 0xFF
-"""Fills destinations until the wait: NaN in every floating-point type, -1 in integers."""
+"""Byte that fills destinations until the wait: NaN in every floating-point type, -1 in integers."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """What was asked for, in order."""
+    """One call of a verb."""
 
     verb: Literal["offload", "reload", "wait"]
     name: str
@@ -29,7 +29,7 @@ class Verb:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill with garbage that shows in every result."""
+    """Fill a tensor with garbage that shows in every result."""
     tensor = tensor.detach()
     if is_dense(tensor):
         flat_bytes(tensor).fill_(GARBAGE)
@@ -40,7 +40,7 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Of the elements' bytes, in row-major order for what is not dense."""
+    """Return a checksum of the elements' bytes, in row-major order if the tensor is not dense."""
     whole = (tensor.detach() if is_dense(tensor) else packed(tensor)).cpu()
     if whole.numel() == 0:
         return 0
@@ -49,7 +49,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 class _NullTransfer:
-    """A verb that was begun: its wait does the copy, and checks that nobody looked or wrote before."""
+    """A transfer that was begun: its wait does the copy, and checks that nobody read or wrote the memory before."""
 
     def __init__(self, tier: NullTier, stream: Stream, name: str, tensor: torch.Tensor, content: torch.Tensor) -> None:
         self.stream: Stream = stream
@@ -61,11 +61,11 @@ class _NullTransfer:
         self._tier = tier
 
     def done(self) -> bool:
-        """False until the wait, which does the copy."""
+        """Return False until the wait, which does the copy."""
         return self.tensor is None
 
     def wait(self) -> None:
-        """See `Transfer`.
+        """Implement `Transfer.wait`.
 
         Raises:
             IllegalPlanError: it was waited for already, or its tensor was freed or written before the wait.
@@ -86,16 +86,16 @@ class _NullTransfer:
 
 
 class NullTier:
-    """See `Tier`. Offloaded bytes stay in plain memory; mistakes in the order of verbs raise at once.
+    """A `Tier` that keeps bytes in plain memory; mistakes in the order of verbs raise at once.
 
     Attributes:
-        verbs: everything that was asked for.
+        verbs: everything that was asked for, in order.
     """
 
     name = "null"
 
     def __init__(self, *, garbage: bool = True) -> None:
-        """`garbage`: destinations of reloads hold it until the wait, so that reading before shows in the numbers."""
+        """With `garbage`, fill destinations of reloads until the wait, so that reading too early shows."""
         self.record = False
         self.verbs: list[Verb] = []
         self._garbage = garbage
@@ -105,37 +105,37 @@ class NullTier:
 
     @property
     def memory_alignment(self) -> int:
-        """See `Tier`."""
+        """Implement `Tier.memory_alignment`."""
         return 0
 
     @property
     def staging_bytes(self) -> int:
-        """Nothing that a budget counts: this tier is for tests."""
+        """Return 0: this tier is for tests, and has nothing that a budget counts."""
         return 0
 
     @property
     def spans(self) -> Sequence[Span]:
-        """None: nothing takes time."""
+        """Return no spans: nothing takes time."""
         return ()
 
     @property
     def unwaited(self) -> list[str]:
-        """Names of transfers that were begun and not waited for, in order."""
+        """Return the names of transfers that were begun and not waited for, in order."""
         return [transfer.name for transfer in self._pending]
 
     def reserve(self, slots: Mapping[str, int], on_disk: Collection[str] = ()) -> None:
-        """See `Tier`."""
+        """Implement `Tier.reserve`."""
         del on_disk
         self._slots.add(self._slots.new(slots))
 
     def release(self, names: Collection[str]) -> None:
-        """See `Tier`."""
+        """Implement `Tier.release`."""
         self._slots.drop(names)
         for name in names:
             self._content.pop(name, None)
 
     def offload(self, name: str, tensor: torch.Tensor) -> _NullTransfer:
-        """See `Tier`.
+        """Implement `Tier.offload`.
 
         Raises:
             IllegalPlanError: a reload into this memory was not waited for.
@@ -149,7 +149,7 @@ class NullTier:
         return self._begin(OFFLOAD, name, tensor, content)
 
     def reload(self, name: str, tensor: torch.Tensor) -> _NullTransfer:
-        """See `Tier`.
+        """Implement `Tier.reload`.
 
         Raises:
             IllegalPlanError: the name was never offloaded, or a transfer of this memory was not waited for.
@@ -173,7 +173,7 @@ class NullTier:
         raise IllegalPlanError(f"Wait for '{name}': no transfer of it is under way.")
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """See `Tier`."""
+        """Implement `Tier.content`."""
         nbytes = like.numel() * like.element_size()
         if name not in self._content:
             self._content[name] = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
@@ -182,17 +182,17 @@ class NullTier:
         return view
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """See `HostMemory`."""
+        """Implement `HostMemory.keep`."""
         content = self.content(name, tensor)
         if content.data_ptr() != tensor.data_ptr():
             content.copy_(tensor)
 
     def written(self, name: str) -> bool:
-        """See `Tier`."""
+        """Implement `Tier.written`."""
         return self._slots.written(name)
 
     def close(self) -> None:
-        """See `Tier`."""
+        """Implement `Tier.close`."""
         self._content.clear()
         self._pending.clear()
 

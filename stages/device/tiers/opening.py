@@ -1,4 +1,4 @@
-"""The tier below a kind of device, opened for a plan that offloads."""
+"""Opens the tier below a kind of device, for a plan that offloads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from stowage.stages.device.tiers.host_and_disk import HostAndDiskTier
 from stowage.stages.ir.errors import PlanMismatchError
 
 HEAP_BYTES = 32 << 20
-"""Larger blocks go back to the system when they are freed. Others stay in the heap, as far as `ResidentLimit` admits:
-with 4 MiB here, and no such limit, the kernel zeroes pages for a third of the time of a step that offloads."""
+"""Bytes: larger blocks go back to the system when they are freed.
+
+Others stay in the heap, as far as `ResidentLimit` admits: with 4 MiB here, and no such limit, the kernel zeroes pages
+for a third of the time of a step that offloads.
+"""
 
 
 def open_tier(device: torch.device | str, folder: str | Path | None) -> Tier:
-    """Below a GPU pinned host memory, with a file in `folder` behind it if that is named; below `cpu` the file alone,
-    and freed memory goes back to the system. `cuda` is the current GPU.
+    """Open the lower tier of a device; `cuda` is the current GPU.
+
+    Below a GPU it is pinned host memory, with a file in `folder` behind it if that is given; below `cpu` it is the file
+    alone, and freed memory goes back to the system.
 
     Raises:
         StowageError: the folder cannot be used, or there is none.

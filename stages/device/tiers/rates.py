@@ -1,4 +1,4 @@
-"""Rates of a tier as it is used, alone and beside computing: what a plan may count on."""
+"""Measures rates of a tier in use, alone and beside computing: what a plan may count on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TierRate:
 
     Attributes:
         what: `write`, `read` or `both`.
-        bytes_per_s: moved, of both directions summed.
+        bytes_per_s: transferred bytes per second, of both directions summed.
         cpu_s_per_gb: processor time of the whole process for 1e9 bytes; computing beside it not counted.
         compute_slowdown: time of the computing beside it, over its time alone; 1 when there was none.
     """
@@ -34,7 +34,7 @@ _Named: TypeAlias = Sequence[tuple[str, torch.Tensor]]
 
 
 class _Beside:
-    """Computing in a loop in the calling thread's place, until told to stop."""
+    """Computes in a loop in the calling thread, until told to stop."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -42,7 +42,7 @@ class _Beside:
         self.rounds = 0
 
     def run(self, seconds: float) -> float:
-        """Rounds per second over at least `seconds`, or until `stop`, which may have come before; one at least."""
+        """Compute for at least `seconds`, or until `stop`, at least one round; return the rounds per second."""
         self.rounds = 0
         start = time.perf_counter()
         while not self.rounds or (time.perf_counter() - start < seconds and not self._stop.is_set()):
@@ -63,10 +63,10 @@ def measure_tier(
     rounds: int = 3,
     compute: Callable[[], object] | None = None,
 ) -> list[TierRate]:
-    """Move `tensors` down, up, and both at once, `rounds` times each; beside `compute`, called in a loop, if given.
+    """Offload `tensors`, reload them, and do both at once, `rounds` times each; beside `compute`, in a loop, if given.
 
-    Half of the tensors go each way when both run. The slots are `rate0`, `rate1`, … and everything is moved once before
-    anything is timed, so that first use of the tier's memory is not in the numbers.
+    Half of the tensors go each way when both run. The slots are `rate0`, `rate1`, … and everything is transferred once
+    before anything is timed, so that first use of the tier's memory is not in the numbers.
     """
     names = [f"rate{index}" for index in range(len(tensors))]
     tier.reserve({name: t.numel() * t.element_size() for name, t in zip(names, tensors, strict=True)})

@@ -1,4 +1,4 @@
-"""What lies in which slot, and whether a transfer fits it."""
+"""Knows what is stored in which slot, and checks that a transfer fits it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stowage.stages.ir.errors import IllegalPlanError, StowageError
 
 
 class Slots:
-    """Sizes of slots and layouts of what was moved into them."""
+    """Sizes of slots and layouts of what is stored in them."""
 
     def __init__(self) -> None:
         self._nbytes: dict[str, int] = {}
         self._written: dict[str, Layout] = {}
 
     def new(self, slots: Mapping[str, int]) -> dict[str, int]:
-        """Those that are not there yet.
+        """Return the slots that are not known yet.
 
         Raises:
-            StowageError: a name is there with fewer bytes.
+            StowageError: a name is known with fewer bytes.
         """
         for name, nbytes in slots.items():
             if nbytes > self._nbytes.get(name, nbytes):
@@ -32,7 +32,7 @@ class Slots:
         return {name: nbytes for name, nbytes in slots.items() if name not in self._nbytes}
 
     def add(self, slots: Mapping[str, int]) -> None:
-        """Take up new ones."""
+        """Add new slots."""
         self._nbytes.update(slots)
 
     def drop(self, names: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Slots:
             self._written.pop(name, None)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """An offload into the slot starts."""
+        """Note that an offload into the slot starts."""
         layout = layout_of(tensor)
         if layout.nbytes > self._size(name):
             raise IllegalPlanError(
@@ -51,7 +51,7 @@ class Slots:
         self._written[name] = layout
 
     def read(self, name: str, tensor: torch.Tensor) -> None:
-        """A reload from the slot starts."""
+        """Note that a reload from the slot starts, and check that it fits."""
         self._size(name)
         if name not in self._written:
             raise IllegalPlanError(f"Reload of '{name}': it was never offloaded.")
@@ -63,7 +63,7 @@ class Slots:
             )
 
     def written(self, name: str) -> bool:
-        """Whether something was moved into the slot."""
+        """Return whether something was offloaded into the slot."""
         return name in self._written
 
     def _size(self, name: str) -> int:
