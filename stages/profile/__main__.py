@@ -1,4 +1,4 @@
-"""`python -m stowage.stages.profile`: costs of every distinct call → artifacts/profile."""
+"""Writes the costs of every distinct call to artifacts/profile: `python -m stowage.stages.profile`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
     settings = load_settings().profile
     trace = TraceTables.load(ARTIFACTS / "trace")
     target = read_record(DEVICE, DeviceDescription)
-    keep_freed_memory()  # as training does
+    keep_freed_memory()  # in the mode that training has
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
         costs = profile_variants(

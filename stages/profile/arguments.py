@@ -1,4 +1,4 @@
-"""Real or fake arguments for one call, made from the trace alone."""
+"""Makes real or fake arguments for one call from the trace alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stowage.stages.kernels import SUBSTITUTES, USUAL, Around, Form, Kind, made_
 
 
 def operator_of(target: str) -> Any:
-    """The operator behind `aten.addmm.default`."""
+    """Return the operator of a name such as `aten.addmm.default`."""
     namespace, name, overload = target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def kernel_of(call: Call) -> Any:
-    """What a step calls for it: the operator, or the method of tensors or the function that reaches it sooner."""
+    """Return what a step calls: the operator, or the method of tensors or the function that reaches it faster."""
     method = METHODS.get(call.target) or ALIKE.get(call.target)
     if method is not None and split_receiver(call.arguments) is not None:
         return getattr(torch.Tensor, method)
@@ -31,19 +31,19 @@ def kernel_of(call: Call) -> Any:
 
 
 def as_called(call: Call, args: list[Any]) -> list[Any]:
-    """The arguments as a step gives them."""
+    """Return the arguments in the form in which a step gives them."""
     if call.target in SPREAD and split_receiver(call.arguments) is not None:
         return [args[0], *spread_out(args[1:])]
     return args
 
 
 def form_of(value: Value) -> Form:
-    """Type, shape and strides of a value."""
+    """Return type, shape and strides of a value."""
     return Form(getattr(torch, value.dtype), value.shape, value.stride, value.offset)
 
 
 def around_of(call: Call, trace: TraceTables) -> Around:
-    """What the arguments of a call are like."""
+    """Describe the arguments of a call, for contents that fit each other."""
     args, kwargs = map_arguments(call.arguments, lambda key, content: None)
     return Around.of((form_of(trace.values[read]) for read in call.reads), [*args, *kwargs.values()])
 
@@ -51,7 +51,7 @@ def around_of(call: Call, trace: TraceTables) -> Around:
 def make_arguments(
     call: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments for `call`; one tensor for each distinct value."""
+    """Make arguments for `call`; one tensor for each distinct value."""
     tensors: dict[int, torch.Tensor] = {}
     around = around_of(call, trace)
     for read in call.reads:
@@ -71,14 +71,14 @@ def make_arguments(
 
 
 def is_sealed(maker: Call, reader: Call) -> bool:
-    """Whether what `reader` reads of `maker` cannot be made up; see `SEALS`."""
+    """Return whether what `reader` reads of `maker` cannot be made up; see `SEALS`."""
     return SEALS.get(without_overload(maker.target)) == without_overload(reader.target)
 
 
 def sealed_outputs(
     maker: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
 ) -> dict[int, torch.Tensor]:
-    """What the call really returns for its reader, by value; under a fake mode, what stands for it there."""
+    """Run the call and return its results for its reader, by value; under a fake mode, fake tensors for them."""
     args, kwargs = make_arguments(maker, trace, device, kind)
     operator = operator_of(maker.target)
     if detect_fake_mode() is not None:
@@ -89,12 +89,12 @@ def sealed_outputs(
 
 
 def place_of(value: Value, device: torch.device) -> torch.device:
-    """Where a value is in a step on `device`."""
+    """Return the place of a value in a step on `device`."""
     return torch.device("cpu") if value.on_host else device
 
 
 def tensors_in(args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """All tensors among arguments, in order."""
+    """Return all tensors among arguments, in order."""
     found: list[torch.Tensor] = []
     for argument in [*args, *kwargs.values()]:
         if isinstance(argument, torch.Tensor):
@@ -105,7 +105,7 @@ def tensors_in(args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def constant_of(key: str, content: Any, device: torch.device) -> Any:
-    """What an object among the arguments stands for that is no tensor; see `ir.arguments`."""
+    """Return an argument that is no tensor from its entry in the tables; see `ir.arguments`."""
     match key:
         case "float":
             return float(content)

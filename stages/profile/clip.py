@@ -1,4 +1,4 @@
-"""The cost of clipping's scale: a handful of operations on one number a gradient."""
+"""Measures or estimates the cost of clipping's scale: a few operations on one number for each gradient."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.trace import Call, TraceTables
 
 OPERATIONS = 5
-"""Stack, norm, addition, division, clamp."""
+"""Operations of clipping: stack, norm, addition, division, clamp."""
 
 SAMPLES = 10
-"""Timed executions: enough for any effort."""
+"""Timed executions, enough for any effort."""
 
 NUMBER_BYTES = 64
-"""Enough for one number on any allocator's books, counted for each of its temporaries."""
+"""Bytes counted for each temporary: enough for one number in any allocator."""
 
 
 def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
@@ -34,7 +34,7 @@ def measure_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> C
 
 
 def estimate_clip(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
-    """A few dispatches."""
+    """Estimate clipping as a few dispatches."""
     elapsed = OPERATIONS * target.dispatch_s
     return Cost(call.signature, target.fingerprint, elapsed, _output(call, trace), _workspace(call), 0, "roofline")
 

@@ -1,4 +1,4 @@
-"""Every distinct call's real outputs beside what the trace says of them."""
+"""Compares every distinct call's real outputs with the trace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stowage.stages.profile.store import CostStore
 
 
 class Comparison:
-    """Of the calls of some traces.
+    """Compares outputs of the calls of some traces.
 
     Args:
-        calls: by signature, with the trace of each.
+        calls: calls by signature, with the trace of each.
         store: knows what was looked at before.
         target: the device.
     """
@@ -31,7 +31,7 @@ class Comparison:
         self._target = target
 
     def check(self, *, run: bool, later: Collection[str]) -> None:
-        """Compare what the store knows, and with `run` what it does not, except for calls that `later` are measured.
+        """Compare stored outputs, and with `run` those of the other calls, except for calls that are measured `later`.
 
         Raises:
             FakeKernelError: some calls return something else.

@@ -1,4 +1,4 @@
-"""Costs of a trace's calls without timing any: from the store, from other sizes, and what memory they take."""
+"""Estimates costs of a trace's calls without timing any: from the store, from other sizes, and from their memory."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ def estimated_costs(
     similar: Similar,
     make_update: MakeUpdate | None = None,
 ) -> dict[str, Cost]:
-    """One cost for each distinct call, by signature. Workspace is never less than the call needs: where no call of its
-    kind that was measured is as large, it runs on made-up tensors, and what it returns is compared with the trace.
+    """Return one cost for each distinct call, by signature.
+
+    Workspace is never less than the call needs: where no measured call of its kind is as large, it runs on made-up
+    tensors, and what it returns is compared with the trace.
 
     Args:
-        traces: of steps or forwards.
+        traces: traces of steps or forwards.
         target: this machine's device.
-        store: of measured costs; nothing is added to it.
+        store: measured costs; nothing is added to it.
         similar: knows calls of other sizes, and learns what is measured here.
-        make_update: see `measure_update`.
+        make_update: makes updates of the user's own optimizer, see `measure_update`.
 
     Raises:
         TableError: an operator does not run on this device.
@@ -62,7 +64,7 @@ def estimated_costs(
             found[signature] = _estimated(call, trace, target, similar, (made_bytes(call, trace), workspace_bytes))
         else:
             alone = _alone(call, trace, target, make_update)
-            if alone is None:  # as where it is measured in full
+            if alone is None:  # the same mode as where calls are measured in full
                 found[signature] = replace(estimate_call(call, trace, target), source="similar")
                 continue
             if alone.outputs is not None:
@@ -76,7 +78,7 @@ def estimated_costs(
 
 
 def times_are_known(trace: TraceTables, target: DeviceDescription, store: CostStore, similar: Similar) -> bool:
-    """Whether every call of the trace, or one of its kind, was timed."""
+    """Return whether every call of the trace, or one of its kind, was timed."""
     measured = store.read(target.fingerprint)
     return all(
         call.is_view
@@ -89,7 +91,7 @@ def times_are_known(trace: TraceTables, target: DeviceDescription, store: CostSt
 def _estimated(
     call: Call, trace: TraceTables, target: DeviceDescription, similar: Similar, memory: tuple[int, int]
 ) -> Cost:
-    """`memory`: bytes of results, and of workspace."""
+    """Estimate one call; `memory` has the bytes of its results, and of its workspace."""
     time_s = target.dispatch_s if call.is_view else similar.time_s(call, trace)
     if time_s is None:
         time_s = (estimate_update if call.target in _UPDATES else estimate_call)(call, trace, target).time_s
@@ -97,7 +99,7 @@ def _estimated(
 
 
 def _alone(call: Call, trace: TraceTables, target: DeviceDescription, make_update: MakeUpdate | None) -> Alone | None:
-    """What the call takes in memory, and what it returns; None where it takes none of the made-up contents."""
+    """Measure the call's memory and its outputs; return None where it takes none of the made-up contents."""
     device = device_of(target.type)
     with quiet_torch(), quiet():
         if call.target in _UPDATES:

@@ -1,5 +1,8 @@
-"""Indices that calls of a window make of made-up numbers may point outside of a tensor. On a GPU such a call ends the
-process, and on a CPU not every kernel looks."""
+"""Moves made-up indices into the tensors that they index.
+
+Indices that calls of a window compute from made-up numbers may point outside of a tensor. On a GPU such a call ends
+the process, and on a CPU not every kernel checks.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ _ALONG = frozenset(
     for name in ("index_add", "index_copy", "index_fill", "index_reduce", "scatter", "scatter_add", "scatter_reduce")
     for ending in ("", "_")
 ) | {"gather", "index_select"}
-"""Take a tensor, a dimension and indices into it."""
+"""Operators that take a tensor, a dimension and indices into it."""
 
 _EACH = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"])
-"""Take a tensor, and a list with indices into some of its dimensions."""
+"""Operators that take a tensor, and a list with indices into some of its dimensions."""
 
 
 def _pointing(name: str, args: list[Any]) -> Iterator[tuple[torch.Tensor, int]]:
-    """Indices among the arguments, and what they must be below."""
+    """Yield indices among the arguments, each with the number that it must be less than."""
     if name in _ALONG:
         yield args[2], args[0].shape[args[1]] if args[0].dim() else 1
     elif name in _EACH:
@@ -41,7 +44,7 @@ def _pointing(name: str, args: list[Any]) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def moved_inside(target: str, args: list[Any]) -> bool:
-    """Make indices of a call that point outside of a tensor 0; whether there are any."""
+    """Set indices of a call that point outside of a tensor to 0; return whether there were any."""
     namespace, name, _ = target.split(".") if target.count(".") == 2 else ("", "", "")
     moved = False
     for index, bound in _pointing(name, args) if namespace == "aten" else ():

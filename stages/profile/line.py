@@ -1,4 +1,4 @@
-"""One call of a window, ready to run on made-up tensors."""
+"""Describes one call of a window, ready to run on made-up tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Read:
 
 @dataclass(frozen=True)
 class Line:
-    """One call.
+    """One call, ready to run.
 
     Attributes:
-        signature, target: of the call.
-        kernel: what a step calls for it.
-        args, kwargs: of it, with `Read` for tensors.
-        returns: values that it makes; -1 for what a step ignores.
-        many: it returns several.
-        groups: how they are grouped, see `ir.results`.
-        opaque: it has an autograd graph of its own.
+        signature, target: of the call in the trace.
+        kernel: the function to call.
+        args, kwargs: its arguments, with `Read` for tensors.
+        returns: values that it makes; -1 for a result that a step ignores.
+        many: whether it returns several results.
+        groups: how the results are grouped, see `ir.results`.
+        opaque: whether it has an autograd graph of its own.
         dead: values that nothing reads after it.
     """
 
@@ -42,7 +42,7 @@ class Line:
 
 
 def resolve(argument: Any, values: Mapping[int, Any]) -> Any:
-    """The argument with values in place of reads."""
+    """Return the argument with values in place of reads."""
     if type(argument) is Read:
         return values[argument.value]
     if type(argument) is list:
@@ -51,7 +51,7 @@ def resolve(argument: Any, values: Mapping[int, Any]) -> Any:
 
 
 def reads_of(line: Line) -> set[int]:
-    """Values among its arguments."""
+    """Return the values among a call's arguments."""
     found: set[int] = set()
     stack: list[Any] = [line.args, *line.kwargs.values()]
     while stack:

@@ -1,4 +1,4 @@
-"""One call by itself, and the memory that it takes."""
+"""Runs one call by itself, and measures the memory that it takes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stowage.stages.profile.returned import is_compared
 
 @dataclass(frozen=True)
 class Alone:
-    """A call by itself.
+    """One call by itself, measured.
 
     Attributes:
-        output_bytes: bytes of storages it creates.
+        output_bytes: bytes of storages that it creates.
         workspace_bytes: peak bytes above inputs and outputs.
         work: executes it on made-up tensors.
-        outputs: what it returns, where that says something, see `is_compared`.
+        outputs: its outputs, if they are to be compared, see `is_compared`.
     """
 
     output_bytes: int
@@ -38,23 +38,23 @@ class Alone:
 
 
 class MadeUpError(Exception):
-    """A call takes none of the made-up contents that were tried: an estimate must do."""
+    """Raised when a call takes none of the made-up contents that were tried: an estimate must do."""
 
 
 def measured(work: Callable[[], Any], device: Device) -> Alone:
-    """Memory of `work`: the first execution may need other workspace than those after it."""
+    """Measure the memory of `work` twice: the first execution may need other workspace than those after it."""
     first, steady = (_memory(work, device) for _ in range(2))
     return Alone(steady[0], max(first[1], steady[1], 0), work)
 
 
 def _memory(work: Callable[[], Any], device: Device) -> tuple[int, int]:
-    """Bytes of what it returns, and most above them."""
+    """Return the bytes of what it returns, and the most above them."""
     memory = device.measure(work)
     return memory.end_bytes, memory.peak_bytes - max(memory.end_bytes, 0)
 
 
 def returned(call: Call, trace: TraceTables, kind: str) -> Outputs | None:
-    """What `call` returns on made-up tensors; None where that says nothing, or where it takes none of them."""
+    """Return what `call` returns on made-up tensors; None if it is not to be compared, or takes none of them."""
     if not is_compared(call):
         return None
     operator, target = _operator(call), torch.device(kind)
@@ -62,7 +62,7 @@ def returned(call: Call, trace: TraceTables, kind: str) -> Outputs | None:
         try:
             args, kwargs = _inside(call, trace, target, contents)
             return outputs_of(operator(*args, **kwargs), tensors_in(args, kwargs))
-        except Exception as problem:  # whatever an operator raises at contents outside its domain
+        except Exception as problem:  # an operator may raise anything at contents outside its domain
             raise_if_failed(problem, call.target)
     return None
 
@@ -86,19 +86,19 @@ def measure_call(call: Call, trace: TraceTables, device: Device, kind: str) -> A
             return _without(alone, sum(o.nbytes for o, v in zip(outputs or (), call.returns) if o and v < 0))
         except NotImplementedError as problem:
             raise TableError(f"The call {call.target} of the trace does not run on this device: {problem}.") from None
-        except Exception as problem:  # contents outside its domain: others may do
+        except Exception as problem:  # these contents are outside its domain; the next kind may do
             raise_if_failed(problem, call.target)
             error = error or problem
     raise MadeUpError(str(error))
 
 
 def _without(alone: Alone, nbytes: int) -> Alone:
-    """Of what the call returns a step drops so many bytes at once: they are workspace."""
+    """Count so many bytes of the results as workspace: a step ignores these results and drops them at once."""
     return replace(alone, output_bytes=alone.output_bytes - nbytes, workspace_bytes=alone.workspace_bytes + nbytes)
 
 
 def _inside(call: Call, trace: TraceTables, target: torch.device, contents: Kind) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments whose indices point into what they index: on a GPU others end the process."""
+    """Make arguments whose indices point into what they index: on a GPU others end the process."""
     args, kwargs = make_arguments(call, trace, target, contents)
     moved_inside(call.target, args)
     return args, kwargs

@@ -1,4 +1,4 @@
-"""What a trace says that calls return, beside what they return."""
+"""Compares what a trace says that calls return with what they return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stowage.stages.profile.arguments import form_of, operator_of
 
 
 def recorded_outputs(call: Call, trace: TraceTables) -> Outputs:
-    """As the tables have them."""
+    """Return a call's outputs as the tables have them."""
     first: dict[int, int] = {}
     for position, read in enumerate(call.reads):
         first.setdefault(trace.values[read].storage, position)
@@ -34,8 +34,10 @@ def recorded_outputs(call: Call, trace: TraceTables) -> Outputs:
 
 
 def differ(real: Outputs, call: Call, trace: TraceTables) -> bool:
-    """Whether a call returns something else than the tables say. What a step does without is not looked at, nor are
-    tensors without elements."""
+    """Return whether a call returns something else than the tables say.
+
+    Results that a step ignores are not compared, nor are tensors without elements.
+    """
     recorded = recorded_outputs(call, trace)
     if len(real) != len(recorded):
         return False
@@ -52,7 +54,7 @@ def differ(real: Outputs, call: Call, trace: TraceTables) -> bool:
 
 
 def _among(outputs: Outputs, positions: Sequence[int]) -> list[Output]:
-    """Those at some positions, as if there were no others."""
+    """Return the outputs at some positions, as if there were no others."""
     found: list[Output] = []
     first: dict[int, int] = {}
     for i in positions:
@@ -66,7 +68,7 @@ def _among(outputs: Outputs, positions: Sequence[int]) -> list[Output]:
 
 
 def is_compared(call: Call) -> bool:
-    """Whether it is a call of an operator that makes tensors, whose contents alone depend on its arguments'."""
+    """Return whether a call's outputs are to be compared: its operator makes tensors from its arguments alone."""
     if call.is_view or not call.returns or call.target in (UPDATE, CLIP) or call.target in OPAQUE:
         return False
     return _makes_tensors(call.target)

@@ -1,4 +1,4 @@
-"""Estimate a call that cannot be measured here: the slower of its arithmetic and its traffic, plus dispatch."""
+"""Estimates a call that cannot be measured here: the slower of its arithmetic and its traffic, plus dispatch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def _bytes(value: int, trace: TraceTables) -> int:
 
 
 def estimate_call(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:
-    """Flops come from PyTorch's own formulas on fake tensors; bytes are those of every input and output once. A view is
-    dispatch alone."""
+    """Estimate a call from its flops and its bytes.
+
+    Flops come from PyTorch's own formulas on fake tensors; bytes are those of every input and output once. A view costs
+    its dispatch alone.
+    """
     touched = () if call.is_view else {*call.reads, *(v for v in call.returns if v >= 0)}
     traffic = sum(_bytes(v, trace) for v in touched)
     created = {trace.values[v].storage for v in call.returns if v >= 0} - {trace.values[v].storage for v in call.reads}

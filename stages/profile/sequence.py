@@ -1,4 +1,4 @@
-"""Run a window of calls on made-up tensors, and time them one by one, or together."""
+"""Runs a window of calls on made-up tensors, and times them one by one, or together."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ PATTERN = 1 << 16
 """Elements after which made-up contents repeat: drawing all of them would take longer than most calls."""
 
 NOTHINGS = 1001
-"""Empty calls that are timed."""
+"""Number of empty calls that are timed."""
 
 
 class WindowRun:
-    """A window with its tensors.
+    """A window with its tensors, ready to run.
 
     Args:
         window: the calls.
-        trace: whose calls they are.
-        last: as `last_touched` gives it.
-        device: it times.
-        kind: its type, for PyTorch.
+        trace: the trace that the calls are from.
+        last: the last call that touches each storage, see `last_touched`.
+        device: times the calls.
+        kind: the device's type, for PyTorch.
 
     Attributes:
-        failing: signatures of calls that raised: what the calls before them made of made-up tensors is outside their
-            domain. Others go on with made-up results.
+        failing: signatures of calls that raised, because earlier calls made arguments outside their domain of made-up
+            tensors. The calls after them take made-up results.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WindowRun:
         self._lead = window.lead
 
     def times(self) -> list[tuple[str, float]]:
-        """Run it: signature and seconds of each timed call, `bookkeeping_s` included."""
+        """Run the window; return signature and seconds of each timed call, `bookkeeping_s` included."""
         values = dict(self._given)
         clock = self._device.clock(len(self._lines))
         ended: list[bool] = []
@@ -96,11 +96,11 @@ class WindowRun:
         return [(line.signature, time_s) for line, time_s in zip(self._lines, times, strict=True)][self._lead :]
 
     def _timed(self, clock: Clock, line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> bool:
-        """Whether the call took its arguments."""
+        """Time one call, and return whether it took its arguments."""
         try:
             self._bent |= moved_inside(line.target, args)
             clock.run(partial(_execute, line, args, kwargs, values))
-        except Exception as problem:  # whatever an operator raises
+        except Exception as problem:  # an operator may raise anything
             raise_if_failed(problem, line.target)
             self.failing.add(line.signature)
             for value in line.returns:
@@ -113,12 +113,12 @@ class WindowRun:
         return True
 
     def written(self) -> Written | None:
-        """The timed calls as one function, if there is one."""
+        """Return the timed calls as one function, if that is possible."""
         timed = self._lines[self._lead :]
         return None if self.failing or self._bent or any(line.opaque for line in timed) else write(timed)
 
     def written_s(self, written: Written) -> float:
-        """Run it, the timed calls as that function: seconds of all of them."""
+        """Run the window with the timed calls as that function; return the seconds of all of them."""
         values = dict(self._given)
         for line in self._lines[: self._lead]:
             args, kwargs = _resolved(line, values)
@@ -128,7 +128,7 @@ class WindowRun:
         return self._device.time_s(lambda: outlive.append(written.function(*args)), calls=len(self._lines))
 
     def _make(self, window: Window) -> dict[int, torch.Tensor]:
-        """Every value that calls of the window read and none of them makes."""
+        """Make every value that calls of the window read and none of them makes."""
         made: set[int] = set()
         bases: dict[int, torch.Tensor] = {}
         found: dict[int, torch.Tensor] = {}
@@ -162,21 +162,24 @@ class WindowRun:
 
 
 def _as_in_step(call: Call, trace: TraceTables, last: Mapping[int, int]) -> Call:
-    """A sum takes the memory of a summand that nothing reads after it."""
+    """Return the call as a step runs it: a sum takes the memory of a summand that nothing reads after it."""
     dying = [s for s in takes_of([call], trace) if last[s] == call.call]
     return written_over(call, dying[0], trace) if dying else call
 
 
 def _as_initialized(weights: torch.Tensor, fan_in: int) -> torch.Tensor:
-    """Of mean 0 and variance 1 / fan-in, about as models start with: what calls make of them one after the other stays
-    as large as in a step. Sums of positive ones do not, and `exp` takes several times as long where it overflows."""
+    """Scale weights to mean 0 and variance 1 / fan-in, about as models start.
+
+    So results of a chain of calls stay as large as in a step. Sums of positive weights would not, and `exp` takes some
+    times as long where it overflows.
+    """
     if not (weights.is_floating_point() or weights.is_complex()):
         return weights
     return weights.sub_(weights.mean()).mul_(1 / weights.std()).mul_(1 / math.sqrt(max(fan_in, 1)))
 
 
 def bookkeeping_s(device: Device) -> float:
-    """What `WindowRun.times` adds to each call: the median of many that do nothing, seconds."""
+    """Return the seconds that `WindowRun.times` adds to each call: the median of many that do nothing."""
     line = Line("", "", lambda left, right: left, [], {}, returns=(0,), dead=(0,))
     clock = device.clock(NOTHINGS)
     for _ in range(NOTHINGS):
@@ -189,7 +192,7 @@ def _resolved(line: Line, values: Mapping[int, Any]) -> tuple[list[Any], dict[st
 
 
 def _execute(line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[int, Any]) -> None:
-    """Call, keep what is returned, free what is not needed any more."""
+    """Call the kernel, keep what it returns, and free what is not needed any more."""
     if line.opaque:
         with torch.enable_grad():
             result = line.kernel(*args, **kwargs)
@@ -206,12 +209,12 @@ def _execute(line: Line, args: list[Any], kwargs: dict[str, Any], values: dict[i
 
 
 def last_touched(trace: TraceTables) -> dict[int, int]:
-    """Storage -> the last call of the step that reads or returns a value in it."""
+    """Return for each storage the last call of the step that reads or returns a value in it."""
     return {trace.values[v].storage: call.call for call in trace.calls for v in (*call.reads, *call.returns) if v >= 0}
 
 
 def alive_bytes(trace: TraceTables, last: Mapping[int, int]) -> int:
-    """What is alive in a step that keeps everything, on average over its calls: as much has been touched of late."""
+    """Return the bytes that are alive in a step that keeps everything, averaged over its calls."""
     first: dict[int, int] = {}
     for call in trace.calls:
         for v in (*call.reads, *call.returns):
@@ -222,7 +225,7 @@ def alive_bytes(trace: TraceTables, last: Mapping[int, int]) -> int:
 
 
 def _deaths(window: Window, trace: TraceTables, last: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    """Call -> values made in the window whose storage no later call of the step touches; others stay to its end."""
+    """Return for each call the values made in the window whose storage no later call of the step touches."""
     inside = {call.call for call in window.calls}
     dead: dict[int, tuple[int, ...]] = {}
     for call in window.calls:

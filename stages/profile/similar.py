@@ -1,8 +1,8 @@
-"""What a call costs that was not measured, by those of the same operator that were, in other sizes.
+"""Estimates calls that were not measured from measured calls of the same operator in other sizes.
 
 A call's *kind* is what does not change with the length of a batch: operator, types, how dimensions lie in memory, and
-arguments but for sizes. Its *sizes* are all the numbers that may. Bytes grow with them: a call needs no more workspace
-than the most that measured ones of its kind needed, if one of them is at least as large in every size.
+arguments but for sizes. Its *sizes* are all the numbers that may change. Bytes grow with them: a call needs no more
+workspace than the most that measured ones of its kind needed, if one of them is at least as large in every size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import known_outputs
 
 SMALLEST_SIZE = 8
-"""A smaller number among the arguments may be a dimension, a stride of a window or a flag: it belongs to the kind."""
+"""A smaller number among the arguments may be a dimension, a stride or a flag, so it belongs to the kind."""
 
 _WIDTHS = {"64": 8, "32": 4, "16": 2, "128": 16}
 
@@ -30,10 +30,10 @@ class _Point:
     """A call whose cost is known.
 
     Attributes:
-        sizes: see above.
-        touched_bytes: of what it reads and returns.
-        as_traced: PyTorch's fake kernel says what it returns.
-        cost: of it.
+        sizes: the numbers that may change with the batch.
+        touched_bytes: bytes of what it reads and returns.
+        as_traced: whether PyTorch's fake kernel is right about its results.
+        cost: its cost.
     """
 
     sizes: tuple[int, ...]
@@ -46,13 +46,13 @@ _ENDING = (UPDATE, UPDATE_ALL, CLIP)
 
 
 class Similar:
-    """Calls whose costs are known, by kind."""
+    """Knows calls whose costs are known, by kind."""
 
     def __init__(self) -> None:
         self._points: dict[str, dict[tuple[int, ...], _Point]] = {}
 
     def learn(self, trace: TraceTables, costs: Mapping[str, Cost]) -> None:
-        """Take in the calls of a trace that were measured, or at least their memory."""
+        """Learn calls of the trace that were measured, or at least their memory."""
         seen: set[str] = set()
         for call in trace.calls:
             cost = costs.get(call.signature)
@@ -66,8 +66,10 @@ class Similar:
                 known[sizes] = _Point(sizes, _touched_bytes(call, trace), as_traced, cost)
 
     def workspace_bytes(self, call: Call, trace: TraceTables) -> int | None:
-        """What the call needs at most; None where no known one of its kind is as large, or where PyTorch's fake kernels
-        have been wrong about a known one: then it must run to be known."""
+        """Return the bytes of workspace that the call needs at most; None if it must run to be known.
+
+        That is so where no known call of its kind is as large, or where PyTorch's fake kernels were wrong about one.
+        """
         kind, sizes = _described(call, trace)
         known = self._points.get(kind, {}).values()
         larger = (p for p in known if all(a <= b for a, b in zip(sizes, p.sizes, strict=True)))
@@ -76,8 +78,10 @@ class Similar:
         return max(point.cost.workspace_bytes for point in known)
 
     def time_s(self, call: Call, trace: TraceTables) -> float | None:
-        """Between the times of the nearest measured calls of its kind, by the bytes that they touch; beyond them in
-        proportion. None where none was timed."""
+        """Return a time between those of the nearest measured calls of its kind, by the bytes that they touch.
+
+        Beyond the nearest ones it is proportional. None where no call of the kind was timed.
+        """
         kind, _ = _described(call, trace)
         found: dict[int, float] = {}
         for point in self._points.get(kind, {}).values():
@@ -98,7 +102,7 @@ def _between(points: list[tuple[int, float]], at: int) -> float:
 
 
 def _described(call: Call, trace: TraceTables) -> tuple[str, tuple[int, ...]]:
-    """Kind and sizes."""
+    """Return kind and sizes of a call."""
     sizes: list[int] = []
 
     def walk(item: Any) -> Any:
@@ -119,7 +123,7 @@ def _described(call: Call, trace: TraceTables) -> tuple[str, tuple[int, ...]]:
 
 
 def _lies(value: Value, sizes: list[int]) -> str:
-    """Type and layout: which dimension is innermost, which repeat, which are 1, and whether there are gaps."""
+    """Describe type and layout: which dimension is innermost, which repeat, which are 1, and whether there are gaps."""
     sizes.extend(value.shape)
     order = sorted(range(len(value.shape)), key=lambda d: (-value.stride[d], d))
     step, gaps = 1, False
@@ -138,7 +142,7 @@ def _touched_bytes(call: Call, trace: TraceTables) -> int:
 
 
 def made_bytes(call: Call, trace: TraceTables) -> int:
-    """Bytes of storages that a call makes, as its trace has them."""
+    """Return the bytes of storages that a call makes, as its trace has them."""
     returned = {trace.values[v].storage for v in call.returns if v >= 0}
     return sum(trace.storages[s].nbytes for s in returned - {trace.values[v].storage for v in call.reads})
 

@@ -1,4 +1,4 @@
-"""The store of costs: one table a device, only ever added to."""
+"""Stores costs: one table for each device, which is only ever added to."""
 
 from __future__ import annotations
 
@@ -36,23 +36,27 @@ MEASURING = (
     "stowage.stages.kernels.substitutes",
     "stowage.stages.optimizers.bench",
 )
-"""Code that decides what number is measured or estimated for a call: what runs, in which surroundings and how often, by
-which clock, and what is made of the samples. Left out is what only chooses which calls are measured, looks them up,
-compares what they return, or scales them to other sizes: its changes leave a stored number as true as it was.
-Measuring takes minutes on the device itself, which may not be at hand, so words do not count here, unlike for plans."""
+"""Code that decides which number is measured or estimated for a call; measured costs are kept under its hash.
+
+It is what runs, in which surroundings and how often, by which clock, and what is made of the samples. Left out is what
+only chooses which calls are measured, looks them up, compares what they return, or scales them to other sizes: changes
+there leave a stored number as true as it was. Measuring takes minutes on the device itself, which may not be at hand,
+so docstrings and comments do not count here, unlike for plans.
+"""
 
 
 def code_of_costs() -> str:
-    """Names the code that measures."""
+    """Return the hash of the code that measures."""
     return code_hash(*MEASURING, words=False)
 
 
 class CostStore:
-    """Costs by signature, for each device fingerprint and the code that measured them, in `folder`. Safe for several
-    processes at once; a file that has not changed is read once.
+    """Costs by signature, for each device fingerprint and the code that measured them, in `folder`.
+
+    It is safe for several processes at once; a file that has not changed is read once.
 
     Attributes:
-        returned: beside them, what calls return.
+        returned: a store of what calls return, in the same folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,18 +68,19 @@ class CostStore:
         return self._folder / f"{file_name(device, 'a device')}.{code_of_costs()}.{FORMAT_VERSION}.parquet"
 
     def read(self, device: str) -> dict[str, Cost]:
-        """Everything known about a device; empty when nothing is. What is damaged is as good as not there: it can be
-        measured again, and is then replaced.
+        """Return everything known about a device; empty when nothing is.
+
+        A damaged file counts as missing: its costs can be measured again, and it is then replaced.
 
         Raises:
-            UnreadableError: there is a file, of which this process may not know.
+            UnreadableError: there is a file that this process is not allowed to read.
         """
         path = self._path(device)
         try:
             found = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        version = found.st_ino, found.st_mtime_ns, found.st_size  # each version is a file of its own
+        version = found.st_ino, found.st_mtime_ns, found.st_size  # each version of the code has a file of its own
         before, known = self._read.get(device, ((), {}))
         if before != version:
             try:
@@ -91,9 +96,9 @@ class CostStore:
         """Add costs. A measurement that is already there stays, so that plans do not change by noise.
 
         Args:
-            device: fingerprint of it.
-            costs: new ones.
-            enough: samples; measurements of fewer are replaced.
+            device: the device's fingerprint.
+            costs: new costs.
+            enough: samples that make a measurement; those of fewer samples are replaced.
             instead: signatures whose measurements are replaced by these.
         """
         with locked(self._folder / f"{file_name(device, 'a device')}.lock"):
@@ -104,17 +109,17 @@ class CostStore:
 
 
 class Keeper:
-    """Stores measurements as they come, and better ones of the same calls instead when they come."""
+    """Stores measurements as they come, and replaces them by better ones of the same calls."""
 
     def __init__(self, store: CostStore, device: str, enough: int) -> None:
-        """`enough` samples make a measurement; see `CostStore.add`."""
+        """Choose store and device; `enough` samples make a measurement, see `CostStore.add`."""
         self._store = store
         self._device = device
         self._enough = enough
         self._mine: set[str] = set()
 
     def keep(self, costs: Sequence[Cost]) -> None:
-        """Store them; those of an earlier call are replaced."""
+        """Store costs; those that an earlier call of this method stored are replaced."""
         if costs:
             self._store.add(self._device, costs, enough=self._enough, instead=self._mine)
             self._mine.update(c.signature for c in costs)

@@ -1,4 +1,4 @@
-"""Costs of several calls, measured together: in turns, so that a machine whose speed drifts slows all of them."""
+"""Measures costs of several calls together, in turns, so that a machine whose speed drifts slows all of them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ Samples = list[tuple[str, float]]
 """Signature and seconds of executions."""
 
 PASSES = 3
-"""Timed executions of a window, or of a call by itself, in one turn; one before them warms up."""
+"""Timed executions of a window, or of a call by itself, in one turn, after one that warms up."""
 
 SHORT_S = 50e-6
-"""Calls that take longer on average do not notice a clock."""
+"""Seconds: between calls that take longer on average, reading a clock does not matter."""
 
 FEW = 8
-"""Calls that a window times; of fewer, calling a function of them takes a part that shows."""
+"""Timed calls of a window: with fewer, the call of a function of them takes a noticeable part of the time."""
 
 MOST_TURNS = 34
-"""Of each."""
+"""Most turns of each window or call."""
 
 MOST_S = 30.0
-"""Of all of them: patience ends, once there are as many samples as it asks for."""
+"""Most seconds for all calls: then measuring ends, once there are as many samples as asked for."""
 
 KEPT_EVERY_S = 2.0
-"""What was timed often enough is stored so often: whoever interrupts loses no more."""
+"""Seconds between two times that calls timed often enough are stored, so that an interruption loses no more."""
 
 NEVER = (1 << 31) - 1
 """A threshold that Python's garbage collector does not reach."""
@@ -52,11 +52,11 @@ NEVER = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Patience:
-    """How long.
+    """How long to measure.
 
     Attributes:
         seconds_per_call: time spent, for each distinct call.
-        min_samples: executions of each that are timed, at least.
+        min_samples: timed executions of each call, at least.
     """
 
     seconds_per_call: float
@@ -72,16 +72,17 @@ def measure_together(
     make_update: MakeUpdate | None = None,
     keep: Callable[[list[Cost]], None] = lambda costs: None,
 ) -> list[Cost]:
-    """One cost for each of some calls, which have distinct signatures; none for calls that take no contents that were
-    made up for them.
+    """Measure one cost for each of some calls, which have distinct signatures.
+
+    There is none for calls that take no contents that were made up for them.
 
     Args:
         work: traces with the calls that are of interest; none is clipping.
         target: this machine's device.
-        patience: how long.
+        patience: how long to measure.
         progress: called with the part that is done, before every turn of a window or a call.
         returned: called with what calls return, by signature, before they are timed.
-        make_update: see `measure_update`.
+        make_update: makes updates of the user's own optimizer, see `measure_update`.
         keep: called now and then with the costs of calls that were timed often enough.
 
     Raises:
@@ -128,13 +129,15 @@ def measure_together(
 
 
 def _nothing() -> None:
-    """In place of work that is not done again: it would keep its tensors."""
+    """Replace work that is not done again, and would keep its tensors in memory."""
 
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Python's garbage collector looks at new objects alone: a pass over all that exist takes longer than most calls,
-    and the objects of a trace are not there when training runs."""
+    """Let Python's garbage collector look at new objects alone.
+
+    A pass over all that exist takes longer than most calls, and the objects of a trace are not there in training.
+    """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], NEVER)
     try:
@@ -149,7 +152,7 @@ def _in_turns(
     progress: Callable[[float], None],
     look: Callable[[Mapping[str, Sequence[float]]], None],
 ) -> dict[str, list[float]]:
-    """Seconds of every execution, by signature."""
+    """Return the seconds of every execution, by signature."""
     found: dict[str, list[float]] = {call.signature: [] for _, calls in sought for call in calls}
     windows = [
         (runs, window) for runs, calls in sought for window in choose_windows(runs.trace, {c.signature for c in calls})
@@ -179,17 +182,17 @@ def _in_turns(
 
 
 class _Runs:
-    """Executes windows and calls.
+    """Executes windows and calls of one trace.
 
     Args:
         trace: the step.
-        device: it times.
-        kind: its type, for PyTorch.
+        device: times the calls.
+        kind: the device's type, for PyTorch.
         passes: timed executions in one turn.
-        make_update: see `measure_update`.
+        make_update: makes updates of the user's own optimizer, see `measure_update`.
 
     Attributes:
-        failing: signatures of calls that raised in a window, on what the calls before them made.
+        failing: signatures of calls that raised in a window, at what the calls before them made.
     """
 
     def __init__(
@@ -205,7 +208,7 @@ class _Runs:
         self.failing: set[str] = set()
 
     def of_call(self, call: Call) -> Samples:
-        """Of one call by itself, the caches full of other parts of the step."""
+        """Time one call by itself, while the caches are full of other parts of the step."""
         alone = self.alone(call)
         with torch.set_grad_enabled(call.target in (UPDATE, UPDATE_ALL)):
             self._device.time_s(alone.work)
@@ -216,10 +219,10 @@ class _Runs:
         return samples
 
     def of_window(self, window: Window) -> Samples | None:
-        """Of its timed calls, without those in `failing`; None if it does not run on made-up tensors."""
+        """Time a window's calls, without those in `failing`; return None if it does not run on made-up tensors."""
         try:
             return self._passed(window)
-        except Exception as problem:  # whatever an operator raises
+        except Exception as problem:  # an operator may raise anything
             raise_if_failed(problem, window.timed[0].target)
             return None
 
@@ -227,7 +230,7 @@ class _Runs:
     def _passed(self, window: Window) -> Samples:
         run = WindowRun(window, self.trace, self._last, self._device, self._kind)
         passes: list[Samples] = []
-        with torch._C._AutoDispatchBelowAutograd():  # as a step calls them
+        with torch._C._AutoDispatchBelowAutograd():  # in the dispatch mode in which a step calls them
             for _ in range(1 + self._passes):  # the first one warms up
                 self._device.evict(self._other_bytes)
                 passes.append([(name, max(0.0, taken - self._bookkeeping_s)) for name, taken in run.times()])
@@ -236,8 +239,10 @@ class _Runs:
         return [(name, taken * part) for samples in passes[1:] for name, taken in samples if name not in self.failing]
 
     def _part(self, window: Window, run: WindowRun, clocked_s: list[float]) -> float:
-        """Of the time of its timed calls, what short ones take without clocks between them: between clocks even the
-        interpreter finds its caches full of something else."""
+        """Return the share of the timed calls' time that they take without clocks between them.
+
+        It is less than 1 for short calls: between clocks even the interpreter finds its caches full of something else.
+        """
         if len(window.timed) < FEW or min(clocked_s) > SHORT_S * len(window.timed):
             return 1.0
         first = window.timed[0].call
@@ -253,7 +258,7 @@ class _Runs:
         return statistics.median(written_s[1:]) / statistics.median(clocked_s)
 
     def alone(self, call: Call) -> Alone:
-        """A call by itself.
+        """Measure a call by itself.
 
         Raises:
             TableError: the operator does not run on this device.

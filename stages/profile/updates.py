@@ -1,4 +1,4 @@
-"""What the optimizer's updates take: of one parameter, or of all in one step."""
+"""Measures or estimates the optimizer's updates: of one parameter, or of all in one step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from stowage.stages.ir.updates import UPDATE_ALL, jointly_updated, updated_param
 from stowage.stages.profile.measure import Alone, measured
 
 MakeUpdate = Callable[[Call, TraceTables, str], Callable[[], None]]
-"""Of an update call, its trace and a kind of device: that update, on made-up tensors."""
+"""Makes an update on made-up tensors, given an update call, its trace and a kind of device."""
 
 
 def measure_update(call: Call, trace: TraceTables, device: Device, kind: str, make: MakeUpdate | None = None) -> Alone:
-    """Update parameters of the call's form, states included.
+    """Measure an update of parameters of the call's form, states included.
 
     Args:
-        call, trace: an update of one parameter or of all.
-        device, kind: what measures.
+        call: an update of one parameter or of all.
+        trace: the trace that the call is from.
+        device: measures the update.
+        kind: the device's type, for PyTorch.
         make: makes the update from the user's own optimizer; by default its class is made from the trace's settings.
 
     Raises:
@@ -60,7 +62,7 @@ def _from_settings(call: Call, trace: TraceTables, kind: str) -> Callable[[], No
     scale = torch.ones((), device=kind)
 
     def update() -> None:
-        if len(call.reads) > 2 and parameter.grad is not None:  # clipped
+        if len(call.reads) > 2 and parameter.grad is not None:  # the gradients are clipped
             torch._foreach_mul_([parameter.grad], scale)
         optimizer.step()
 
@@ -68,8 +70,10 @@ def _from_settings(call: Call, trace: TraceTables, kind: str) -> Callable[[], No
 
 
 def estimate_update(call: Call, trace: TraceTables, description: DeviceDescription) -> Cost:
-    """An update reads parameter, gradient and states and writes parameter and states; two temporaries of workspace, for
-    all parameters where they are updated in one step."""
+    """Estimate an update: it reads parameter, gradient and states and writes parameter and states.
+
+    The workspace is two temporaries, of all parameters where they are updated in one step.
+    """
     values = jointly_updated(call.arguments).values() if call.target == UPDATE_ALL else (call.reads[1],)
     size = sum(_bytes(value, trace) for value in values)
     traffic = 3 * size + 2 * sum(trace.storages[s].nbytes for s in call.mutates if trace.storages[s].role == "state")

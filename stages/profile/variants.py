@@ -1,4 +1,4 @@
-"""Cost of every distinct call of a trace on a device, from the store where it is known."""
+"""Finds the cost of every distinct call of a trace on a device, from the store where it is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stowage.stages.profile.updates import MakeUpdate, estimate_update
 
 
 def profile_trace(trace: TraceTables, target: DeviceDescription, store: CostStore, **how: Any) -> list[Cost]:
-    """Costs of every distinct call of one trace; see `profile_variants`."""
+    """Return costs of every distinct call of one trace; see `profile_variants`."""
     return profile_variants([trace], target, store, **how)
 
 
@@ -38,19 +38,20 @@ def profile_variants(
     progress: Callable[[int, int], None] = lambda done, total: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Cost]:
-    """One cost for each distinct call of several traces, sorted by signature.
+    """Return one cost for each distinct call of several traces, sorted by signature.
+
+    A call that has been measured enough is stored while others are still being measured.
 
     Args:
-        traces: of steps.
+        traces: traces of steps.
         target: the device that will train.
         store: where costs are looked up and added; measurements of fewer samples than asked for here are made anew.
         costs: `roofline` estimates what the store does not know, without running anything.
-        seconds_per_call, min_samples: see `Patience`.
+        seconds_per_call: time spent on measuring, for each distinct call.
+        min_samples: timed executions of each call, at least.
         make_update: makes updates of the user's own optimizer, to be measured; see `measure_update`.
         progress: called with the number of calls done and the total, now and then.
         notice: called with what the user should know, one sentence each.
-
-    What has been measured enough is in the store while others are measured still.
 
     Raises:
         PlanMismatchError: costs must be measured, but this machine is not the target.
@@ -60,7 +61,7 @@ def profile_variants(
     traces = list(traces)
     known = store.read(target.fingerprint)
     here = costs == "measured" and is_here(target)
-    enough = min_samples if here else 1  # of another device, what there is must do
+    enough = min_samples if here else 1  # on another device, the stored costs must do
     usable = {s for s, c in known.items() if costs == "roofline" or c.is_measured(enough)}
     distinct: dict[str, tuple[TraceTables, Call]] = {}
     missing: list[tuple[TraceTables, list[Call]]] = []
@@ -113,14 +114,14 @@ def _estimate(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost
 
 
 def _estimate_unmeasured(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:
-    """Of a call that raises at whatever is made up for it.
+    """Estimate a call that raises at whatever is made up for it.
 
     Raises:
         TableError: it is the call that is wrong, not what was made up.
     """
     try:
         return _estimate(call, trace, target)
-    except Exception as error:  # whatever a fake kernel raises
+    except Exception as error:  # a fake kernel may raise anything
         raise TableError(f"The call {call.target} of the trace does not run on this device: {error}.") from None
 
 

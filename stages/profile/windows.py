@@ -1,5 +1,8 @@
-"""Which runs of consecutive calls are executed in order to time some of them: a call takes as long as it does in a step
-where it finds caches, the allocator and the interpreter as the calls before it left them."""
+"""Chooses runs of consecutive calls that are executed in order to time some of them.
+
+A call takes as long as it does in a step where it finds caches, the allocator and the interpreter as the calls before
+it left them.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,34 @@ from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 
 LEAD = 8
-"""Calls that run untimed before the first that counts, at least."""
+"""Calls that run untimed before the first timed one, at least."""
 
 LEAD_BYTES = 16 << 20
-"""That they touch, at least: what cores keep near is then of the step, weights that all calls share and code too."""
+"""Bytes that the untimed calls touch, at least.
+
+Then the caches near the cores are those of the step; weights that all calls share and code are in them too.
+"""
 
 MOST_LEAD = 256
-"""Calls, at most."""
+"""Untimed calls at most."""
 
 BRIDGE = 32
-"""Calls between two that are sought that run to get from one to the other: a new window costs more."""
+"""Calls at most between two that are sought for which both share a window: a new window costs more."""
 
 OCCURRENCES = 4
-"""Of equal calls in a step, those spread over it that are sought; others count where they are met on the way."""
+"""Occurrences of equal calls that are sought, spread over a step; others are timed where windows include them."""
 
 WINDOW_BYTES = 128 << 20
-"""Of all that a window's calls read and write, unless one call alone needs more."""
+"""Bytes that a window's calls read and write at most, unless one call alone needs more."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive calls.
+    """Consecutive calls, of which the last ones are timed.
 
     Attributes:
-        calls: in the order of the step.
-        lead: so many at the beginning are not timed.
+        calls: the calls in the order of the step.
+        lead: number of calls at the beginning that are not timed.
     """
 
     calls: tuple[Call, ...]
@@ -42,15 +48,17 @@ class Window:
 
     @property
     def timed(self) -> tuple[Call, ...]:
-        """Those after the lead."""
+        """Return the calls after the lead."""
         return self.calls[self.lead :]
 
 
 def choose_windows(
     trace: TraceTables, wanted: Collection[str], *, window_bytes: int = WINDOW_BYTES, occurrences: int = OCCURRENCES
 ) -> list[Window]:
-    """Windows in which every call whose signature is `wanted` is timed, a few times if a step has it often; updates and
-    clipping, which no operator does, are in none."""
+    """Choose windows in which every call whose signature is `wanted` is timed, a few times if a step has it often.
+
+    Updates and clipping, which no operator does, are in none.
+    """
     calls = [call for call in trace.calls if call.target not in (UPDATE, UPDATE_ALL, CLIP)]
     windows: list[Window] = []
     end = 0
@@ -65,7 +73,7 @@ def choose_windows(
 
 
 def _sought(calls: Sequence[Call], wanted: Collection[str], occurrences: int) -> list[int]:
-    """Positions, ascending: of each signature the middles of as many equal parts of its occurrences."""
+    """Return positions in order: of each signature the middles of as many equal parts of its occurrences."""
     places: dict[str, list[int]] = {}
     for position, call in enumerate(calls):
         if call.signature in wanted:
@@ -78,7 +86,7 @@ def _sought(calls: Sequence[Call], wanted: Collection[str], occurrences: int) ->
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of those with short bridges."""
+    """Return first and last of runs of positions with short bridges between them."""
     runs: list[tuple[int, int]] = []
     for position in positions:
         if runs and position - runs[-1][1] <= BRIDGE:
@@ -89,7 +97,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _lead(trace: TraceTables, calls: Sequence[Call], start: int, window_bytes: int) -> int:
-    """As many calls before `start` as there are and fit."""
+    """Return the start of a window whose timed calls begin at `start`: as early as is needed and fits."""
     touched = _touched(trace, calls[start])
     nbytes = _bytes(trace, touched)
     position = start
@@ -104,7 +112,7 @@ def _lead(trace: TraceTables, calls: Sequence[Call], start: int, window_bytes: i
 
 
 def _end(trace: TraceTables, calls: Sequence[Call], span: tuple[int, int, int], window_bytes: int) -> int:
-    """Where a window ends: one call is timed at least."""
+    """Return where a window ends: one call is timed at least."""
     lead, start, stop = span
     touched: set[int] = set()
     for position in range(lead, start + 1):

@@ -1,4 +1,4 @@
-"""Calls as a step has them: Python that calls one operator after the other, with no clock between them."""
+"""Writes calls as a step has them: Python that calls one operator after the other, with no clock between them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stowage.stages.profile.line import Line, reads_of, resolve
 
 @dataclass(frozen=True)
 class Written:
-    """A function.
+    """A function that makes several calls.
 
     Attributes:
         reads: values that are its arguments.
-        function: returns those that outlive it; others are freed after their last use.
+        function: returns the values that outlive it; others are freed after their last use.
     """
 
     reads: tuple[int, ...]
@@ -28,7 +28,7 @@ class Written:
 
 
 def write(lines: Sequence[Line]) -> Written:
-    """The function that makes the calls of `lines`, none of which is opaque."""
+    """Return the function that makes the calls of `lines`, none of which is opaque."""
     made = [value for line in lines for value in line.returns if value >= 0]
     dead = {value for line in lines for value in line.dead}
     reads = tuple(sorted({value for line in lines for value in reads_of(line)}.difference(made)))
@@ -37,7 +37,7 @@ def write(lines: Sequence[Line]) -> Written:
     for line in lines:
         args = tuple(resolve(a, at) for a in line.args)
         kwargs = {name: resolve(a, at) for name, a in line.kwargs.items()}
-        if isinstance(line.kernel, MethodDescriptorType):  # of tensors
+        if isinstance(line.kernel, MethodDescriptorType):  # methods of tensors
             node = graph.call_method(line.kernel.__name__, args, kwargs)
         else:
             node = graph.call_function(line.kernel, args, kwargs)
