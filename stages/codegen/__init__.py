@@ -1,4 +1,12 @@
-"""Write the plan as readable Python."""
+"""Writes the plan as readable Python.
+
+- `emit`: the text of `step.py`.
+- `header`: the lines above a step.
+- `actions`: the lines of each action of a plan.
+- `calls`: the lines of the calls of a node.
+- `names`: names of tensors in a step.
+- `manifest`: the manifest of a text.
+"""
 
 from stowage.stages.codegen.emit import emit_step
 from stowage.stages.codegen.manifest import manifest_of

@@ -1,4 +1,4 @@
-"""`python -m stowage.stages.codegen`: the plan as Python, artifacts/codegen/step.py."""
+"""Writes the plan as Python to artifacts/codegen/step.py: `python -m stowage.stages.codegen`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of the actions of a plan: one method and one entry of `LINES` for each."""
+"""Writes the lines of a plan's actions: one method and one entry of `LINES` for each action."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Actions:
                 self.total[row.node] += 1
 
     def write(self, row: PlanRow) -> None:
-        """The lines of a row."""
+        """Write the lines of a row."""
         LINES[row.action](self, row)
 
     def is_update(self, row: PlanRow) -> bool:
-        """Whether a row is the update of one parameter on the device."""
+        """Return whether a row is the update of one parameter on the device."""
         calls = self.nodes[row.node].calls if row.action == "compute" else ()
         return [self.trace.calls[c].target for c in calls] == [UPDATE]
 
     def compute(self, row: PlanRow) -> None:
-        """The lines of `compute`."""
+        """Write the lines of `compute`."""
         node = self.nodes[row.node]
         again = self.runs[row.node] > 0
         self.runs[row.node] += 1
@@ -91,7 +91,7 @@ class Actions:
             self.names.lines.append(f"run.random.forget({node.node})")
 
     def updates(self, rows: Sequence[PlanRow]) -> None:
-        """Updates with nothing between them: one step of the optimizer, a gradient a line."""
+        """Write updates with nothing between them as one step of the optimizer, with a line for each gradient."""
         calls = [self.trace.calls[c] for row in rows for c in self.nodes[row.node].calls]
         for read in (v for call in calls for v in call.reads):
             self.names.ensure(read)
@@ -111,7 +111,7 @@ class Actions:
             self._gradients_changed(self.nodes[row.node])
 
     def free(self, row: PlanRow) -> None:
-        """The lines of `free`."""
+        """Write the lines of `free`."""
         self.names.forget(row.storage)
         role = self.trace.storages[row.storage].role
         slot = self.slots.get(row.storage)
@@ -122,7 +122,7 @@ class Actions:
             self.names.lines.append(f"run.free({self._slot(row)})")
 
     def offload(self, row: PlanRow) -> None:
-        """The lines of `offload`."""
+        """Write the lines of `offload`."""
         slot = self.slots[row.storage]
         self.under_way[row.storage] = "offloading"
         where = " to disk" if row.storage in self.on_disk else ""
@@ -137,14 +137,14 @@ class Actions:
         self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(held)}){note}")
 
     def reload(self, row: PlanRow) -> None:
-        """The lines of `reload`."""
+        """Write the lines of `reload`."""
         self.under_way[row.storage] = "reloading"
         where = " from disk" if row.storage in self.on_disk else ""
         note = f"  # {self.slots[row.storage].nbytes / MIB:.1f} MiB up{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         self.names.lines.append(f"run.reload({self._slot(row)}){note}")
 
     def wait(self, row: PlanRow) -> None:
-        """The lines of `wait`."""
+        """Write the lines of `wait`."""
         if self.under_way.get(row.storage) == "updating":
             del self.under_way[row.storage]
             self.names.lines.append(f"run.wait({self._slot(row)})  # without: its old value would be reloaded")
@@ -162,7 +162,7 @@ class Actions:
         self.names.lines.append(f"{text}  # without: {why}")
 
     def update(self, row: PlanRow) -> None:
-        """The line of `update`: by the CPU, on what is below."""
+        """Write the line of `update`, by the CPU on what is in the lower tier."""
         call = self.trace.calls[self.nodes[row.node].calls[0]]
         taken = (call.reads[0], *call.reads[2:])  # the gradient, and the scale that clips it
         names = ", ".join(quoted(self.slots[self.trace.values[v].storage].name) for v in taken)
@@ -173,7 +173,7 @@ class Actions:
         self.names.lines.append(f"run.update_on_cpu({self._slot(row)}, {names}){note}")
 
     def _form(self, gradient: int) -> str:
-        """How a gradient lies in what went below, where it is a view of that."""
+        """Return how a gradient lies in the offloaded storage, where it is a view of that."""
         v = self.trace.values[gradient]
         base = self.trace.values[self.names.base_of[v.storage]]
         if (v.shape, v.stride, v.offset) == (base.shape, base.stride, base.offset):
@@ -181,7 +181,7 @@ class Actions:
         return f", form=({list(v.shape)}, {list(v.stride)}, {v.offset - base.offset})"
 
     def _gradients_changed(self, node: ComputeNode) -> None:
-        """Of gradients that wait and have a place below: an update has used one up, or its copy is out of date."""
+        """Write what an update does to waiting gradients with a slot: one is used up, or its copy is out of date."""
         storages = self.trace.storages
         taken = taken_gradients(c for c in map(self.trace.calls.__getitem__, node.calls) if c.target != ADD)
         updates = {self.trace.values[v].storage for v in taken}
@@ -210,4 +210,4 @@ LINES: dict[PlanAction, Callable[[Actions, PlanRow], None]] = {
     "reload": Actions.reload,
     "update": Actions.update,
 }
-"""How each action is written."""
+"""The method that writes each action."""

@@ -1,4 +1,4 @@
-"""Lines of the calls that a node makes: operators, and what the optimizer and clipping do."""
+"""Writes the lines of the calls that a node makes: operators, and what the optimizer and clipping do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL, jointly_updated,
 
 
 class Calls:
-    """Writes calls; each in the lines of `names`."""
+    """Writes calls into the lines of `names`."""
 
     def __init__(self, trace: TraceTables, names: Names) -> None:
         self._trace = trace
         self._names = names
 
     def call(self, call: Call, again: bool, note: str) -> None:
-        """One call, with the views that it reads."""
+        """Write one call, with the views that it reads."""
         for read in call.reads:
             self._names.ensure(read)
         if call.target == UPDATE:
@@ -38,17 +38,17 @@ class Calls:
             return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
         line = self._names.assignment(call, arguments) + note
-        alone = bool(self._trace.meta.outputs)  # without gradients, as the kernel is called
+        alone = bool(self._trace.meta.outputs)  # the kernel is called without gradients
         opaque = call.target in OPAQUE and not alone
         self._names.lines += ["with run.as_in_forward():", f"    {line}"] if opaque else [line]
-        if -1 in call.returns and max(call.returns) >= 0:  # the kernel may make what a step does without
+        if -1 in call.returns and max(call.returns) >= 0:  # the kernel may make results that a step ignores
             self._names.lines.append(f"del {NOTHING}")
         for value in call.returns:
             if value >= 0 and value not in self._names.defined:
                 self._names.define(value)
 
     def _clip(self, call: Call, note: str) -> None:
-        """One norm for each gradient: too many for a line."""
+        """Write one norm for each gradient, on lines of their own because there are many."""
         names = textwrap.wrap(", ".join(self._names.name(v) for v in call.reads), 100, break_long_words=False)
         _, limit = render_arguments(call.arguments, self._names.name).rsplit(", ", 1)
         self._names.lines += ["norms = [", *(f"    {line}" for line in names), "]"]
@@ -56,7 +56,7 @@ class Calls:
         self._names.define(call.returns[0])
 
     def _update_all(self, call: Call, note: str) -> None:
-        """One step of the optimizer, a gradient a line."""
+        """Write one step of the optimizer, with a line for each gradient."""
         gradients = jointly_updated(call.arguments)
         names = [f"    {quoted(name)}: {self._names.name(value)}," for name, value in gradients.items()]
         scale = "".join(f", {self._names.name(v)}" for v in call.reads[2 * len(gradients) :])

@@ -1,4 +1,4 @@
-"""Write `step.py` from the tables alone: one line an operation, deterministic."""
+"""Writes `step.py` from the tables alone: one line for each operation, the same bytes each time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def emit_step(
     summary: PlanSummary,
     slots: Sequence[Slot] = (),
 ) -> str:
-    """The text of `step.py`: equal plans give equal bytes."""
+    """Return the text of `step.py`: equal plans give equal bytes."""
     actions = Actions(trace, nodes, rows, slots)
     names, label = actions.names, ""
     for together, found in groupby(rows, actions.is_update):
@@ -45,7 +45,7 @@ def emit_step(
 
 
 def _keep_gradients(trace: TraceTables, actions: Actions) -> None:
-    """Leave in `.grad` what is not there yet, or below."""
+    """Leave in `.grad` the gradients that are neither there nor offloaded yet."""
     names, behind = actions.names, left_behind(trace)
     left = [
         g

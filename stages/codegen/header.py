@@ -1,4 +1,4 @@
-"""What stands above the lines of a step: what it is, imports, and its signature."""
+"""Writes the head of a step: its docstring, imports, and its signature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(run: Iteration) -> {returns}:
 
 
 def header(meta: TraceMeta, summary: PlanSummary) -> str:
-    """The text above the lines of a training iteration, or of a forward alone."""
+    """Return the text above the lines of a training iteration, or of a forward alone."""
     what, returns = ("forward", "list[Tensor]") if meta.outputs else ("training iteration", "Tensor")
     return _HEADER.format(
         what=what,

@@ -1,4 +1,4 @@
-"""Write the plan as readable Python."""
+"""Makes the manifest of a generated text."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from stowage.stages.ir.plan import Manifest
 
 
 def manifest_of(source: str, plan_hash: str, configuration_hash: str) -> Manifest:
-    """The manifest of a generated text."""
+    """Return the manifest of a generated text."""
     return Manifest(plan_hash, configuration_hash, hashlib.sha256(source.encode()).hexdigest())

@@ -1,4 +1,4 @@
-"""Names of tensors in a step: what is fetched, viewed or named again right before it is read, and what is deleted."""
+"""Keeps the names of tensors in a step: fetches, views and renames right before a tensor is read, and deletes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.ir.source import identifier, operator_name, quoted, role_of
 from stowage.stages.ir.trace import Call, TraceTables, base_values
 
 NOTHING = "_"
-"""What a step gets and does without."""
+"""Name of results that a step ignores."""
 VIEW = "aten.view.default"
 NEUTRAL = frozenset({VIEW, "aten.expand.default", "aten.slice.Tensor", "aten.detach.default", "aten.alias.default"})
 """Operators whose result shows the numbers of their first argument as they are (unlike a conjugate)."""
@@ -25,7 +25,7 @@ class Names:
     """The lines of a step so far, and which tensors have a name in them.
 
     Attributes:
-        lines: without indentation; a row's action adds to them.
+        lines: lines without indentation; a row's action adds to them.
         defined: values that have a name now.
         base_of: storage -> the first value in it.
     """
@@ -41,7 +41,7 @@ class Names:
         self._call_of = {v: c for c in trace.calls for v in c.returns if v >= 0}
 
     def name(self, value: int) -> str:
-        """The name of a value in the text."""
+        """Return the name of a value in the text."""
         while value in self._same_as:
             value = self._same_as[value]
         return identifier(self._trace.values[value].name)
@@ -52,7 +52,7 @@ class Names:
         self._of_storage[self._trace.values[value].storage].append(value)
 
     def ensure(self, value: int) -> None:
-        """Make sure that `value` has a name: fetch persistent tensors, make views, both just before they are needed."""
+        """Give `value` a name: fetch persistent tensors, make views, both just before they are needed."""
         if value in self.defined:
             return
         call = self._call_of.get(value)
@@ -80,7 +80,7 @@ class Names:
                 self.define(output)
 
     def assignment(self, call: Call, arguments: str) -> str:
-        """The text of a call, assigned to what it returns."""
+        """Return the text of a call, assigned to what it returns."""
         text = self._operation(call.target, arguments)
         if all(v < 0 for v in call.returns):
             return text
@@ -102,7 +102,7 @@ class Names:
         return (a.storage, a.dtype, a.shape, a.stride, a.offset) == (b.storage, b.dtype, b.shape, b.stride, b.offset)
 
     def _of_whole(self, call: Call) -> Call:
-        """A view of a view that has no name yet as one of what that one is of, where all are contiguous."""
+        """Rewrite a view of a view without a name as a view of the latter's base, where all are contiguous."""
         while call.target == VIEW and call.reads[0] not in self.defined:
             inner = self._call_of.get(call.reads[0])
             if inner is None or inner.target != VIEW or not inner.is_view:
@@ -126,11 +126,11 @@ class Names:
         return f"{operator}({render_arguments(arguments, self.name)})"
 
     def _base(self, value: int) -> int:
-        """The first value of the storage that `value` lives in."""
+        """Return the first value of the storage that `value` is in."""
         return self.base_of[self._trace.values[value].storage]
 
     def _alias(self, value: int) -> None:
-        """Another name for reloaded memory: what an in-place call returned."""
+        """Name the value that an in-place call returned like the reloaded memory that it shares."""
         v, base = self._trace.values[value], self.name(self._base(value))
         self.lines.append(
             f"{self.name(value)} = aten.as_strided.default({base}, {list(v.shape)}, {list(v.stride)}, {v.offset})"
@@ -139,7 +139,7 @@ class Names:
 
 
 def _targets(names: str | list[str]) -> str:
-    """What one result is assigned to."""
+    """Return the target that one result is assigned to."""
     if isinstance(names, str):
         return names
     if all(name == NOTHING for name in names):
@@ -148,5 +148,5 @@ def _targets(names: str | list[str]) -> str:
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor whose elements lie in their order."""
+    """Return the strides of a tensor whose elements lie in their order."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
