@@ -1,4 +1,4 @@
-"""The referee for one block's schedule: legality, memory and time by plain replay. Shares no code with any solver."""
+"""Judges one block's schedule by plain replay: legality, memory and time. It shares no code with any solver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stowage.stages.ir.errors import IllegalPlanError
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What a schedule of a block costs (thesis 2.5.1); bytes leave out the block's input, which the chain keeps.
+    """The cost of a schedule of a block (thesis 2.5.1); bytes leave out the block's input, which the chain keeps.
 
     Attributes:
         forward_time_s, backward_time_s: compute time of each part.
@@ -31,7 +31,10 @@ class BlockCost:
 def replay_block(graph: BlockGraph, schedule: BlockSchedule, *, complete: bool = True) -> BlockCost:
     """Replay `schedule`; raise `IllegalPlanError` at the first illegal row.
 
-    With `complete=False` only the forward part is replayed (a fast-forward, which has no backward part).
+    Args:
+        graph: the block.
+        schedule: the schedule of its nodes.
+        complete: False replays only the forward part (a fast-forward, which has no backward part).
     """
     live: set[int] = set()
     made: set[int] = set()

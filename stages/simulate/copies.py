@@ -1,10 +1,10 @@
-"""What goes on beside computing, in time: copies over links, updates by the CPU, whatever has a lane of its own.
+"""Simulates what runs beside computing: copies over links, updates by the CPU, whatever has a lane of its own.
 
-A fluid model of the lanes in `ir/actions.py`. Each lane works on its first part at a rate; lanes that are too much for
-a link share it. A copy from or to the disk behind the host passes through it: its bytes take the disk's lane and the
-link to the device at once, at the rate of the slower one; where the host's own copies want that link too, each gets
-half of it, or what the other leaves. An update of what is on the disk reads it, computes, and writes it back; there is
-one worker for updates.
+It is a fluid model of the lanes in `ir/actions.py`. Each lane works on its first part at a rate; lanes that are too
+much for a link share it. A copy from or to the disk behind the host passes through the host: its bytes take the disk's
+lane and the link to the device at once, at the rate of the slower one; where the host's own copies want that link too,
+each gets half of it, or what the other leaves. An update of what is on the disk reads it, computes, and writes it back;
+there is one worker for updates.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from stowage.stages.ir.machine import Link
 
 _NANOSECONDS = 1e9
 _ROUNDING = 1e-3
-"""Of a byte, or of a nanosecond."""
+"""Bytes, or nanoseconds, less than which nothing is left."""
 
 
 @dataclass(eq=False)
 class _Part:
-    """What one lane does in one go.
+    """A part of a copy or an update, which one lane does in one go.
 
     Attributes:
-        left: bytes to move, or nanoseconds of the CPU.
+        left: bytes to transfer, or nanoseconds of the CPU.
         through: bytes from or to the disk that the device's link carries too.
-        lane: it is queued there when its turn comes.
-        then: queued when this one is done.
+        lane: the lane that it is queued on when its turn comes.
+        then: the part that is queued when this one is done.
     """
 
     left: float
@@ -52,17 +52,17 @@ class Beside:
 
     @property
     def start_s(self) -> float:
-        """When it began; NaN until then."""
+        """Return when it began; NaN until then."""
         return self.first.start_s
 
     @property
     def end_s(self) -> float:
-        """When it was done; NaN until then."""
+        """Return when it was done; NaN until then."""
         return self.last.end_s
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to do."""
+        """Return whether nothing is left to do."""
         return self.end_s == self.end_s
 
 
@@ -73,7 +73,7 @@ class Copies:
     """
 
     def __init__(self, link: Link, disk: Link | None = None) -> None:
-        """`disk`: between the host and the disk behind it."""
+        """Take the link to the lower tier, and the one between the host and the disk behind it."""
         self._link = link
         self._disk = disk
         self._down: _Lane = deque()
@@ -94,13 +94,13 @@ class Copies:
         self._clock = 0.0
 
     def copy(self, lane: LaneName, nbytes: int, now_s: float, *, on_disk: bool = False) -> Beside:
-        """Queue a copy at time `now_s`, which never goes back.
+        """Queue a copy at time `now_s`, which never decreases from call to call.
 
         Args:
-            lane: of the link between the device and the tier below.
-            nbytes: to move.
+            lane: a lane of the link between the device and the lower tier.
+            nbytes: the bytes to transfer.
             now_s: when the copy may begin.
-            on_disk: its other end is on the disk behind the host.
+            on_disk: whether its other end is on the disk behind the host.
         """
         self.advance(now_s)
         through = on_disk and self._disk is not None
@@ -112,7 +112,7 @@ class Copies:
         return Beside(part, part)
 
     def work(self, lane: LaneName, seconds: float, now_s: float) -> Beside:
-        """Queue work that takes so long on a lane that stands apart from the others."""
+        """Queue work that takes so long on a lane that shares no link."""
         self.advance(now_s)
         part = _Part(seconds * _NANOSECONDS, self._apart[lane])
         part.lane.append(part)
@@ -133,23 +133,23 @@ class Copies:
         return Beside(first, last)
 
     def advance(self, until_s: float) -> None:
-        """Go on up to a time."""
+        """Advance to a time."""
         while self._clock < until_s:
             self._one_event(until_s)
 
     def finish(self, work: Beside) -> float:
-        """Go on until `work` is done, and return when that is."""
+        """Advance until `work` is done, and return when that is."""
         while not work.finished:
             self._one_event(float("inf"))
         return work.end_s
 
     def finish_all(self) -> None:
-        """Go on until nothing is left."""
+        """Advance until nothing is left."""
         while any(self._lanes):
             self._one_event(float("inf"))
 
     def _link_rates(self) -> tuple[float, float, float, float]:
-        """The rates of the links' lanes in bytes per second, while all lanes go on."""
+        """Return the rates of the links' lanes in bytes per second, while all lanes go on."""
         link = self._link
         down = link.offload_bytes_per_s if self._down else 0.0
         up = link.reload_bytes_per_s if self._up else 0.0
@@ -174,7 +174,7 @@ class Copies:
         return down * share, up * share, write * (share if out else 1.0), read * (share if back else 1.0)
 
     def _one_event(self, until_s: float) -> None:
-        """To the end of the next part, or to `until_s` if that is earlier."""
+        """Advance to the end of the next part, or to `until_s` if that is earlier."""
         rates = (*self._link_rates(), *self._apart_rates)
         going = [(lane, rate) for lane, rate in zip(self._lanes, rates) if lane]
         step = until_s - self._clock
@@ -195,5 +195,5 @@ class Copies:
 
 
 def _share(both_bytes_per_s: float, link: Link) -> float:
-    """How much of their rates two directions get that want this much together."""
+    """Return the share of their rates that two directions get which want this much together."""
     return min(1.0, link.duplex_bytes_per_s / both_bytes_per_s) if both_bytes_per_s else 1.0

@@ -1,4 +1,4 @@
-"""The referee for schedules of an H-Graph: legality, memory and time by replay. Shares no code with any solver."""
+"""Judges schedules of an H-Graph by replay: legality, memory and time. It shares no code with any solver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stowage.stages.ir.h_graph import HAction, HGraph, HRun, HSchedule
 
 @dataclass(frozen=True)
 class HCost:
-    """What a schedule of an H-Graph costs.
+    """The cost of a schedule of an H-Graph.
 
     Attributes:
         time_s: all computations, seconds.
@@ -28,13 +28,13 @@ class HCost:
 
     @property
     def peak_bytes(self) -> int:
-        """Higher of both peaks."""
+        """Return the higher of both peaks."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
 
 @dataclass
 class _Memory:
-    """Value -> nodes whose contribution is in it; cluster -> option whose phantom is there."""
+    """The contents of memory: nodes whose contribution is in each value; the option whose phantom each cluster has."""
 
     values: dict[int, set[int]] = field(default_factory=dict)
     phantoms: dict[int, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def _contributors(graph: HGraph, value: int) -> set[int]:
 
 
 def _legal(graph: HGraph, memory: _Memory, ran: list[int], action: HAction, where: str) -> HRun:
-    """The run that this row asks for, if it may run now."""
+    """Return the run that this row asks for, if it may run now."""
     k = action.index
     node, runs = graph.nodes[k], graph.runs(k)
     what = f"{where}: node {k} ({node.name})"
@@ -120,7 +120,7 @@ def _free(memory: _Memory, action: HAction, where: str) -> None:
 
 
 def _freed_directly_after(rows: Sequence[HAction], row: int) -> set[tuple[str, int]]:
-    """What the rows up to the next computation free."""
+    """Return what the rows up to the next computation free."""
     freed: set[tuple[str, int]] = set()
     for action in rows[row + 1 :]:
         if action.kind == "compute":
@@ -137,7 +137,7 @@ def _bytes(graph: HGraph, memory: _Memory, *, without: Collection[int] = (), but
 
 
 def _peak(graph: HGraph, memory: _Memory, action: HAction, run: HRun, freed: set[tuple[str, int]]) -> int:
-    """Highest memory while one node runs: what it does not touch, what it touches as its steps tell, what it holds."""
+    """Return the highest memory while one node runs: its own steps, and whatever it does not touch."""
     k, node = action.index, graph.nodes[action.index]
     touched = {*node.reads, *run.reads, *node.makes}
     backward = next((j for j, c in enumerate(graph.clusters) if c.backward == k), None)

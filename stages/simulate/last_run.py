@@ -1,7 +1,7 @@
-"""Costs of options, and the schedule of a block's last run: nobody needs its output any more (`rk_rotor` says when),
-and its effects have happened.
+"""Costs options, and makes the schedule of a block's last run.
 
-No part of the referee: this makes schedules, and asks the referee of blocks what they cost and whether they are legal.
+In its last run nobody needs the block's output any more (`rk_rotor` says when), and its effects have happened. This is
+no part of the referee: it makes schedules, and asks the referee of blocks what they cost and whether they are legal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stowage.stages.simulate.block import BlockCost, replay_block
 
 
 def with_costs(option: Option, graph: BlockGraph) -> Option:
-    """Return the option with what its schedule costs.
+    """Return the option with the costs of its schedule.
 
     Raises:
         IllegalPlanError: the schedule is illegal.
@@ -34,8 +34,9 @@ def with_costs(option: Option, graph: BlockGraph) -> Option:
 
 
 def with_last_run_costs(option: Option, graph: BlockGraph) -> Option:
-    """Return the option with what its last run costs; where its schedule cannot do without what only the output
-    needs, that is a run like any other.
+    """Return the option with the costs of its last run.
+
+    Where its schedule cannot do without what only the output needs, the last run is a run like any other.
 
     Raises:
         IllegalPlanError: the schedule is illegal.
@@ -64,9 +65,9 @@ def _last_run(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockCost, Bl
 
 
 def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGraph, BlockSchedule]:
-    """Return the same schedule when nobody needs the block's output any more: drop executions that served it alone.
+    """Return the schedule without executions that served the block's output alone.
 
-    Once nodes are dropped too if they create nothing: they ran when the block ran first.
+    Nodes that run once are dropped too if they create nothing: they ran when the block ran first.
     """
     relaxed = replace(graph, output=())
     rows = [*schedule.forward, *schedule.backward]
@@ -108,7 +109,7 @@ def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGr
 
 
 def _with_effects_done(graph: BlockGraph) -> BlockGraph:
-    """Return the block on a second run: forward nodes that only have effects have had them, so they cost nothing."""
+    """Return the block on a second run: forward nodes that only have effects cost nothing, for these have happened."""
     return replace(
         graph,
         nodes=tuple(

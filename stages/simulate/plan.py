@@ -1,4 +1,4 @@
-"""The referee for a whole plan: legality, memory and time by plain replay. Shares no code with any solver."""
+"""Judges a whole plan by plain replay: legality, memory and time. It shares no code with any solver."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ NO_LINK = Link(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a plan does.
+    """The result of a plan's replay.
 
     Attributes:
         rows: the plan with predicted times and bytes.
         peak_bytes: highest device bytes, everything included.
         peak_row: the row at which it is reached.
         baseline_bytes: on the device between iterations: persistent storages, and gradients that wait.
-        time_s: of one iteration after another.
+        time_s: time of one iteration when one follows another.
         once_time_s: time of all nodes executed once: a lower bound.
         recomputed_bytes: bytes of distinct activations (forward makes, backward reads) that were made more than once.
         activation_bytes: bytes of storages that forward makes and backward reads.
         occupants: what is in memory at the peak, largest first.
-        lower_tier_bytes: bytes of distinct storages that were copied down at some time.
-        disk_bytes: of those, what lives on a disk.
-        offload_bytes, reload_bytes: moved in one iteration.
+        lower_tier_bytes: bytes of distinct storages that were offloaded at some time.
+        disk_bytes: the part of these bytes whose placement is a disk.
+        offload_bytes, reload_bytes: transferred in one iteration.
         wait_s: time that computing waits for copies.
     """
 
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def baseline_bytes(storages: Sequence[Storage]) -> int:
-    """Bytes of everything that is in memory before an iteration that offloads nothing."""
+    """Return the bytes of everything that is in memory before an iteration that offloads nothing."""
     return sum(s.nbytes for s in storages if s.role != "temporary")
 
 
@@ -79,24 +79,26 @@ def replay_plan(
     """Replay a plan.
 
     Args:
-        storages, nodes: the program.
+        storages: the storages of the program.
+        nodes: the compute nodes of the program.
         steps: the plan.
-        keep: storages that must exist at the end, in memory or below, and may be freed otherwise: temporary ones (the
+        keep: storages that must exist at the end, in memory or offloaded, and may be freed otherwise: temporary ones (a
             loss, gradients left in `.grad`), and gradients that were waiting and go on waiting.
         budget_bytes: reject the plan if any row exceeds it.
-        link: to the tier below the device; needed by plans that offload.
-        disk: between the host and the disk behind it, if there is one; what lives there takes both links.
-        start: where persistent storages are between iterations, and what lives on a disk.
-        staging_bytes: device memory that the tier below needs for itself, all the time.
-        cpu_update_s: seconds of update nodes on the CPU; needed by plans that update below.
-        host_room_bytes, disk_room_bytes: reject the plan if what lives there needs more; in the host also the largest
-            update of what lives on the disk, which is read there.
+        link: the link to the lower tier; needed by plans that offload.
+        disk: the link between the host and the disk behind it, if there is one; what is on that disk takes both links.
+        start: where persistent storages are between iterations, and what is placed on a disk.
+        staging_bytes: device memory that the lower tier needs for itself, all the time.
+        cpu_update_s: seconds of update nodes on the CPU; needed by plans in which the CPU updates.
+        disk_room_bytes: reject the plan if what is placed on the disk needs more.
+        host_room_bytes: reject the plan if what is placed in the host needs more, with room for the largest update of
+            what is on the disk, which is read into the host.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
             still in memory, loses what has no copy, touches what a copy is using, runs a run-once node again, draws
-            first random numbers out of order, or exceeds the budget; or when what is below has no room there, nodes
-            never ran or the end is not the start.
+            first random numbers out of order, or exceeds the budget; or when the lower tier has no room for what is
+            offloaded, nodes never ran or the end is not the start.
     """
     replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
@@ -126,7 +128,7 @@ def replay_plan(
 
 
 def _occupants(replay: Replay) -> list[Occupant]:
-    """What is in memory at the peak, largest first."""
+    """Return what is in memory at the peak, largest first."""
     found = [Occupant(replay.storages[s].name, replay.size[s]) for s in replay.at_peak]
     if replay.staging_bytes:
         found.append(Occupant(STAGING, replay.staging_bytes))

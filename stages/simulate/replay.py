@@ -1,4 +1,4 @@
-"""Legality and memory of a plan, row by row: the rules of the referee, one for each action."""
+"""Replays legality and memory of a plan, row by row: the rules of the referee, one for each action."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from stowage.stages.ir.sums import taken_memory
 from stowage.stages.ir.trace import Storage
 
 RANDOM_STATE_BYTES = 5056
-"""Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again; while it
-does, the generator's present one is kept too."""
+"""Size of a saved state of the CPU generator (mt19937), kept for each random node that runs again.
+
+While such a node runs again, the generator's present state is kept too.
+"""
 
 
 class Row(NamedTuple):
@@ -34,6 +36,7 @@ class Row(NamedTuple):
     peak_bytes: int
 
     def timed(self, start_s: float, end_s: float) -> PlanRow:
+        """Return the row with its times."""
         return PlanRow(*self[:7], start_s, end_s, self.resident_bytes, self.peak_bytes)
 
 
@@ -95,7 +98,7 @@ class Replay:
         self.activations = {s for n in nodes if n.phase == "forward" for s in n.creates} & backward_reads
 
     def run(self) -> None:
-        """Replay all rows, then look at the end."""
+        """Replay all rows, then check the end."""
         for number, step in enumerate(self.steps):
             if step.kind != "compute" or step.node not in self.updates:
                 self.together_bytes = 0
@@ -103,7 +106,7 @@ class Replay:
         self._end()
 
     def note(self, number: int, step: Step) -> None:
-        """Add a row, which has done what it does."""
+        """Add a row after its effect."""
         kind = ACTIONS[step.kind]
         if kind.takes_device_memory:
             self.reach(number, step, self.used)
@@ -112,14 +115,14 @@ class Replay:
         self.rows.append(row)
 
     def reach(self, number: int, step: Step, high: int) -> None:
-        """Look at the budget and the peak: so many bytes are on the device at once."""
+        """Check the budget and the peak, when so many bytes are on the device at once."""
         if high > self.peak:
             self.peak, self.peak_row, self.at_peak = high, number, self.live - {self.taken.get(number, -1)}
         if self.budget_bytes is not None and high > self.budget_bytes:
             raise self.wrong(number, step, f"needs {high} bytes, above the budget of {self.budget_bytes}")
 
     def wrong(self, number: int, step: Step, text: str) -> IllegalPlanError:
-        """Make the error of a row, which tells where it is, what it does, and what is wrong with it."""
+        """Return the error of a row, which says where it is, what it does, and what is wrong with it."""
         if step.kind == "compute":
             deed = f"node {self.nodes[step.node].name}"
         elif ACTIONS[step.kind].on_node:
@@ -129,7 +132,7 @@ class Replay:
         return IllegalPlanError(f"row {number} ({step.label}) {deed} {text}")
 
     def free(self, number: int, step: Step) -> None:
-        """The rule of `free`."""
+        """Apply the rule of `free`."""
         storage = step.storage
         if storage not in self.live:
             raise self.wrong(number, step, "it is not in memory")
@@ -142,7 +145,7 @@ class Replay:
         self.note(number, step)
 
     def offload(self, number: int, step: Step) -> None:
-        """The rule of `offload`."""
+        """Apply the rule of `offload`."""
         storage = step.storage
         if storage not in self.live or storage in self.reloading:
             raise self.wrong(number, step, "it is not in memory")
@@ -155,7 +158,7 @@ class Replay:
         self.note(number, step)
 
     def reload(self, number: int, step: Step) -> None:
-        """The rule of `reload`."""
+        """Apply the rule of `reload`."""
         storage = step.storage
         if storage in self.live:
             raise self.wrong(number, step, "it is still in memory")
@@ -167,7 +170,7 @@ class Replay:
         self.note(number, step)
 
     def wait(self, number: int, step: Step) -> None:
-        """The rule of `wait`."""
+        """Apply the rule of `wait`."""
         storage = step.storage
         if storage in self.reloading:
             self.reloading.discard(storage)
@@ -183,14 +186,14 @@ class Replay:
         self.note(number, step)
 
     def update(self, number: int, step: Step) -> None:
-        """The rule of `update`."""
+        """Apply the rule of `update`."""
         node = self.nodes[step.node]
         if self.runs[node.node]:
             raise self.wrong(number, step, "below runs again")
         for storage in {*node.reads, *node.mutates}:
             name = self.storages[storage].name
             if storage not in self.tiered and self.storages[storage].role == "state":
-                continue  # a counter, say: too small to have a place below
+                continue  # a counter, for example: too small to have a slot
             if storage not in self.copied:
                 raise self.wrong(number, step, f"below needs {name}, which has no copy below that is up to date")
             if storage in self.live and storage in node.mutates:
@@ -206,7 +209,7 @@ class Replay:
         self.note(number, step)
 
     def compute(self, number: int, step: Step) -> None:
-        """The rule of `compute`."""
+        """Apply the rule of `compute`."""
         node = self.nodes[step.node]
         first = self.runs[node.node] == 0
         for storage in [*node.reads, *node.mutates]:
@@ -241,13 +244,13 @@ class Replay:
                 self.version[storage] = self.version.get(storage, 0) + 1
                 self.copied.discard(storage)
         self.runs[node.node] += 1
-        # What the result is written over is its memory now, though the plan frees that in a row of its own.
+        # The result is written over this memory, though the plan frees the memory in a row of its own.
         taken_bytes = self.size[self.taken[number]] if number in self.taken else 0
         high = self.used - taken_bytes + node.workspace_bytes + self.together_bytes
         if node.node in self.updates:
             self.together_bytes += node.workspace_bytes
         if node.random and not first:
-            high += RANDOM_STATE_BYTES  # the generator is put back afterwards
+            high += RANDOM_STATE_BYTES  # the generator gets its state back afterwards
         self.reach(number, step, high)
         if node.random and not first and self.runs[node.node] == self.total_runs[node.node]:
             self.used -= RANDOM_STATE_BYTES
@@ -276,7 +279,7 @@ class Replay:
                 raise IllegalPlanError(f"the iteration does not end as it starts: {names[:5]}")
 
     def room_in_lower_tier(self, host_bytes: int | None, disk_bytes: int | None) -> tuple[int, int]:
-        """Bytes that live below, and those of them that live on a disk."""
+        """Return the bytes that are placed in the lower tier, and those of them that are placed on a disk."""
         there = self.start.on_disk
         on_disk = sum(self.size[s] for s in self.ever_offloaded & there)
         host = sum(self.size[s] for s in self.ever_offloaded - there)
@@ -296,4 +299,4 @@ RULES: dict[PlanAction, Callable[[Replay, int, Step], None]] = {
     "reload": Replay.reload,
     "update": Replay.update,
 }
-"""What each action may do: a rule raises `wrong` or changes what is in memory, and notes the row."""
+"""The rule of each action: it raises `wrong` or changes what is in memory, and notes the row."""

@@ -1,4 +1,4 @@
-"""Places below the device of what a plan moves."""
+"""Makes the places in the lower tier of what a plan offloads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stowage.stages.ir.updates import gradient_slot, left_behind
 
 
 def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
-    """A slot for every storage that the plan moves, in the order of their first move."""
+    """Return a slot for every storage that the plan transfers, in the order of their first transfer."""
     base = base_values(trace)
     moved = dict.fromkeys([s.storage for s in steps if ACTIONS[s.kind].moves] + sorted(state.offloaded))
     behind = left_behind(trace)
@@ -27,7 +27,7 @@ def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> lis
             name = gradient_slot(s.name)
         elif role == "temporary":
             name = trace.values[base[storage]].name
-            if last.get(storage) == "free":  # it waits below, in `.grad`
+            if last.get(storage) == "free":  # it waits in `.grad`, offloaded
                 name, role = gradient_slot(stays[storage]), "gradient"
         placement: Placement = "disk" if storage in state.on_disk else "host"
         found.append(Slot(storage, name, s.nbytes, role, _start(storage, state), storage in state.copied, placement))

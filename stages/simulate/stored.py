@@ -1,4 +1,4 @@
-"""The referee for plans that come from a file: what is stored must be what the plan does."""
+"""Judges plans that come from a file: what is stored must be what the plan does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.simulate.slots import slots_of
 
 
 def kept_storages(trace: TraceTables) -> frozenset[int]:
-    """What must exist when a step ends and may be freed otherwise: see `keep` of `replay_plan`."""
+    """Return the storages that must exist when a step ends: see `keep` of `replay_plan`."""
     storage_of = [v.storage for v in trace.values]
     waiting = {s.storage for s in trace.storages if s.role == "gradient"}
     consumed = {storage_of[v] for v in taken_gradients(trace.calls)}
@@ -29,8 +29,9 @@ def check_stored(
     slots: Sequence[Slot],
     summary: PlanSummary,
 ) -> None:
-    """Replay a stored plan, and compare what it does with what it states. Times are not looked at: they change no
-    number.
+    """Replay a stored plan, and compare what it does with what it states.
+
+    Times are not compared: they change no number.
 
     Raises:
         IllegalPlanError: it is not legal, or not what its summary and its slots say.
@@ -63,7 +64,7 @@ def _replayed(
     start = tier_state(slots)
     steps = [Step(row.node, row.storage, row.step, row.action) for row in rows]
     on_device = baseline_bytes(trace.storages) - sum(trace.storages[s].nbytes for s in start.offloaded)
-    staging = summary.baseline_bytes - on_device  # the one thing that a plan does not show
+    staging = summary.baseline_bytes - on_device  # the only thing that the rows do not show
     if staging < 0:
         raise IllegalPlanError("a stored plan takes other memory between iterations than its summary says")
     outcome = replay_plan(
@@ -80,7 +81,7 @@ def _replayed(
 
 
 def _deed(row: PlanRow) -> tuple[object, ...]:
-    """A row without its times."""
+    """Return what a row does, without its times."""
     return (
         row.row, row.action, row.node, row.storage, row.block, row.step, row.recompute, row.resident_bytes,
         row.peak_bytes,

@@ -1,4 +1,4 @@
-"""When each row of a plan begins and ends: computing in order, copies and updates by the CPU beside it."""
+"""Times each row of a plan: computing in order, copies and updates by the CPU beside it."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Timing:
             return work
         if kind.on_node:
             self._clock += nodes[step.node].time_s
-        elif kind.ends and step.storage in self._under_way:  # else an update before the first iteration
+        elif kind.ends and step.storage in self._under_way:  # otherwise it is an update before the first iteration
             self._clock = max(start, self._copies.finish(self._under_way.pop(step.storage)))
             self.wait_s += self._clock - start
         return start, self._clock
 
     def _work(self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]) -> Beside:
-        """A node that runs beside computing."""
+        """Queue a node that runs beside computing."""
         lane, node = ACTIONS[step.kind].lane, nodes[step.node]
         if step.kind != "update":
             return self._copies.work(lane, node.time_s, self._clock)

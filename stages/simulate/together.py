@@ -1,4 +1,4 @@
-"""Updates of several parameters in one call of the optimizer, where the device does not wait for the host to make many.
+"""Puts updates of several parameters into one call of the optimizer, so that a GPU does not wait for the host.
 
 On a GPU a call of `optimizer.step()` costs the host tens of microseconds, and the device a few: one call for each
 parameter, at its gradient, keeps the device waiting. One call for many makes the same numbers in the same kernels. It
@@ -23,14 +23,14 @@ from stowage.stages.ir.updates import UPDATE
 from stowage.stages.simulate.plan import Outcome
 
 SLOWER = 1.001
-"""Times that a plan may take of the one before: put off, an update may keep a copy down waiting."""
+"""Factor by which a plan may be slower than before: an update that is put off may keep an offload waiting."""
 
 Judge = Callable[[Sequence[Step]], Outcome]
 
 
 @dataclass(frozen=True)
 class _Update:
-    """One that was put off: its row, the rows that free what it uses up, and bytes of that."""
+    """An update that was put off: its row, the rows that free what it uses up, and the bytes of that."""
 
     row: PlanRow
     frees: tuple[PlanRow, ...]
@@ -41,15 +41,16 @@ class _Update:
 def updates_together(
     trace: TraceTables, nodes: Sequence[ComputeNode], outcome: Outcome, budget_bytes: int, judge: Judge
 ) -> Outcome:
-    """The plan with updates put off, if it is of a GPU and the referee finds it as good; else as it is.
+    """Return the plan with updates put off, if it is for a GPU and the referee finds it as good; else as it is.
 
     Args:
-        trace, nodes: the program.
+        trace: the traced step.
+        nodes: its compute nodes.
         outcome: the plan.
-        budget_bytes: of the device.
+        budget_bytes: the budget of the device.
         judge: the referee, on the same machine.
     """
-    if trace.meta.device == "cpu":  # the host that calls is the one that computes
+    if trace.meta.device == "cpu":  # elsewhere the calling host is the device itself
         return outcome
     try:
         found = judge(put_off(trace, nodes, outcome.rows, budget_bytes))
@@ -60,7 +61,7 @@ def updates_together(
 
 
 def put_off(trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], budget_bytes: int) -> list[Step]:
-    """The rows of a plan with its updates as late, and as many together, as the budget has room for."""
+    """Return a plan's rows with updates as late, and as many together, as the budget has room for."""
     return _Putting(trace, nodes, budget_bytes).steps(rows)
 
 
@@ -75,10 +76,10 @@ class _Putting:
         self._steps: list[Step] = []
         self._waiting: list[_Update] = []
         self._resident_bytes = 0
-        """After the rows so far, as they were."""
+        """Bytes on the device after the rows so far, in their old order."""
 
     def steps(self, rows: Sequence[PlanRow]) -> list[Step]:
-        """The rows in their new order."""
+        """Return the rows in their new order."""
         self._resident_bytes = rows[0].resident_bytes if rows else 0
         for bundle in _bundles(rows):
             first = bundle[0]
@@ -100,7 +101,7 @@ class _Putting:
         self._waiting.append(_Update(bundle[0], own, held, frozenset((*node.reads, *node.mutates))))
 
     def _pass(self, bundle: Sequence[PlanRow]) -> None:
-        """Rows that stay where they are, after updates that cannot wait for them."""
+        """Add rows that stay where they are, after updates that cannot wait for them."""
         touched = {r.storage for r in bundle if r.storage >= 0}
         for row in bundle:
             if row.node >= 0:
@@ -113,7 +114,7 @@ class _Putting:
         self._steps += [Step.of(row) for row in bundle]
 
     def _make(self) -> None:
-        """The updates that wait: in as few calls as there is room for their workspaces."""
+        """Add the updates that wait: in as few calls as there is room for their workspaces."""
         used = self._resident_bytes + sum(u.retained_bytes for u in self._waiting)
         call: list[_Update] = []
         workspace = 0
@@ -134,7 +135,7 @@ class _Putting:
 
 
 def _bundles(rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
-    """A row, and the rows right after it that free something."""
+    """Group each row with the rows right after it that free something."""
     found: list[list[PlanRow]] = []
     for row in rows:
         if row.action == "free" and found and found[-1][0].action == "compute":
