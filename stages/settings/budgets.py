@@ -1,4 +1,4 @@
-"""Kinds of device budgets: a size, a share of plain PyTorch's peak, what is free, or what planning searches for."""
+"""Tells kinds of device budgets apart: a size, a share of plain PyTorch's peak, what is free, or one to search for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stowage.stages.settings.sizes import parse_bytes, parse_percentage
 AUTO, SMALLEST = "auto", "smallest"
 
 BudgetKind = Literal["size", "share", "auto", "smallest", "slowdown"]
-"""`slowdown` is `+5%`: the least memory with which a step takes at most 5% longer than with everything kept."""
+"""Kind of a budget; `slowdown` is `+5%`: the least memory with which a step takes at most 5% longer than keep-all."""
 
 
 def kind_of_budget(budget: str | int) -> BudgetKind:
-    """What a budget is; anything that is none of the others counts as a size, be it one or not."""
+    """Return the kind of a budget; anything that is none of the others counts as a size, valid or not."""
     text = budget.strip() if isinstance(budget, str) else ""
     if text == AUTO:
         return "auto"
@@ -26,7 +26,11 @@ def kind_of_budget(budget: str | int) -> BudgetKind:
 
 
 def parse_slowdown(text: str, key: str = "device_budget") -> float:
-    """The fraction that `+5%` stands for; `+0%` is as fast as with everything kept.
+    """Return the fraction that `+5%` stands for; `+0%` is as fast as with everything kept.
+
+    Args:
+        text: the budget as written.
+        key: its name in messages.
 
     Raises:
         ParameterError: it is not a slowdown.
@@ -44,10 +48,14 @@ def parse_slowdown(text: str, key: str = "device_budget") -> float:
 
 
 def check_budget(budget: str | int, key: str = "device_budget") -> BudgetKind:
-    """The kind of a budget that is well written.
+    """Return the kind of a budget, if it is well written.
+
+    Args:
+        budget: the budget as written.
+        key: its name in messages.
 
     Raises:
-        ParameterError: it is none; the sentence says what to write.
+        ParameterError: it is not; the sentence says what to write.
     """
     kind = kind_of_budget(budget)
     if kind == "share":

@@ -1,4 +1,4 @@
-"""From YAML to `Settings`, and from what can be wrong with it to one sentence."""
+"""Reads `Settings` from YAML, and turns whatever is wrong in it into one sentence."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.settings.models import Settings
 
 _ALIKE = 0.8
-"""How alike the name of a section is to one of ours if it is a misspelled one: `sovle` is, `training` is not."""
+"""Similarity from which a section's name counts as one of ours misspelled: `sovle` does, `training` does not."""
 _DEPTH, _ITEMS = 40, 100_000
-"""What parameters take at most: deeper or more is an alias that repeats itself."""
+"""Depth and number of items that parameters may have: an alias that repeats itself has more."""
 
 
 def load_settings(path: Path = Path("params.yaml")) -> Settings:
@@ -32,7 +32,7 @@ def load_settings(path: Path = Path("params.yaml")) -> Settings:
 
 
 def read_parameters(path: Path) -> dict[str, Any]:
-    """The file's content before any check of keys.
+    """Read the file's content without any check of keys.
 
     Raises:
         ParameterError: the file is missing, is not YAML, or is not a mapping.
@@ -51,7 +51,7 @@ def read_parameters(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """One YAML value, read as DVC reads its parameters.
+    """Parse one YAML value as DVC reads its parameters.
 
     Raises:
         ParameterError: it is not YAML.
@@ -60,7 +60,7 @@ def parse_yaml(text: str, source: str) -> Any:
         content = YAML(typ="safe").load(text)
     except YAMLError as error:
         raise ParameterError(f"{source} is not valid YAML: {_yaml_problem(error)}.") from error
-    except Exception as error:  # of values that look like dates, numbers or sets and are none
+    except Exception as error:  # raised for values that look like dates, numbers or sets and are none
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ParameterError(f"{source} is not valid YAML: {reason}; put what is meant as text in quotes.") from error
     if problem := _not_plain(content):
@@ -69,7 +69,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def _not_plain(content: Any) -> str | None:
-    """What is wrong with it, unless it is made of a few mappings, lists, texts and numbers."""
+    """Return what is wrong with the content, unless it is made of a few mappings, lists, texts and numbers."""
     waiting, items = [(content, "", 0)], 0
     while waiting:
         item, key, depth = waiting.pop()
@@ -94,8 +94,8 @@ def _not_plain(content: Any) -> str | None:
 def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -> Settings:
     """Check parameters that are already in memory; `source` names them in messages.
 
-    Sections of other tools, which share the file in people's own repositories, are left alone: of a name that is not
-    one of ours only one that looks like a mistake is refused.
+    Other tools may have sections in the same file, which are ignored: a section with an unknown name is refused only if
+    the name looks like one of ours misspelled.
 
     Raises:
         ParameterError: a key is unknown or missing, or a value is wrong.
@@ -109,7 +109,7 @@ def parse_settings(content: Mapping[str, Any], source: str = "the parameters") -
 
 
 def _of_others(name: object) -> bool:
-    """Whether a section is no misspelled one of ours."""
+    """Return whether a section is another tool's, and not one of ours misspelled."""
     known = Settings.model_fields
     return isinstance(name, str) and name not in known and not difflib.get_close_matches(name, known, 1, _ALIKE)
 
@@ -132,7 +132,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 
 def _name(text: str) -> str:
-    """A key, on one line and not too long."""
+    """Return a key on one line, shortened if it is too long."""
     shown = text if text.isprintable() else ascii(text)
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 

@@ -1,4 +1,4 @@
-"""What `params.yaml` may say: one class per stage, defaults included."""
+"""Defines what `params.yaml` may say: one class for each stage, defaults included."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stowage.stages.settings.sizes import parse_bytes
 
 Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 SolverSeed = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-"""Solvers count in 32 bits."""
+"""Seed of a solver; solvers count in 32 bits."""
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 BatchSize = Annotated[int, Field(gt=0, le=1 << 24)]
 Length = Annotated[int, Field(gt=0, le=1 << 28)]
@@ -41,11 +41,11 @@ Every = Annotated[int, Field(ge=0, le=10_000_000)]
 Samples = Annotated[int, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Few = Annotated[int, Field(gt=0, le=1_000)]
-"""Of budgets and workers."""
+"""Number of budgets or workers."""
 Many = Annotated[int, Field(gt=0, le=100_000)]
-"""Of blocks, nodes, slots."""
+"""Number of blocks, nodes or slots."""
 _MOST_TOKENS = 1 << 27
-"""Of one batch."""
+"""Most tokens of one batch."""
 
 
 def _function_path(text: str) -> str:
@@ -64,7 +64,7 @@ def _path(text: str) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether a file or folder can be called so."""
+    """Return whether a file or folder can have this name."""
     try:
         return _path(text) == text
     except ValueError:
@@ -120,10 +120,10 @@ class _Section(BaseModel):
 
 
 class ModelSettings(_Section):
-    """Which model; exactly one of `architecture`, `directory` and `callable`.
+    """Names the model; exactly one of `architecture`, `directory` and `callable` is given.
 
     Attributes:
-        architecture: a `transformers` model type, `gpt2`; made from its default configuration and `overrides`.
+        architecture: a `transformers` model type such as `gpt2`; made from its default configuration and `overrides`.
         directory: a local `transformers` checkpoint: `config.json` and, if present, safetensors weights.
         callable: `package.module:function`, a function that returns (module, sample batch as keyword arguments).
         overrides: configuration values that replace the defaults of `architecture`.
@@ -152,7 +152,7 @@ _MOST = (1 << 31) - 1
 
 
 def _too_large(value: JsonValue, key: str) -> str | None:
-    """What says that it is, of numbers of a model's configuration: what is larger can never be built."""
+    """Return a message if a number in a model's configuration is so large that no such model can be built."""
     if isinstance(value, dict):
         return next((p for name, inner in value.items() if (p := _too_large(inner, f"{key}.{name}"))), None)
     if isinstance(value, list):
@@ -169,21 +169,21 @@ def _adamw_arguments() -> dict[str, JsonValue]:
 
 
 class OptimizerSettings(_Section):
-    """A class of `torch.optim` and its arguments."""
+    """Names a class of `torch.optim` and its arguments."""
 
     name: ClassName = "AdamW"
     arguments: dict[str, JsonValue] = Field(default_factory=_adamw_arguments)
 
 
 class ScheduleSettings(_Section):
-    """A class of `torch.optim.lr_scheduler` and its arguments."""
+    """Names a class of `torch.optim.lr_scheduler` and its arguments."""
 
     name: ClassName
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class DataSettings(_Section):
-    """Where the training data come from.
+    """Says where the training data come from.
 
     Attributes:
         callable: `package.module:function` that makes batches: a function of `seed` and `iteration`, or one that
@@ -214,15 +214,15 @@ class DataSettings(_Section):
 
 
 class TraceSettings(_Section):
-    """The training configuration: what the traced program depends on.
+    """The training configuration, which the traced program depends on.
 
     Attributes:
-        model: see `ModelSettings`.
+        model: the model, see `ModelSettings`.
         batch_size, sequence_length: shape of one batch.
         loss: `package.module:function` called with the model's outputs and the batch; None for `outputs.loss`.
         optimizer: see `OptimizerSettings`; None for gradients without an update.
-        seed: of the initial parameters.
-        device: of the target, `cpu` or `cuda`.
+        seed: seed of the initial parameters.
+        device: the target's device, `cpu` or `cuda`.
     """
 
     model: ModelSettings
@@ -242,7 +242,7 @@ class TraceSettings(_Section):
 
 
 class ProfileSettings(_Section):
-    """How costs are found.
+    """Says how costs are found.
 
     Attributes:
         costs: `measured` on the target, or `roofline` estimates from the device's rates.
@@ -256,7 +256,7 @@ class ProfileSettings(_Section):
 
 
 class PartitionSettings(_Section):
-    """How the graph is cut.
+    """Says how the graph is cut.
 
     Attributes:
         max_blocks: length of the chain, at most.
@@ -272,22 +272,22 @@ class PartitionSettings(_Section):
 
 
 class OptionsSettings(_Section):
-    """How schedules of blocks are generated (thesis 2.5.1).
+    """Says how schedules of blocks are generated (thesis 2.5.1).
 
     Attributes:
         peak_budgets, save_budgets: how many budgets of each kind are tried per distinct block.
-        time_limit_s: of one solve.
-        seed: of the solver.
+        time_limit_s: time limit of one solve.
+        seed: seed of the solver.
         workers: solves at the same time; None for the number of cores. Does not change the result.
         max_exact_nodes: larger blocks are cut into clusters, and solved by those and by heuristics.
-        formulation: which solves smaller ones: `retention` (intervals, by CP-SAT), or to compare with `rk_checkmate` or
+        formulation: solves smaller blocks: `retention` (intervals, by CP-SAT), or to compare with `rk_checkmate` or
             `checkmate` (by HiGHS).
-        cluster_formulation: which solves clusters that have clusters inside: `h_retention` (intervals, by CP-SAT), or
-            to compare with `h_ilp` (thesis 3.4, by HiGHS). The table of both is in `options/sources.py`.
+        cluster_formulation: solves clusters that have clusters inside: `h_retention` (intervals, by CP-SAT), or to
+            compare with `h_ilp` (thesis 3.4, by HiGHS). The table of both is in `options/sources.py`.
         task_runner: where flows solve blocks: in `threads` or `processes` of this machine, which start solver processes
             of their own, or on a `dask` cluster, where `workers` counts solver processes of one block. Does not change
             the result.
-        dask_scheduler: address of the cluster's scheduler, `tcp://10.0.0.1:8786`.
+        dask_scheduler: address of the cluster's scheduler, such as `tcp://10.0.0.1:8786`.
     """
 
     peak_budgets: Few = PEAK_BUDGETS
@@ -309,7 +309,7 @@ class OptionsSettings(_Section):
 
 
 class SolveSettings(_Section):
-    """The plan of the whole iteration.
+    """Says within what to plan the whole iteration, and how.
 
     Attributes:
         device_budget: device bytes that the iteration may use, everything included; a percentage is of the predicted
@@ -319,15 +319,15 @@ class SolveSettings(_Section):
         method: `rockmate`, `offmate`, or `auto` for the best of everything that applies; the others of `ir/methods.py`,
             `h_ilp` and `h_retention` among them, are there to compare with, or take the whole step as one block.
         memory_slots: resolution of memory in the dynamic program of the chain.
-        time_limit_s: of one solve of O-ILP, which decides what is offloaded; it is asked several times.
+        time_limit_s: time limit of one solve of O-ILP, which decides what is offloaded; it is asked several times.
         gap: relative gap to the optimum at which an answer of O-ILP is good enough.
-        offload_dir: a folder on a fast disk: parameters, optimizer states and activations that do not fit the device
-            budget live there between their uses, on a machine with a GPU those that do not fit the host budget either;
-            None for no disk.
+        offload_dir: a folder on a fast disk for parameters, optimizer states and activations that do not fit the device
+            budget, between their uses; on a machine with a GPU for those that do not fit the host budget either. None
+            for no disk.
         disk_budget: bytes that they may take there; None for what is free.
         host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
         curve_points: budgets that are planned besides, for the curve of step time against budget in the report; 0 for
-            none. Where a tier below the device is used there is none.
+            none. Where a lower tier is used there is none.
     """
 
     device_budget: Budget = "50%"
@@ -352,14 +352,14 @@ class SolveSettings(_Section):
 
 
 class TrainSettings(_Section):
-    """The run.
+    """Says how the run trains.
 
     Attributes:
         steps: iterations.
         checkpoint_every: iterations between checkpoints.
-        seed: of data order and dropout.
-        schedule: of the learning rate; None keeps it constant.
-        data: see `DataSettings`.
+        seed: seed of data order and dropout.
+        schedule: schedule of the learning rate; None keeps it constant.
+        data: the training data, see `DataSettings`.
         compare_eager: train plain PyTorch beside it and compare losses, bit for bit.
         measure_every: iterations between two whose memory is recorded by the profiler; 0 for none.
     """
@@ -374,7 +374,7 @@ class TrainSettings(_Section):
 
 
 class Settings(_Section):
-    """All of `params.yaml`, one section per stage; `codegen` has none."""
+    """All of `params.yaml`, one section for each stage; `codegen` has none."""
 
     trace: TraceSettings
     profile: ProfileSettings = Field(default_factory=ProfileSettings)

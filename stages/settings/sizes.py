@@ -1,4 +1,4 @@
-"""Sizes as people write them (`900MiB`, `1.5GiB`, `12GB`, an integer of bytes) and budgets (`50%`)."""
+"""Reads sizes as people write them (`900MiB`, `1.5GiB`, `12GB`, an integer of bytes) and budgets (`50%`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _EXAMPLES = "'900MiB', '1.5GiB', '12GB' or a whole number of bytes"
 
 
 def parse_bytes(size: str | int, key: str = "size") -> int:
-    """Bytes of a size.
+    """Return the bytes of a size.
 
     Args:
         size: `900MiB` (1024-based), `12GB` (1000-based), or a whole number of bytes.
-        key: what to call it in the message.
+        key: its name in messages.
 
     Raises:
         ParameterError: it is not a size, or not positive.
@@ -39,7 +39,7 @@ def parse_bytes(size: str | int, key: str = "size") -> int:
 
 
 def _bytes_of(size: object) -> int | None:
-    """The text as a whole; a fraction of a byte is left out."""
+    """Return the bytes that the whole text stands for; a fraction of a byte is left out."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
@@ -55,7 +55,11 @@ def _shown(value: object) -> str:
 
 
 def parse_percentage(text: str, key: str = "budget") -> float:
-    """The fraction that `50%` stands for.
+    """Return the fraction that `50%` stands for.
+
+    Args:
+        text: the percentage as written.
+        key: its name in messages.
 
     Raises:
         ParameterError: it is not a percentage above 0%.
@@ -70,7 +74,12 @@ def parse_percentage(text: str, key: str = "budget") -> float:
 
 
 def resolve_budget(budget: str | int, whole_bytes: int, key: str = "solve.device_budget") -> int:
-    """Bytes of a budget; a percentage is of `whole_bytes`, the predicted total peak of plain PyTorch.
+    """Return the bytes of a budget.
+
+    Args:
+        budget: a size, or a percentage of `whole_bytes`.
+        whole_bytes: the predicted total peak of plain PyTorch.
+        key: the budget's name in messages.
 
     Raises:
         ParameterError: it is neither a size nor a percentage.
