@@ -1,4 +1,4 @@
-"""`python -m stowage.stages.inputs`: bring `artifacts/inputs.yaml` and dvc.yaml up to date with params.yaml."""
+"""Brings `artifacts/inputs.yaml` and dvc.yaml up to date with params.yaml: `python -m stowage.stages.inputs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stowage.stages.settings import load_settings
 
 
 def main() -> None:
-    """List the files that parameters name, and drop those that are gone; what the model imports, `trace` lists."""
+    """List files that parameters name, and drop those that no longer exist; `trace` lists what the model imports."""
     for sentence in refresh(Path(), load_settings()):
         print(sentence)
 

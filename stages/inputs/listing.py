@@ -1,4 +1,4 @@
-"""`artifacts/inputs.yaml`, the generated list, and the deps of `dvc.yaml` that it stands for."""
+"""Reads and writes `artifacts/inputs.yaml`, the generated list, and the deps of `dvc.yaml` that it stands for."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NOT_YAML = (OSError, ValueError, TypeError, AttributeError, LookupError, Recurs
 
 
 class StaleInputsError(StowageError):
-    """`dvc.yaml` did not name all that a stage reads. It does now."""
+    """Raised when `dvc.yaml` did not name all that a stage reads; it has been mended before."""
 
 
 def listed_inputs(root: Path) -> dict[str, list[str]]:
-    """Reader -> what the generated list has for it.
+    """Return the files of the generated list, by the stage that reads them.
 
     Raises:
         StowageError: the list is damaged.
@@ -49,7 +49,7 @@ def listed_inputs(root: Path) -> dict[str, list[str]]:
 
 
 def added_inputs(root: Path, reader: str) -> set[str]:
-    """Files and folders that people wrote among the deps of a stage in `dvc.yaml`: data that their code reads.
+    """Return files and folders that people wrote among the deps of a stage in `dvc.yaml`: data that their code reads.
 
     Raises:
         StowageError: `dvc.yaml` is damaged.
@@ -99,7 +99,7 @@ def write_inputs(root: Path, wanted: Mapping[str, Iterable[str]]) -> dict[str, l
         if deps != [*by_hand, *after[reader]]:
             for path in before[reader]:
                 if path in deps:
-                    deps.remove(path)  # in place: comments stand beside the entries that stay
+                    deps.remove(path)  # changed in place, because comments belong to the entries that stay
             deps.extend(after[reader])
             changed = True
     if changed:
@@ -110,12 +110,12 @@ def write_inputs(root: Path, wanted: Mapping[str, Iterable[str]]) -> dict[str, l
 
 
 def state(root: Path) -> tuple[bytes, ...]:
-    """Content of the list and of `dvc.yaml`, to see whether a stage has mended them."""
+    """Return the content of the list and of `dvc.yaml`, to see whether a stage has mended them."""
     return tuple(path.read_bytes() if path.is_file() else b"" for path in (root / LIST, root / PIPELINE))
 
 
 def covers(root: Path, deps: Iterable[str], path: str) -> bool:
-    """Whether `path` is one of `deps` or in a folder that is."""
+    """Return whether `path` is one of `deps` or in a folder that is."""
     place = (root / path).resolve()
     return any(place.is_relative_to((root / dep).resolve()) for dep in deps)
 
@@ -128,7 +128,7 @@ def _load(path: Path) -> Any:
 
 
 def _load_with_style(text: str, path: Path) -> tuple[Any, YAML]:
-    """Content with its comments, and a writer that indents as the file does."""
+    """Return the content with its comments, and a writer that indents as the file does."""
     try:
         content, _, offset = load_yaml_guess_indent(text, yaml=_style(0))
     except _NOT_YAML as error:

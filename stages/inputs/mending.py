@@ -1,4 +1,4 @@
-"""When the list is brought up to date, and what is said."""
+"""Brings the list of inputs up to date, and says what has changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SHOWN = 6
 
 
 def refresh(root: Path, settings: Settings) -> list[str]:
-    """List what `settings` name, and drop files that are gone: all that is known before the model is built.
+    """List what `settings` name, and drop files that no longer exist: all that is known before the model is built.
 
     DVC refuses to run a stage one of whose dependencies is missing, and takes a changed list for a changed input.
 
     Returns:
-        A sentence for each stage whose dependencies were incomplete, and one for what is gone.
+        A sentence for each stage whose dependencies were incomplete, and one for the files that were dropped.
     """
     named, listed = named_inputs(root, settings), listed_inputs(root)
     gone = sorted({path for paths in listed.values() for path in paths if not (root / path).exists()})
@@ -30,7 +30,7 @@ def refresh(root: Path, settings: Settings) -> list[str]:
 
 
 def mend(root: Path, settings: Settings, reader: str, files: Iterable[str]) -> str | None:
-    """Make the list of `reader` what parameters name and `files`, which it was seen to read.
+    """List for `reader` what parameters name and `files`, which the stage was seen to read.
 
     Training reads whatever tracing does, and modules of its own besides.
 
@@ -51,10 +51,10 @@ def mend(root: Path, settings: Settings, reader: str, files: Iterable[str]) -> s
 
 
 def require_listed(root: Path, settings: Settings, reader: str, files: Iterable[str]) -> None:
-    """`mend`, where a result must not be kept if DVC did not know what it is made of.
+    """Mend the list, and refuse to keep a result if DVC did not know what it is made of.
 
     Raises:
-        StaleInputsError: DVC did not; now it does.
+        StaleInputsError: DVC did not know it; now it does.
     """
     if sentence := mend(root, settings, reader, files):
         raise StaleInputsError(f"{sentence}: run the same command again.")

@@ -1,4 +1,4 @@
-"""Files and folders that parameters name: model, loss, batches, text, tokenizer."""
+"""Finds files and folders that parameters name: model, loss, batches, text, tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCE_FOLDERS = ("", "src")
 
 
 def named_inputs(root: Path, settings: Settings) -> dict[str, set[str]]:
-    """Reader -> files and folders that `settings` name and that exist, relative to `root` where they are below it."""
+    """Return existing paths that `settings` name, by the stage that reads them, relative to `root` where inside."""
     model, data = settings.trace.model, settings.train.data
     both = {model.directory, _module_file(root, model.callable), _module_file(root, settings.trace.loss)}
     found = {TRACE: both, TRAIN: both | {_module_file(root, data.callable), data.source, data.tokenizer}}
@@ -22,7 +22,7 @@ def named_inputs(root: Path, settings: Settings) -> dict[str, set[str]]:
 
 
 def _module_file(root: Path, function: str | None) -> str | None:
-    """Where the module of `package.module:function` is, if it is the project's own."""
+    """Return the file of the module of `package.module:function`, if it is the project's own."""
     if function is None:
         return None
     path = Path(*function.partition(":")[0].split("."))
@@ -31,7 +31,7 @@ def _module_file(root: Path, function: str | None) -> str | None:
 
 
 def _relative(root: Path, path: str) -> str:
-    """As `dvc.yaml` names it."""
+    """Return a path as `dvc.yaml` names it."""
     normal = Path(path)
     if normal.is_absolute() and normal.resolve().is_relative_to(root.resolve()):
         normal = normal.resolve().relative_to(root.resolve())

@@ -1,4 +1,4 @@
-"""What a trace was made from: the parameters of its section, and the contents of the user's files that it read."""
+"""Records what a trace was made from: the parameters of its section, and the contents of the user's files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from stowage.stages.ir.table import read_record, write_record
 from stowage.stages.settings import Settings
 
 ORIGIN = ARTIFACTS / "origin.json"
-"""Beside the trace and not in it: an edit that leaves the trace as it was makes only `train` stale."""
+"""File beside the trace and not in it: an edit that leaves the trace as it was makes only `train` stale."""
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf"}
 """Suffixes of files that no trace reads: shapes are in the configuration."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Beside a trace.
+    """The origin of a trace.
 
     Attributes:
         parameters: the section `trace` of params.yaml, as JSON.
-        files: of the user's, as dvc.yaml names them.
-        hashes: SHA-256 of the content of each.
-        configuration_hash: of the trace.
-        locations: of each call of the trace `file:line` in the user's code, or "".
+        files: the user's files, as dvc.yaml names them.
+        hashes: SHA-256 of the content of each file.
+        configuration_hash: the configuration hash of the trace.
+        locations: for each call of the trace `file:line` in the user's code, or "".
     """
 
     parameters: str
@@ -41,7 +41,7 @@ class Origin:
 
 
 def content_hashes(root: Path, files: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of files, and of those in folders, weights left out; "" of what is not there."""
+    """Return SHA-256 of files, and of those in folders except weights; "" for what does not exist."""
     found: dict[str, str] = {}
     for name in sorted(set(files)):
         path = root / name
@@ -70,15 +70,15 @@ def write_origin(
     configuration_hash: str,
     locations: Iterable[str] = (),
 ) -> None:
-    """Say what a trace was made from.
+    """Write what a trace was made from.
 
     Args:
-        path: where to write it.
+        path: the file to write.
         root: the project.
-        settings: its parameters.
+        settings: the project's parameters.
         files: what the trace has been seen to execute.
-        configuration_hash: of the trace.
-        locations: of its calls.
+        configuration_hash: the configuration hash of the trace.
+        locations: where the user's code makes each of its calls.
     """
     hashes = content_hashes(root, {*files, *named_inputs(root, settings)[TRACE], *listed_inputs(root)[TRACE]})
     content = tuple(hashes), tuple(hashes.values())
@@ -86,7 +86,7 @@ def write_origin(
 
 
 def require_origin(path: Path, root: Path, settings: Settings, configuration_hash: str) -> None:
-    """The trace and the plan are of what params.yaml and the user's files say now.
+    """Require that the trace and the plan are of what params.yaml and the user's files say now.
 
     Raises:
         PlanMismatchError: one has changed; the sentence names it.
@@ -110,7 +110,7 @@ def _parameters(settings: Settings) -> str:
 
 
 def _changed(before: object, now: object, key: str) -> list[str]:
-    """Keys under which two values differ."""
+    """Return the keys under which two values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         missing = object()
         return [

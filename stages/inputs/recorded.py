@@ -1,4 +1,4 @@
-"""Which files of the user's this process has imported or executed."""
+"""Finds the user's files that this process has imported or executed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class ExecutedFiles:
-    """Files whose code is executed from now on, those that never are in `sys.modules` (run by path) included.
+    """Records files whose code is executed from now on, including those that are run by path and never imported.
 
-    Python cannot remove an audit hook: for the process of a stage only.
+    Python cannot remove an audit hook, so use it only in the process of a stage.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ExecutedFiles:
 
 
 def look_in_src(root: Path) -> None:
-    """Import modules from the project's `src` too, behind everything else."""
+    """Import modules from the project's `src` too, with the lowest priority."""
     for name in filter(None, SOURCE_FOLDERS):
         folder = str(root.resolve() / name)
         if os.path.isdir(folder) and folder not in sys.path:
@@ -44,10 +44,11 @@ def look_in_src(root: Path) -> None:
 
 
 def imported_files(root: Path, executed: Iterable[str] = ()) -> set[str]:
-    """Files of the user's that this process has imported, and those of `executed` that are the user's.
+    """Return files of the user's that this process has imported, and those of `executed` that are the user's.
 
-    The user's is what neither Python nor a package installer put where it is: files below the project's root, of
-    editable installs and of folders on the path. Those below the root are given relative to it, others absolutely.
+    The user's files are those that neither Python nor a package installer put there: files inside the project's
+    root, of editable installs and of folders on the path. Those inside the root are given relative to it, others
+    absolutely.
     """
     root = root.resolve()
     project = _project_of(root)
@@ -70,7 +71,7 @@ def _files_of_modules() -> Iterator[str]:
 
 
 def _libraries(root: Path) -> Iterator[Path]:
-    """Folders that Python, package installers and caches fill, and our own code."""
+    """Yield folders that Python, package installers and caches fill, and those of our own code."""
     paths = sysconfig.get_paths()
     yield from (Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     yield from (Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages()))
@@ -79,8 +80,10 @@ def _libraries(root: Path) -> Iterator[Path]:
 
 
 def _is_pythons(path: Path) -> bool:
-    """In the standard library's folder, wherever a link leads from there: distributions keep a `sitecustomize.py`
-    among their settings."""
+    """Return whether a file is in the standard library's folder, wherever a link leads from there.
+
+    Distributions keep a `sitecustomize.py` among their settings.
+    """
     return _INSTALLED.isdisjoint(path.parts) and any(map(path.is_relative_to, _standard_library()))
 
 
@@ -91,7 +94,7 @@ def _standard_library() -> tuple[str, ...]:
 
 
 def _own_folders() -> tuple[Path, ...]:
-    """What a stage runs of our own code is among its deps already, as folders or by its hash."""
+    """Return folders of our own code, which is among a stage's deps already, as folders or by its hash."""
     stages = Path(__file__).resolve().parents[1]
     return (stages, stages.parent / "flows", stages.parent / "package")
 
@@ -103,12 +106,15 @@ def _is_installed(path: Path, root: Path, libraries: list[Path]) -> bool:
 
 
 def _project_of(root: Path) -> Path:
-    """The project that `root` is a run's checkout of; `root` itself otherwise."""
+    """Return the project that `root` is a run's checkout of; `root` itself otherwise."""
     return next((folder.parent for folder in root.parents if folder.name == WORKTREES), root)
 
 
 def _as_listed(path: Path, root: Path, project: Path) -> str:
-    """An editable install of the project itself leads out of a run's checkout, to files that the checkout has too."""
+    """Return a path as the list names it.
+
+    An editable install of the project itself leads out of a run's checkout, to files that the checkout has too.
+    """
     for base in (root, project):
         if path.is_relative_to(base):
             inside = root / path.relative_to(base)
