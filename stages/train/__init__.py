@@ -1,0 +1,11 @@
+"""Trains under the plan, and plain PyTorch beside it.
+
+- `setup`: makes what is trained.
+- `loop`: the training loops.
+- `comparison`: compares losses and times.
+- `plan_files`: reads the plan.
+- `checkpoint`, `restore`: write a training state, and continue from one.
+- `packing`: nested containers with tensors as JSON.
+- `identity`: finds the checkpoint of a run.
+- `results`: writes what training leaves.
+"""

@@ -1,4 +1,4 @@
-"""`python -m stowage.stages.train`: train under the plan, and beside it plain PyTorch; artifacts/train."""
+"""Trains under the plan, and plain PyTorch beside it, into artifacts/train: `python -m stowage.stages.train`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main() -> None:
     slots = read_rows(SOLVE / "slots.parquet", Slot)
     on_cpu = settings.trace.device == "cpu"
     if on_cpu:
-        keep_freed_memory()  # plain PyTorch has what the plan has
+        keep_freed_memory()  # plain PyTorch gets what the plan has
     setup = Setup.of(settings)
     code = {*listed_inputs(root)[TRAIN], *added_inputs(root, TRAIN), *imported_files(root)}
     name = run_name(root, settings, summary, setup, code)

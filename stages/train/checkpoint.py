@@ -1,6 +1,6 @@
-"""Checkpoints as safetensors: parameters, buffers, optimizer states, random state; written beside and renamed.
+"""Writes checkpoints as safetensors: parameters, buffers, optimizer states, random state; first beside, then renamed.
 
-Tensors are written and read one after the other, from wherever they live: a training state larger than memory is saved
+Tensors are written and read one after the other, from wherever they are: a training state larger than memory is saved
 and resumed within the device budget. `restore` reads them.
 """
 
@@ -24,24 +24,24 @@ CHECKPOINT, OPTIMIZER, MODEL = "checkpoint", "optimizer", "model"
 
 
 def kind_of(file: TensorFile) -> str:
-    """What wrote a file: `save`, `save_optimizer`, or anything that writes weights."""
+    """Return what a file was written by: `save`, `save_optimizer`, or anything that writes weights."""
     if "rest" in file.metadata:
         return CHECKPOINT
     return OPTIMIZER if "optimizer" in file.metadata else MODEL
 
 
 def class_name(item: Any) -> str:
-    """Of an optimizer or a schedule, "" where there is none."""
+    """Return the class name of an optimizer or a schedule; "" for None."""
     return f"{type(item).__module__}.{type(item).__qualname__}" if item is not None else ""
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Distinct parameters and buffers by name, as they stand in the model: what is offloaded is not in them."""
+    """Return distinct parameters and buffers by name, as they are in the model: stand-ins for what is offloaded."""
     return {f"model/{n}": t for n, t in [*model.named_parameters(), *model.named_buffers()]}
 
 
 def random_states() -> Tensors:
-    """Of the global generators."""
+    """Return the states of the global generators."""
     found = {"random": torch.get_rng_state()}
     if torch.cuda.is_available():
         found["random_cuda"] = torch.cuda.get_rng_state()
@@ -66,7 +66,7 @@ def save_checkpoint(
 
 
 def saved_iteration(path: Path) -> int | None:
-    """Where a checkpoint goes on; None where there is none that says so."""
+    """Return the iteration at which a checkpoint goes on; None if there is no checkpoint that says so."""
     if not path.is_file():
         return None
     try:
@@ -86,7 +86,7 @@ def save_optimizer(path: Path, contents: Contents) -> None:
 
 
 def required(contents: Contents) -> torch.optim.Optimizer:
-    """The optimizer.
+    """Return the optimizer.
 
     Raises:
         PlanMismatchError: there is none.

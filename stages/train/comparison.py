@@ -1,4 +1,4 @@
-"""Training under the plan beside plain PyTorch: records side by side, metrics, and whether the losses are equal."""
+"""Compares training under the plan with plain PyTorch: records side by side, metrics, and whether losses are equal."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def compare(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> list[
 
 
 def same(loss: float, other: float) -> bool:
-    """Equal bit for bit, all NaN alike."""
+    """Return whether two losses are equal bit for bit, all NaN alike."""
     return loss == other or (math.isnan(loss) and math.isnan(other))
 
 
 def unequal(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> list[StepRecord]:
-    """Steps under the plan whose loss is not plain PyTorch's; none where that was not run."""
+    """Return steps under the plan whose loss is not plain PyTorch's; none if that was not run."""
     losses = {r.iteration: r.loss for r in eager}
     return [r for r in planned if r.iteration in losses and not same(r.loss, losses[r.iteration])]
 
 
 def require_equal(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> None:
-    """A run with other numbers is a failure.
+    """Fail if the run under the plan has other numbers.
 
     Raises:
         StaleStep: the losses of a step differ.
@@ -57,12 +57,12 @@ def require_equal(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) ->
 
 
 def median_time_s(records: Sequence[StepRecord]) -> float:
-    """Of the iterations that say how long one takes."""
+    """Return the median time of the iterations that say how long one takes."""
     return statistics.median([r.time_s for r in timed(list(records))] or [math.nan])
 
 
 def metrics_of(summary: PlanSummary, records: Sequence[StepRecord], eager: Sequence[StepRecord]) -> dict[str, Any]:
-    """What `dvc metrics` shows."""
+    """Return the metrics that `dvc metrics` shows."""
     peaks = [r.peak_bytes for r in records if r.peak_bytes >= 0]
     eager_peaks = [r.peak_bytes for r in eager if r.peak_bytes >= 0]
     metrics: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a checkpoint in progress belongs to: not names but contents, of weights, data, user's code and settings."""
+"""Identifies the run that a checkpoint belongs to by the contents of weights, data, user's code and settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _PIECE = 64 << 20
 
 
 def run_name(root: Path, settings: Settings, summary: PlanSummary, setup: Setup, code: Iterable[str]) -> str:
-    """Of a run: equal runs give equal numbers, however many steps they take.
+    """Return the name of a run: equal runs get equal names, however many steps they take.
 
     Args:
-        root: of the project.
-        settings, summary: of the run and its plan.
+        root: the project.
+        settings: the run's parameters.
+        summary: the summary of its plan.
         setup: a fresh one; the contents of its weights, its batch and its text count.
         code: files of the user's that the run executes.
     """
@@ -63,13 +64,15 @@ def _add(digest: Any, tensor: torch.Tensor) -> None:
 
 
 def checkpoint_of(folder: Path, name: str, steps: int, iteration: int | None) -> Path:
-    """Where a run of so many steps has its checkpoint. One that a longer run has left, `iteration` steps on, is of no
-    use to it, and stays for that run.
+    """Return the path of the checkpoint of a run of so many steps.
+
+    A checkpoint that a longer run has left at a later iteration is of no use to it, and stays for that run.
 
     Args:
-        folder, name: of the run.
-        steps: that it takes.
-        iteration: of the checkpoint under its name; None where there is none.
+        folder: the folder of checkpoints.
+        name: the name of the run.
+        steps: the steps that it takes.
+        iteration: the iteration of the checkpoint under its name; None where there is none.
     """
     if iteration is not None and iteration > steps:
         return folder / f"{name}-{steps}.safetensors"

@@ -1,4 +1,4 @@
-"""Training loops: under the plan, with checkpoints; and plain PyTorch, to compare with."""
+"""Runs training loops: under the plan, with checkpoints; and plain PyTorch, to compare with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Run:
-    """What a loop found: one record an iteration, the memory of the measured one, the spans of the traced one."""
+    """The result of a loop: one record for each iteration, memory of the measured one, spans of the traced one."""
 
     records: list[StepRecord] = field(default_factory=list)
     samples: list[MemorySample] = field(default_factory=list)
@@ -36,13 +36,13 @@ class Run:
 
 
 def traced_iteration(start: int, steps: int, measure_every: int) -> int:
-    """The one to trace: the last that the profiler does not slow down, else the last."""
+    """Return the iteration to trace: the last that the profiler does not slow down, else the last."""
     free = [i for i in range(start, steps) if measure_every == 0 or i % measure_every]
     return free[-1] if free else steps - 1
 
 
 def memory_samples(series: str, measurement: Measurement) -> list[MemorySample]:
-    """Device bytes after every allocator event."""
+    """Return the device bytes after every allocator event."""
     used = measurement.resident_bytes
     found = [MemorySample(series, 0.0, used)]
     for event in measurement.events:
@@ -103,7 +103,7 @@ def train_planned(
     progress: Progress,
 ) -> Run:
     """Train under the plan, from the checkpoint if there is one."""
-    program.enter()  # what lives below goes there first: a checkpoint is then read within the budget
+    program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
     contents = Contents(model, optimizer, program.offloading)
     resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
     run = Run(records=list(resumed.records) if resumed else [])
@@ -150,7 +150,7 @@ def train_eager(
     measure_every: int,
     progress: Progress,
 ) -> Run:
-    """Plain PyTorch: zero_grad, forward, backward, step."""
+    """Train with plain PyTorch: zero_grad, forward, backward, step."""
 
     def iteration(batch: Any) -> torch.Tensor:
         for parameter in model.parameters():

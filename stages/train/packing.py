@@ -1,4 +1,4 @@
-"""Nested containers with tensors as JSON: tensors become references into the file that holds them."""
+"""Packs nested containers with tensors as JSON: tensors become references into the file that has their content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pack(item: Any, prefix: str, tensors: Tensors) -> Any:
 
 
 def unpack(item: Any, read: Callable[[str], torch.Tensor]) -> Any:
-    """What `pack` was given; `read` gives the tensor of a reference.
+    """Return what `pack` was given; `read` gives the tensor of a reference.
 
     Raises:
         ValueError, KeyError, TypeError: `pack` has not written this.

@@ -1,4 +1,4 @@
-"""The plan that is trained under, as the stages before have written it."""
+"""Reads the plan that is trained under, as the stages before have written it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_device(summary: PlanSummary, kind: str) -> None:
 
 
 def read_source(summary: PlanSummary) -> tuple[str, Manifest]:
-    """The text of step.py, and its manifest."""
+    """Return the text of step.py, and its manifest."""
     path = CODEGEN / "step.py"
     manifest = read_record(CODEGEN / "manifest.json", Manifest)
     if not path.is_file():

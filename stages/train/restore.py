@@ -1,4 +1,4 @@
-"""Going on from what was saved: everything is checked before anything changes."""
+"""Restores what was saved: everything is checked before anything changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recursion
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run continues: the next iteration, and the records of those before it."""
+    """The point where a run continues: the next iteration, and the records of those before it."""
 
     iteration: int
     records: list[StepRecord]
@@ -56,11 +56,16 @@ class _State:
 
 
 def open_file(path: Path, kind: str, hint: str = HINT) -> TensorFile:
-    """A file of this kind, read once from end to end.
+    """Open a file of this kind, and read it once from end to end.
+
+    Args:
+        path: the file.
+        kind: what it must be: a checkpoint, an optimizer or a model.
+        hint: what to do about a file that cannot be used.
 
     Raises:
         ParameterError: there is none.
-        TableError: it holds something else, or not what was written.
+        TableError: it is something else, or not what was written.
     """
     if not path.exists():
         what = {CHECKPOINT: "checkpoint", OPTIMIZER: "state of an optimizer", MODEL: "model"}[kind]
@@ -73,10 +78,10 @@ def open_file(path: Path, kind: str, hint: str = HINT) -> TensorFile:
 
 
 def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hint: str = OWN_HINT) -> Resumed | None:
-    """Continue from `path`, or None if there is no checkpoint. Where it cannot be used, nothing is changed.
+    """Continue from `path`, or return None if there is no checkpoint; if it cannot be used, nothing is changed.
 
     Raises:
-        TableError: the file is damaged, or holds something else.
+        TableError: the file is damaged, or something else.
         PlanMismatchError: it belongs to another run, model, optimizer or schedule.
     """
     if not path.exists():
@@ -105,7 +110,7 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
     if scheduler is not None:
         _load_schedule(path, scheduler, scheduler_state, hint)
     for parameter in contents.model.parameters():
-        parameter.grad = None  # of steps that were not saved
+        parameter.grad = None  # records of steps that were not saved
     for name, target in model_tensors(contents.model).items():
         contents.replace(target, file, name)
     if load_optimizer_state is not None:
@@ -159,7 +164,7 @@ def _form(form: tuple[torch.dtype, torch.Size] | None) -> str:
 
 
 def _check_class(path: Path, what: str, saved: str, now: Any, is_saved: bool, hint: str) -> None:
-    """The same kind of optimizer or schedule, or none in either place."""
+    """Require the same kind of optimizer or schedule, or none in either place."""
     if is_saved and now is None:
         way = " pass it as `scheduler`" if what == "scheduler" else " give `fit` one"
         raise PlanMismatchError(f"{path} was saved with {'an' if what[0] == 'o' else 'a'} {what}, {saved}:{way}.")
@@ -184,7 +189,7 @@ def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> None:
 
 
 def _states(packed: Any) -> Iterator[_State]:
-    """States of parameters that are tensors."""
+    """Yield the states of parameters that are tensors."""
     for name, states in packed["dict"]:
         if name == "state":
             for position, values in states["dict"]:
@@ -194,7 +199,7 @@ def _states(packed: Any) -> Iterator[_State]:
 
 
 def _check_forms(states: list[_State], parameters: list[torch.Tensor], contents: Contents, file: TensorFile) -> None:
-    """A state is one number for every parameter, or has the shape of each, or neither for any.
+    """Require that a state is one number for every parameter, or has the shape of each, or neither for any.
 
     Raises:
         ValueError: one is like its parameter and another of the same name is not.
@@ -213,7 +218,7 @@ def _check_forms(states: list[_State], parameters: list[torch.Tensor], contents:
 def _prepared(
     path: Path, contents: Contents, optimizer: torch.optim.Optimizer, packed: Any, file: TensorFile, hint: str
 ) -> Callable[[], None]:
-    """What loads groups and single numbers, and then states that are more than that, one at a time; checked."""
+    """Check what is to be loaded; return a function that loads groups and numbers, then tensors one at a time."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     try:
         states = list(_states(packed))
@@ -228,7 +233,7 @@ def _prepared(
         positions = {s.position for s in late} | {p for p in state["state"] if isinstance(p, int)}
         if not positions <= set(range(len(parameters))):
             raise ValueError("a state is of no parameter")
-        if type(optimizer).__module__.startswith("torch.optim."):  # of others states may be of any shapes
+        if type(optimizer).__module__.startswith("torch.optim."):  # in other optimizers states may have any shape
             _check_forms(states, parameters, contents, file)
     except _WRONG as error:
         raise TableError(f"{path} is damaged, or was changed after it was written ({_line(error)}): {hint}.") from error
@@ -256,7 +261,7 @@ def _prepared(
 
 
 def _try_on_a_twin(path: Path, optimizer: torch.optim.Optimizer, state: Any, hint: str) -> None:
-    """Optimizers that load as PyTorch's do, and keep all that they load in their groups and their state."""
+    """Load the state into a twin first; it works for optimizers that keep all they load in groups and state."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         return
     twin = object.__new__(type(optimizer))

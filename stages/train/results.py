@@ -1,4 +1,4 @@
-"""What training leaves in artifacts/train: tables, metrics, the final state, and the report."""
+"""Writes what training leaves in artifacts/train: tables, metrics, the final state, and the report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(
     metrics: dict[str, Any],
     contents: Contents,
 ) -> None:
-    """Tables, metrics, final state, report, and the closing table on the terminal."""
+    """Write tables, metrics, final state and report, and print the closing table."""
     write_rows(OUT / "steps.parquet", StepRecord, records)
     write_rows(OUT / "memory.parquet", MemorySample, samples)
     write_atomically(OUT / "metrics.json", (json.dumps(metrics, indent=2) + "\n").encode())

@@ -1,4 +1,4 @@
-"""What is trained, as params.yaml says: made anew for every run from the same seeds."""
+"""Makes what is trained, as params.yaml says: anew for every run from the same seeds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Setup:
     """A model with what trains it.
 
     Attributes:
-        stream: the text as tokens; None where batches are made up, or a function's of the user.
-        made: batches that a function of the user's makes; None without one.
+        stream: the text as tokens; None where batches are made up, or come from a function of the user's.
+        made: batches from a function of the user's; None without one.
     """
 
     model: nn.Module
@@ -38,7 +38,7 @@ class Setup:
 
     @staticmethod
     def of(settings: Settings) -> Setup:
-        """Model, optimizer, schedule and text.
+        """Make model, optimizer, schedule and text.
 
         Raises:
             ParameterError: one of them cannot be made, or the schedule ends before training does.
@@ -64,7 +64,7 @@ class Setup:
         )
 
     def batches(self, settings: Settings) -> Batches:
-        """Iteration -> batch."""
+        """Return a function from the iteration to its batch."""
         trace, train = settings.trace, settings.train
         device = torch.device(trace.device)
 
@@ -82,7 +82,7 @@ class Setup:
 
 
 def _stream(settings: Settings, model: nn.Module, sample: Any) -> torch.Tensor | None:
-    """Text is for models of tokens."""
+    """Return the text, which only models of tokens have."""
     data = settings.train.data
     other = data.callable is not None or settings.trace.model.callable is not None
     if other or set(sample) != {"input_ids", "labels"}:
@@ -91,7 +91,7 @@ def _stream(settings: Settings, model: nn.Module, sample: Any) -> torch.Tensor |
 
 
 def _made(settings: Settings, sample: Any) -> UserBatches | None:
-    """Batches of `train.data.callable`."""
+    """Return the batches of `train.data.callable`."""
     function = settings.train.data.callable
     if function is None:
         return None
