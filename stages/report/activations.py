@@ -1,4 +1,4 @@
-"""What a plan does with every forward result, read off its rows.
+"""Says what a plan does with every forward result, read from its rows.
 
 A forward result is a storage that a forward node creates. If some backward node reads it, it is an activation, and it
 is *kept* when its node runs once, so that it stays in memory until backward has used it, or *recomputed* when its
@@ -42,10 +42,10 @@ class Result:
 
 @dataclass(frozen=True)
 class BlockFates:
-    """Forward results and times of one block; `block` is `SHARED` for what lies outside the chain.
+    """Forward results and times of one block; `block` is `SHARED` for what is outside the chain.
 
     Attributes:
-        module: of the model, that the block is.
+        module: the module of the model that the block is.
         steps: what the plan runs of it, in order: `F3 fast`, `B3`.
         forward_s, recompute_s, backward_s: predicted seconds in one iteration; backward includes updates.
     """
@@ -61,7 +61,7 @@ class BlockFates:
     module: str = ""
 
     def nbytes(self, fate: Fate) -> int:
-        """Bytes of the results with this fate."""
+        """Return the bytes of the results with this fate."""
         return sum(r.nbytes for r in self.results if r.fate == fate)
 
 
@@ -73,7 +73,7 @@ class Treatment:
 
     @property
     def numbers(self) -> list[int]:
-        """Their positions in the chain."""
+        """Return the blocks' positions in the chain."""
         return [b.block for b in self.blocks]
 
 
@@ -83,7 +83,7 @@ def forward_results(
     rows: Sequence[PlanRow],
     modules: Modules = MappingProxyType({}),
 ) -> list[Result]:
-    """Every forward result, in order of creation."""
+    """Return every forward result, in order of creation."""
     held = {s.storage: s for s in storages}
     runs = Counter(row.node for row in rows if row.action == "compute")
     in_backward = {storage for node in nodes if node.phase != "forward" for storage in node.reads}
@@ -107,7 +107,7 @@ def block_fates(
     rows: Sequence[PlanRow],
     modules: Modules = MappingProxyType({}),
 ) -> list[BlockFates]:
-    """Forward results and times by block, in the order of the chain; what is outside it comes first."""
+    """Return forward results and times by block, in the order of the chain; what is outside it comes first."""
     by_block: dict[int, list[Result]] = {b.block: [] for b in blocks}
     for result in forward_results(storages, nodes, rows, modules):
         by_block.setdefault(result.block, []).append(result)
@@ -141,7 +141,7 @@ def block_fates(
 
 
 def treatments(fates: Sequence[BlockFates]) -> list[Treatment]:
-    """Identical blocks (equal hashes) whose results have the same fates, grouped, in order of first appearance."""
+    """Group identical blocks (equal hashes) whose results have the same fates, in order of first appearance."""
     groups: dict[tuple[object, ...], list[BlockFates]] = {}
     for block in fates:
         content = tuple((r.nbytes, r.fate) for r in block.results)
@@ -150,5 +150,5 @@ def treatments(fates: Sequence[BlockFates]) -> list[Treatment]:
 
 
 def totals(fates: Sequence[BlockFates]) -> Mapping[Fate, int]:
-    """Bytes of each fate over all blocks."""
+    """Return the bytes of each fate over all blocks."""
     return {fate: sum(b.nbytes(fate) for b in fates) for fate in FATES}

@@ -1,4 +1,4 @@
-"""Block by block, what the plan does with forward results, as HTML."""
+"""Writes, block by block, what the plan does with forward results, as HTML."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stowage.stages.report.units import NOTHING, percent, ranges, seconds, size
 
 
 def fate_legend(fates: Sequence[BlockFates]) -> str:
+    """Return the legend of fates, with the bytes of each."""
     nbytes = totals(fates)
     items = "".join(
         f'<li><span class="key" style="background:{FATE_COLOURS[f]}"></span><b>{f}</b> '
@@ -22,6 +23,7 @@ def fate_legend(fates: Sequence[BlockFates]) -> str:
 
 
 def treatment_table(fates: Sequence[BlockFates], options: Sequence[Option]) -> str:
+    """Return the table of blocks, in which identical blocks that are treated alike share a row, and its details."""
     considered: dict[str, list[Option]] = {}
     for option in options:
         considered.setdefault(option.block_hash, []).append(option)
@@ -49,7 +51,7 @@ def _names(group: Treatment) -> str:
 
 
 def _modules(group: Treatment) -> str:
-    """The modules that these blocks are, where they are known."""
+    """Return the modules that these blocks are, where they are known."""
     named = [b.module or b.label for b in group.blocks]
     return named[0] if len(named) == 1 or named[0] == named[-1] else f"{named[0]}, …, {named[-1]}"
 

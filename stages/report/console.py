@@ -1,4 +1,4 @@
-"""The table that a run ends with, for a terminal."""
+"""Makes the table that a run ends with, for a terminal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ENDS = 8
 
 
 def summary_table(summary: PlanSummary, steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> Table:
-    """Budget, peaks, step times, and the loss of each step beside plain PyTorch's (the first and last of many).
+    """Make a table of budget, peaks, step times, and losses beside plain PyTorch's (the first and last of many).
 
     Args:
-        summary: of the plan.
+        summary: the plan's summary.
         steps: records of the iterations, in order; may be empty before training.
         memory: allocator samples; plain PyTorch's peak comes from its series `eager`.
     """
     facts = gather(steps, memory)
-    title = Text(f"{summary.method} on {summary.device}")  # no markup: a device may be called anything
+    title = Text(f"{summary.method} on {summary.device}")  # no markup, because a device may have any name
     caption = Text(verdict(facts), style="" if facts.equal == facts.compared else "bold red")
     table = Table(title=title, caption=caption, title_justify="left")
     table.add_column("", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Lines and bars for plots: memory over time, and what runs when; merged and thinned to what a plot can show."""
+"""Makes lines and bars for plots: memory over time, and what runs when; merged and thinned to what a plot can show."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _COLUMNS = 1200
 
 @dataclass(frozen=True)
 class Curve:
-    """Bytes over seconds, as a line to draw; times never decrease."""
+    """A line to draw: bytes over seconds; times never decrease."""
 
     times_s: tuple[float, ...]
     nbytes: tuple[int, ...]
 
     @property
     def peak(self) -> tuple[float, int]:
-        """When the highest point is first reached, and its bytes."""
+        """Return when the highest point is first reached, and its bytes."""
         highest = max(self.nbytes)
         return self.times_s[self.nbytes.index(highest)], highest
 
@@ -41,7 +41,7 @@ class Span:
 
 
 def predicted(rows: Sequence[PlanRow]) -> Curve:
-    """Device bytes as the plan's rows state them: the peak during each row, then what is resident after it."""
+    """Return device bytes as the plan's rows state them: the peak during each row, then what is resident after it."""
     points: list[tuple[float, int]] = []
     for row in rows:
         points += [(row.start_s, row.peak_bytes), (row.end_s, row.peak_bytes), (row.end_s, row.resident_bytes)]
@@ -49,7 +49,7 @@ def predicted(rows: Sequence[PlanRow]) -> Curve:
 
 
 def measured(samples: Sequence[MemorySample], series: str) -> Curve:
-    """Device bytes of one series of allocator events, as steps."""
+    """Return the device bytes of one series of allocator events, as steps."""
     points: list[tuple[float, int]] = []
     for sample in samples:
         if sample.series == series:
@@ -60,7 +60,7 @@ def measured(samples: Sequence[MemorySample], series: str) -> Curve:
 
 
 def thin(points: Sequence[tuple[float, int]], columns: int = _COLUMNS) -> Curve:
-    """At most four points a column: its first, lowest, highest and last, in order; so no peak is lost."""
+    """Keep at most four points for each column: its first, lowest, highest and last, in order; so no peak is lost."""
     if len(points) > 4 * columns:
         start, end = points[0][0], points[-1][0]
         width = (end - start) / columns or 1.0
@@ -86,7 +86,7 @@ def _corners(bucket: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def turns(found: Sequence[Span]) -> list[list[Span]]:
-    """Unbroken stretches of one block's forward, or of its backward with recomputation and updates."""
+    """Return unbroken stretches of one block's forward, or of its backward with recomputation and updates."""
     groups: list[list[Span]] = []
     for span in found:
         last = groups[-1][-1] if groups else None
@@ -103,7 +103,7 @@ def turns(found: Sequence[Span]) -> list[list[Span]]:
 
 
 def spans(rows: Sequence[PlanRow], nodes: Sequence[ComputeNode]) -> list[Span]:
-    """Compute rows on the compute stream, neighbours of one kind and block merged."""
+    """Return compute rows on the compute stream, with neighbours of one kind and block merged."""
     by_node = {n.node: n for n in nodes}
     found: list[Span] = []
     for row in rows:

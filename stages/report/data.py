@@ -1,4 +1,4 @@
-"""The curves of a report as tables, which DVC plots: those of several revisions lie over each other."""
+"""Makes tables of a report's curves, which DVC plots: those of several revisions are drawn over each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.report.curves import Curve, measured, predicted
 from stowage.stages.report.units import MIB
 
 SHARES = 200
-"""Pieces of an iteration, of each of which a table of memory has the highest bytes."""
+"""Pieces of an iteration; a table of memory has the highest bytes of each."""
 
 
 def write_curves(
@@ -24,15 +24,17 @@ def write_curves(
     """Write `loss.csv` and `memory.csv`, each atomically; what was not measured is an empty cell.
 
     Args:
-        folder: where.
-        plan_rows, memory, steps: see `write_report`.
+        folder: the folder to write to.
+        plan_rows: the plan.
+        memory: allocator samples of training.
+        steps: records of training.
     """
     for name, frame in (("loss", loss_frame(steps)), ("memory", memory_frame(plan_rows, memory))):
         write_atomically(folder / f"{name}.csv", frame.write_csv().encode())
 
 
 def loss_frame(steps: Sequence[StepRecord]) -> pl.DataFrame:
-    """Loss and time of each iteration, plain PyTorch's beside them."""
+    """Return loss and time of each iteration, plain PyTorch's beside them."""
     frame = pl.DataFrame(
         [(s.iteration, s.loss, s.eager_loss, s.time_s, s.eager_time_s) for s in steps],
         schema={
@@ -48,7 +50,7 @@ def loss_frame(steps: Sequence[StepRecord]) -> pl.DataFrame:
 
 
 def memory_frame(plan_rows: Sequence[PlanRow], memory: Sequence[MemorySample]) -> pl.DataFrame:
-    """Device memory in MiB against the share of the iteration, of which each line has its own clock."""
+    """Return device memory in MiB against the share of the iteration; each line is a share of its own time."""
     lines = {
         "predicted": predicted(plan_rows),
         "measured": measured(memory, "measured"),
@@ -61,7 +63,7 @@ def memory_frame(plan_rows: Sequence[PlanRow], memory: Sequence[MemorySample]) -
 
 
 def _highest(curve: Curve, name: str) -> pl.DataFrame:
-    """By piece of the iteration, the highest bytes in it."""
+    """Return the highest bytes of each piece of the iteration."""
     start, end = (curve.times_s[0], curve.times_s[-1]) if curve.times_s else (0.0, 0.0)
     span = (end - start) or 1.0
     at = [min(SHARES, math.floor(SHARES * (t - start) / span)) for t in curve.times_s]

@@ -1,4 +1,4 @@
-"""The headline numbers of a run: what was predicted, what was measured, and plain PyTorch beside both."""
+"""Gathers the headline numbers of a run: what was predicted, what was measured, and plain PyTorch beside both."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stowage.stages.report.units import NOTHING, percent, ratio, seconds, size, 
 
 @dataclass(frozen=True)
 class Facts:
-    """Numbers that were measured, None where they were not.
+    """Numbers that were measured; None where they were not.
 
     Attributes:
         peak_bytes, eager_peak_bytes: highest device bytes of the measured iterations, everything included.
         step_s, eager_step_s: median seconds of the iterations that are `timed`.
         compared: iterations whose loss plain PyTorch also computed.
-        equal: those of them with the same loss, bit for bit.
-        loss_difference: the largest difference among them.
+        equal: compared iterations with the same loss, bit for bit.
+        loss_difference: the largest difference among compared iterations.
     """
 
     peak_bytes: int | None
@@ -37,7 +37,7 @@ class Facts:
 
 
 def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> Facts:
-    """Facts from the records of a run; both may be empty."""
+    """Gather facts from the records of a run; both may be empty."""
     highest = frame_of(MemorySample, memory).group_by("series").agg(pl.col("resident_bytes").max())
     peaks: dict[str, int] = dict(highest.iter_rows())
     measured = max([s.peak_bytes for s in steps if s.peak_bytes >= 0] + [peaks.get("measured", -1)])
@@ -55,12 +55,15 @@ def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> 
 
 
 WARM_UP = 3
-"""Iterations; the kernel finds pages for the first, and fewer for the next two."""
+"""Iterations before times count; the kernel finds pages for the first, and fewer for the next two."""
 
 
 def timed(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """The iterations that say how long one takes: where others exist, without the first, which get their memory from
-    the system, and without those whose memory is recorded, as the profiler takes time."""
+    """Return the iterations that say how long one takes.
+
+    Where others exist, they are without the first ones, which get their memory from the system, and without those whose
+    memory is recorded, as the profiler takes time.
+    """
     later = steps[WARM_UP:] or steps[1:] or steps
     return [s for s in later if s.peak_bytes < 0] or later
 
@@ -70,7 +73,7 @@ SLOW, DEVIATIONS = 1.2, 5.0
 
 
 def slow(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """Outliers among the iterations that are `timed`: something else took the device or the machine."""
+    """Return outliers among the iterations that are `timed`: something else took the device or the machine."""
     among = [s for s in timed(steps) if not math.isnan(s.time_s)]
     if len(among) < 3:
         return []
@@ -80,7 +83,7 @@ def slow(steps: Sequence[StepRecord]) -> list[StepRecord]:
 
 
 def same_loss(step: StepRecord) -> bool:
-    """Whether plain PyTorch's loss was the same number; NaN equals NaN in neither."""
+    """Return whether plain PyTorch's loss was the same number; NaN equals NaN in neither."""
     return step.loss == step.eager_loss
 
 
@@ -96,7 +99,7 @@ class Line:
 
 
 def headline(summary: PlanSummary, facts: Facts) -> list[Line]:
-    """The rows of the headline table; what is predicted for plain PyTorch is the iteration that keeps everything."""
+    """Return the rows of the headline table; the prediction for plain PyTorch is that of keep-all."""
     s, f = summary, facts
 
     def peak(label: str, mine: int | None, eager: int | None, note: str) -> Line:
@@ -128,13 +131,13 @@ def headline(summary: PlanSummary, facts: Facts) -> list[Line]:
 
 
 def overhead(summary: PlanSummary) -> float | None:
-    """Predicted step time above its lower bound, as a fraction of the bound."""
+    """Return the predicted step time above its lower bound, as a fraction of the bound."""
     bound = summary.lower_bound_s
     return (summary.step_time_s - bound) / bound if bound > 0 else None
 
 
 def off_by(measured: float | None, predicted: float) -> str:
-    """How far a measurement is from its prediction."""
+    """Say how far a measurement is from its prediction."""
     if measured is None:
         return "not measured"
     if predicted <= 0:
@@ -143,7 +146,7 @@ def off_by(measured: float | None, predicted: float) -> str:
 
 
 def verdict(facts: Facts) -> str:
-    """One sentence on the losses."""
+    """Say in one sentence whether the losses are equal."""
     f = facts
     if not f.compared:
         return "The losses were not compared with plain PyTorch."

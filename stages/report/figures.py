@@ -1,4 +1,4 @@
-"""The four plots, as matplotlib figures that no global state touches; the same input gives the same bytes."""
+"""Draws the four plots, as matplotlib figures that no global state touches; the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _style() -> Iterator[None]:
 
 
 def render(draw: Callable[[], Figure]) -> tuple[str, bytes]:
-    """A figure as SVG text for inlining (no XML header) and as PNG bytes at 150 dots per inch."""
+    """Render a figure as SVG text for inlining (no XML header) and as PNG bytes at 150 dots per inch."""
     with _style():
         figure = draw()
         svg, png = io.StringIO(), io.BytesIO()
@@ -66,7 +66,10 @@ def render(draw: Callable[[], Figure]) -> tuple[str, bytes]:
 
 
 def memory_figure(plan: Curve, measured: Curve, eager: Curve, budget_bytes: int) -> Figure:
-    """Device bytes over one iteration. Each line has its own clock: measuring slows an iteration, so x is its share."""
+    """Draw device bytes over one iteration.
+
+    Each line has its own clock: measuring slows an iteration, so x is a share of the iteration's own time.
+    """
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     axes = figure.add_subplot()
     lines = [line for line in _memory_lines(plan, measured, eager) if line[0].times_s]
@@ -99,7 +102,7 @@ def _memory_lines(plan: Curve, measured: Curve, eager: Curve) -> list[tuple[Curv
 
 
 def timeline_figure(spans: Sequence[Span]) -> Figure:
-    """One lane per stream; bars coloured by kind of work, with the block's number where it fits."""
+    """Draw one lane for each stream; bars are coloured by kind of work, with the block's number where it fits."""
     streams = list(dict.fromkeys(s.stream for s in spans)) or ["compute"]
     figure = Figure(figsize=(10, 1.5 + 0.75 * len(streams)), layout="constrained")
     axes = figure.add_subplot()
@@ -156,7 +159,7 @@ def _share(spans: Sequence[Span], kind: Kind) -> str:
 
 
 def blocks_figure(fates: Sequence[BlockFates]) -> Figure:
-    """Bytes of forward results by block: kept, recomputed, dropped."""
+    """Draw bytes of forward results by block: kept, recomputed, dropped."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     axes = figure.add_subplot()
     heights = [sum(b.nbytes(f) for f in FATES) for b in fates]
@@ -180,7 +183,7 @@ def blocks_figure(fates: Sequence[BlockFates]) -> Figure:
 
 
 def loss_figure(steps: Sequence[StepRecord]) -> Figure:
-    """The loss of every iteration, plain PyTorch's beneath it."""
+    """Draw the loss of every iteration, plain PyTorch's beneath it."""
     figure = Figure(figsize=(10, 3.3), layout="constrained")
     axes = figure.add_subplot()
     compared = [s for s in steps if not math.isnan(s.eager_loss)]

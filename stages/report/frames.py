@@ -1,4 +1,4 @@
-"""Rows as Polars frames, to be joined and summarised."""
+"""Makes Polars frames of rows, to be joined and summarised."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SCALARS: dict[Any, Any] = {
 
 
 def frame_of(row_type: type, rows: Iterable[Any]) -> pl.DataFrame:
-    """A column for each field of a row type, a line for each row; NaN, which stands for what was not measured, stays.
+    """Make a frame with a column for each field of a row type; NaN, which stands for what was not measured, stays.
 
     Args:
         row_type: a frozen dataclass, as tables on disk have.
-        rows: of it.
+        rows: rows of that type.
     """
     schema = _schema(row_type)
     return pl.DataFrame([tuple(getattr(row, name) for name in schema) for row in rows], schema=schema, orient="row")

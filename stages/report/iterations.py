@@ -1,4 +1,4 @@
-"""Losses and times of the iterations, as HTML; those that took much longer than others are marked."""
+"""Writes losses and times of the iterations as HTML; those that took much longer than others are marked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEPS_SHOWN = 12
 
 
 def slow_iterations(steps: Sequence[StepRecord]) -> str:
-    """Which iterations took much longer than others."""
+    """Name the iterations that took much longer than others."""
     found = slow(steps)
     if not found:
         return ""
@@ -23,6 +23,7 @@ def slow_iterations(steps: Sequence[StepRecord]) -> str:
 
 
 def loss_table(steps: Sequence[StepRecord]) -> str:
+    """Return the table of iterations, with loss and time of each."""
     if not steps:
         return '<p class="quiet">No iteration has run yet.</p>'
     late = {s.iteration for s in slow(steps)}

@@ -1,4 +1,4 @@
-"""Which module of the model a node, a block, or the peak of a plan belongs to."""
+"""Finds the module of the model that a node, a block, or the peak of a plan belongs to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Modules = Mapping[int, str]
 
 
 def modules_of(nodes: Sequence[ComputeNode], calls: Sequence[Call]) -> dict[int, str]:
-    """Of each node the module of its last call that has one."""
+    """Return for each node the module of its last call that has one."""
     found = {}
     for node in nodes:
         named = [calls[call].module for call in node.calls if calls[call].module]
@@ -24,8 +24,10 @@ def modules_of(nodes: Sequence[ComputeNode], calls: Sequence[Call]) -> dict[int,
 
 
 def module_of_block(block: Block, nodes: Mapping[int, ComputeNode], modules: Modules) -> str:
-    """The innermost module that has all of a block's forward operations: `transformer.h.3`; or the first and the last
-    where they have only the outermost in common."""
+    """Return the innermost module that has all of a block's forward operations: `transformer.h.3`.
+
+    Where they have only the outermost in common, the first and the last module are named.
+    """
     paths = [modules[n] for n in block.nodes if n in modules and nodes[n].phase == "forward"]
     if not paths:
         return ""
@@ -37,11 +39,11 @@ def module_of_block(block: Block, nodes: Mapping[int, ComputeNode], modules: Mod
 
 
 def module_of_peak(rows: Sequence[PlanRow], nodes: Mapping[int, ComputeNode], modules: Modules) -> str:
-    """Module and pass in which memory is highest: `transformer.h.11.mlp, backward`; empty where no module is known."""
+    """Return module and pass where memory is highest: `transformer.h.11.mlp, backward`; empty without known modules."""
     if not rows or not modules:
         return ""
     peak = max(range(len(rows)), key=lambda k: (rows[k].peak_bytes, -k))
-    # A copy belongs to what runs next.
+    # A copy belongs to the node that runs next.
     node = next((nodes[row.node] for row in rows[peak:] if row.action == "compute"), None)
     if node is None:
         return "the end of the step"

@@ -1,4 +1,4 @@
-"""The report as one HTML page: numbers, plots and tables, styled inside; it loads nothing and runs no script."""
+"""Writes the report as one HTML page: numbers, plots and tables, styled inside; it loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ul.legend { list-style: none; margin: .2rem 0 1rem; padding: 0; } .scroll { over
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows; figures are SVG text, `peak_at` says in which module memory is highest."""
+    """The contents of the page; figures are SVG text, `peak_at` says in which module memory is highest."""
 
     title: str
     summary: PlanSummary
@@ -50,7 +50,7 @@ class Page:
     peak_at: str = ""
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         s = self.summary
         sections = [
             f"<h1>{escape(self.title)}</h1>",
@@ -177,6 +177,6 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _verdict(facts: Facts) -> str:
-    """Red where losses differ."""
+    """Return the sentence on the losses, red where losses differ."""
     text = escape(verdict(facts))
     return text if facts.equal == facts.compared else f'<span class="bad">{text}</span>'

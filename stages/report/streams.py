@@ -1,4 +1,4 @@
-"""One iteration as predicted and as it was, stream by stream: the picture, and the tables beneath it."""
+"""Shows one iteration as predicted and as measured, stream by stream: the picture, and the tables beneath it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stowage.stages.ir.spans import SERIES, steps_of
 from stowage.stages.report.units import NOTHING, ratio, seconds, size, times
 
 _PARTS = {"forward": "#4477aa", "backward": "#44996b", "shared": "#9aa3ad"}
-"""Colours of steps of the cycle; those of what goes on beside them are in the table of actions."""
+"""Colours of steps of the cycle; those of what runs beside them are in the table of actions."""
 _STEPS_SHOWN = 24
 _NUMBER = ' class="n"'
 _MANY_SPANS = 2000
@@ -32,7 +32,7 @@ def _colours() -> dict[str, str]:
 
 
 def streams_figure(spans: Sequence[TraceSpan]) -> Figure:
-    """A panel for the prediction and one for the measurement, on one scale; a line for each lane."""
+    """Draw a panel for the prediction and one for the measurement, on one scale, with a line for each lane."""
     present = [series for series in SERIES if any(s.series == series for s in spans)] or ["predicted"]
     lanes = [t for t in shown_lanes() if t == "compute" or any(ACTIONS[s.stream].lane == t for s in spans)]
     figure = Figure(figsize=(10, 0.8 + len(present) * (0.45 + 0.42 * len(lanes))), layout="constrained")
@@ -72,7 +72,7 @@ def _draw(axes: Any, spans: Sequence[TraceSpan], lane: int, height: float, facto
 
 
 def streams_tables(spans: Sequence[TraceSpan]) -> str:
-    """HTML: each stream's time and bytes, then the time of each step, predicted beside measured."""
+    """Write HTML: each stream's time and bytes, then the time of each step, predicted beside measured."""
     return _totals(spans) + _steps(spans)
 
 

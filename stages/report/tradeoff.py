@@ -1,4 +1,4 @@
-"""Step time against budget as a picture, and what moves below it where a tier below the device is used."""
+"""Draws step time against budget, and marks where plans start to offload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.report.units import byte_unit, size
 
 STEEP = 0.5
-"""Beyond such a slowdown, as a fraction, the axis of times is a logarithm."""
+"""Slowdown, as a fraction, beyond which the axis of times is a logarithm."""
 
 _PLAN, _MOVED, _LIMIT, _PLAIN, _GRID = "#4477aa", "#ee9933", "#cc3344", "#9aa3ad", "#e6e8eb"
 _TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -20,12 +20,12 @@ _TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def tradeoff_figure(points: Sequence[CurvePoint], plain_peak_bytes: int = 0, budget_bytes: int = 0) -> Figure:
-    """Predicted slowdown against budget; the line ends where no plan fits.
+    """Draw the predicted slowdown against the budget; the line ends where no plan fits.
 
     Args:
-        points: of the curve; what has no plan is left out.
-        plain_peak_bytes: of plain PyTorch, 0 for none.
-        budget_bytes: of a plan to mark, 0 for none.
+        points: points of the curve; budgets without a plan are left out.
+        plain_peak_bytes: peak of plain PyTorch, 0 for none.
+        budget_bytes: budget of a plan to mark, 0 for none.
     """
     known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
     moves = any(p.traffic_bytes for p in known)
@@ -58,7 +58,7 @@ def tradeoff_figure(points: Sequence[CurvePoint], plain_peak_bytes: int = 0, bud
 
 
 def _axis_of_times(axes: Any, slowdowns: Sequence[float]) -> None:
-    """Ticks in percent above the time of keeping everything."""
+    """Set ticks in percent above the time of keeping everything."""
     low, high = min([0.0, *slowdowns]), max([0.01, *slowdowns])
     if high > STEEP:
         axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Bytes, times and ratios as text for people."""
+"""Writes bytes, times and ratios as text for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTHING = "–"
 
 
 def size(nbytes: float | None) -> str:
-    """Bytes with the unit that keeps the number short: `984.3 MiB`."""
+    """Write bytes with the unit that keeps the number short: `984.3 MiB`."""
     if nbytes is None:
         return NOTHING
     unit, name = byte_unit((nbytes,))
@@ -18,7 +18,7 @@ def size(nbytes: float | None) -> str:
 
 
 def byte_unit(values: Iterable[float]) -> tuple[int, str]:
-    """One unit for a whole axis: its bytes and its name."""
+    """Choose one unit for a whole axis: return its bytes and its name."""
     largest = max((abs(v) for v in values), default=0)
     if largest >= 10 * GIB:
         return GIB, "GiB"
@@ -26,7 +26,7 @@ def byte_unit(values: Iterable[float]) -> tuple[int, str]:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds with the unit that keeps the number short: `12.4 ms`."""
+    """Write seconds with the unit that keeps the number short: `12.4 ms`."""
     if value is None or math.isnan(value):
         return NOTHING
     for factor, name in ((1.0, "s"), (1e-3, "ms")):
@@ -36,29 +36,29 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as a percentage with one decimal."""
+    """Write a fraction as a percentage with one decimal."""
     return NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
 def ratio(mine: float | None, other: float | None) -> float | None:
-    """mine / other, None where either is missing."""
+    """Return mine / other, None where either is missing."""
     if mine is None or not other or math.isnan(mine) or math.isnan(other):
         return None
     return mine / other
 
 
 def times(value: float | None) -> str:
-    """A ratio as `0.62 ×`."""
+    """Write a ratio as `0.62 ×`."""
     return NOTHING if value is None else f"{value:.2f} ×"
 
 
 def number(value: float) -> str:
-    """A loss with every digit that float32 has."""
+    """Write a loss with every digit that float32 has."""
     return NOTHING if math.isnan(value) else f"{value:.9g}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Integers as ranges: `0–3, 7`."""
+    """Write integers as ranges: `0–3, 7`."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The report on disk: `report.html`, and its plots as PNG in `plots/`."""
+"""Writes the report to disk: `report.html`, and its plots as PNG in `plots/`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,18 @@ def write_report(
     Args:
         folder: gets `report.html`, `plots/{memory,timeline,blocks,loss}.png` and `curves/{memory,loss}.csv`; each file
             is written atomically.
+        storages: storages of the trace.
+        nodes: compute nodes of the trace.
+        blocks: blocks of the chain.
+        plan_rows: the plan.
+        summary: the plan's summary.
         options: schedules that were considered for each distinct block; listed where given.
-        steps, memory: records of training; empty before it.
+        steps: records of training; empty before it.
+        memory: allocator samples of training; empty before it.
         streams: one iteration, predicted and measured; gives a section and `plots/streams.png` where not empty.
         curve: plans of the step within several budgets; gives a section and `plots/curve.png` where not empty.
-        calls: of the trace; they name the modules.
-        paths: files that the page names, label to path: where the plan and `step.py` lie.
+        calls: calls of the trace; they name the modules.
+        paths: files that the page names, label to path: where the plan and `step.py` are.
         title: what was trained, for people.
 
     Returns:
@@ -83,8 +89,8 @@ def write_page(path: Path, **tables: Any) -> Path:
     """Write the page alone, which needs no other file.
 
     Args:
-        path: of the page.
-        tables: see `write_report`.
+        path: the page to write.
+        tables: the keywords of `write_report`, without the folder.
 
     Returns:
         The same path.
@@ -110,7 +116,7 @@ def drawn(
     paths: Mapping[str, str | Path] | None = None,
     title: str = "Training step",
 ) -> tuple[Page, dict[str, bytes]]:
-    """The page, and its plots as PNG; see `write_report`."""
+    """Make the page, and its plots as PNG; see `write_report`."""
     modules = modules_of(nodes, calls) if calls else {}
     fates = block_fates(storages, nodes, blocks, plan_rows, modules)
     drawings = {
