@@ -1,10 +1,22 @@
-"""Choose the plan of the whole iteration within the device budget.
+"""Chooses the plan of the whole iteration within the device budget.
 
-`select.py` hears sources of plans: `in_memory.py`, and those of `offload/`. A source makes proposals (`proposal.py`),
-the referee judges them and hides their copies (`referee.py`), `judged_plans.py` keeps them, and `summary.py` says
-what the best one states about itself. `program/` is what they all plan. `variants.py` does this for each rewrite of
-the trace, `at_once.py` without any search, `evaluation.py` for a forward alone, and `goals.py`, `free.py` and
-`reserve.py` say within which budget; `batch_size.py`, with `batch_problem.py`, estimates the best batch.
+- `select`: asks every source for plans, and keeps the fastest.
+- `proposal`: the interface between sources of plans and the referee.
+- `request`: what a plan is asked for.
+- `in_memory`, `offload/`: sources of plans, without and with the lower tier.
+- `program/`: the program that all of them plan.
+- `referee`: judges plans and hides their transfers.
+- `judged_plans`: keeps the plans that were accepted.
+- `summary`: what a plan states about itself.
+- `variants`, `mixtures`: plans for each rewrite of the trace, and for steps in which some blocks are rewritten.
+- `at_once`: plans without any search.
+- `evaluation`: plans for a forward alone.
+- `goals`, `free`, `reserve`: find the budget and what of it a plan may take.
+- `binding`: says where the leanest plan reaches its peak.
+- `curve`: plans within several budgets.
+- `known`: what plans within several budgets have in common.
+- `batch_size`, `batch_problem`: estimate the best batch.
+- `parameters`: limits of O-ILP from `params.yaml`.
 """
 
 from stowage.stages.solve.at_once import keep_everything_at_once, same_rows

@@ -1,4 +1,4 @@
-"""`python -m stowage.stages.solve`: options → the plan of the iteration, artifacts/solve."""
+"""Plans the iteration from the options of its blocks, into artifacts/solve: `python -m stowage.stages.solve`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PROCESS_BYTES = 512 * MIB
 def budget_of(
     asked: str | int, target: DeviceDescription, eager_peak_bytes: int, solve: Solve, recorded: Variant
 ) -> Sought | AutoBudget:
-    """Bytes of `solve.device_budget`, and how they were found."""
+    """Return the bytes of `solve.device_budget`, and how they were found."""
     kind = check_budget(asked, "solve.device_budget")
     if kind == "auto":
         if target.type == "cuda":
@@ -58,7 +58,10 @@ def budget_of(
 
 
 def curve_of(points: int, target: DeviceDescription, solve: Solve, recorded: Variant) -> list[CurvePoint]:
-    """Step time against budget. Plans that use a tier below the device take too long to make so many of them."""
+    """Return step time against budget.
+
+    It is empty where a lower tier is used: such plans take too long to make so many of them.
+    """
     if not points:
         return []
     kept = _kept(target, recorded)

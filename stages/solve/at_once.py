@@ -1,4 +1,4 @@
-"""Plans that need no search: nothing computed again, and the rows of a plan of the same step in another size."""
+"""Makes plans that need no search: nothing computed again, or the rows of a plan of the same step in another size."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _solved(
         return None
     if not referee.fits(plan):
         return None
-    if plan.tier is None:  # the rows of one that moves say already which updates are together
+    if plan.tier is None:  # the rows of a plan that offloads say already which updates are together
         plan = updated_together(trace, nodes, plan, referee, request.device_budget_bytes)
     keeping_all = KeepingAll(program.peak_bytes(_everything(nodes)), sum(n.time_s for n in nodes))
     return solved(trace, nodes, plan, keeping_all, plan.peak_bytes, request)

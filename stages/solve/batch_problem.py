@@ -1,4 +1,7 @@
-"""O-ILP's problem for a batch of one sample: what the batch scales, and what every batch pays once (thesis 4.5.3)."""
+"""Makes O-ILP's problem for a batch of one sample (thesis 4.5.3).
+
+It separates what grows with the batch from what every batch pays once.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,12 @@ def problem_of_one(
     """Return O-ILP's problem for a batch of 1.
 
     Args:
-        problem: for `sample` samples; its options are those of `offmate.choices`.
-        growing: the part that grows; see `growing_chain`.
-        batch_bytes: of `problem`'s fixed bytes what is proportional to the batch: inputs, and shared values.
+        problem: the problem for `sample` samples; its options are those of `offmate.choices`.
+        offmate: made `problem`.
+        chain: the chain for `sample` samples.
+        growing: the part of the chain that grows; see `growing_chain`.
+        batch_bytes: the part of `problem`'s fixed bytes that is proportional to the batch: inputs, and shared values.
+        sample: samples of the batch that was traced.
     """
     each = math.ceil(batch_bytes / sample)
     apart = _apart(problem, offmate, chain)
@@ -70,7 +76,7 @@ def problem_of_one(
 
 
 def _apart(problem: OffloadProblem, offmate: ChainProblem, chain: Chain) -> list[int]:
-    """Return the update nodes of what no group has."""
+    """Return the update nodes of parameters that no group has."""
     moved = {offmate.parameter[t.name] for group in problem.groups for t in group.tensors}
     return [n.node for n in chain.nodes if n.phase == "update" and moved.isdisjoint(n.mutates)]
 

@@ -1,4 +1,4 @@
-"""Estimate the batch for which the time per sample is least, from one sample batch (thesis 4.5.3).
+"""Estimates the batch for which the time per sample is least, from one sample batch (thesis 4.5.3).
 
 | symbol | here | meaning | unit |
 |---|---|---|---|
@@ -11,14 +11,14 @@ Sizes at b follow from traces of two batches; what does not change between them 
 optimizer states, casts of weights. Times of forward and backward are proportional to b, as in the thesis; updates take
 the same time for every batch.
 
-Two estimates, and the better one counts:
+There are two estimates, and the better one counts:
 
-- With a tier below the device: O-ILP with r = 1/b (4.3′ to 4.20′), for a batch of 1.
+- With a lower tier: O-ILP with r = 1/b (4.3′ to 4.20′), for a batch of 1.
 - Without: the thesis notes that for recomputation alone another batch is another memory limit. RK-Rotor is solved for
   batches over the range, then around the best.
 
-Both are about plans before they are rounded, cleaned and judged. So the whole numbers next to b are planned for good
-by whoever asks.
+Both are about plans before they are rounded, cleaned and judged. So the callers plan the whole numbers next to b and
+compare them.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ ESTIMATE_SLOTS = 100
 
 @dataclass(frozen=True)
 class FractionalBatch:
-    """Says which batch is best, as one formulation estimates it.
+    """The best batch, as one formulation estimates it.
 
     Attributes:
         batch: b.
-        time_per_sample_s: at b.
-        formulation: which estimate it is.
+        time_per_sample_s: seconds per sample at b.
+        formulation: the formulation that made the estimate.
     """
 
     batch: float
@@ -73,8 +73,10 @@ class FractionalBatch:
 
 @dataclass(frozen=True)
 class _Amounts:
-    """Counts bytes that are in memory all the time, and seconds outside the blocks: fixed, and proportional to the
-    batch."""
+    """Bytes that are always in memory, and seconds outside the blocks.
+
+    Each has a part that is fixed, and one that is proportional to the batch.
+    """
 
     fixed_bytes: int
     batch_bytes: int
@@ -99,9 +101,17 @@ def fractional_batch(
     """Estimate the best batch between 1 and `largest`; None where neither estimate finds a plan for one sample.
 
     Args:
-        trace, nodes, blocks, options: of a batch of `sample` samples.
-        growth: of each storage the bytes that are proportional to the batch; see `growth_of`.
-        device_budget_bytes, method, o_ilp_limits, below: as `PlanRequest` has them.
+        trace: the trace of a batch of `sample` samples.
+        nodes: its compute nodes.
+        blocks: its blocks.
+        options: options of its blocks.
+        growth: for each storage the bytes that are proportional to the batch; see `growth_of`.
+        sample: samples of the traced batch.
+        largest: samples of the largest batch.
+        device_budget_bytes: bytes of the device that an iteration may use.
+        method: the method of planning, as `PlanRequest` has it.
+        o_ilp_limits: limits of one solve of O-ILP.
+        lower_tier: the lower tier, if plans may use one.
     """
     chain = Chain(blocks, nodes, options)
     growing = growing_chain(chain, growth, nodes, options)
@@ -135,8 +145,10 @@ def growth_of(trace: TraceTables, larger: TraceTables) -> list[int]:
 def growing_chain(
     chain: Chain, growth: Sequence[int], nodes: Sequence[ComputeNode], options: Sequence[Option]
 ) -> list[ChainBlock]:
-    """Return the part of the chain that grows: the same schedules, costed with only what is proportional to the
-    batch."""
+    """Return the part of the chain that grows with the batch.
+
+    It has the same schedules, costed with only what is proportional to the batch.
+    """
     blocks, graphs = [], dict[str, BlockGraph]()
     for b, block in enumerate(chain.blocks):
         graph = chain.graph(b)
@@ -190,8 +202,11 @@ def _by_rotor(
 
 
 def least_over(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Return (x, value) of the least value on a geometric grid of `BATCHES_PER_GRID` points, then on one between the
-    neighbours of the best of them. The first of equal values counts."""
+    """Return (x, value) of the least value that a search finds.
+
+    It looks at a geometric grid of `BATCHES_PER_GRID` points, then at one between the neighbours of the best of them.
+    The first of equal values counts.
+    """
     found: dict[float, float] = {}
     for _ in range(2):
         points = (

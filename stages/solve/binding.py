@@ -1,4 +1,4 @@
-"""Why a budget cannot be met: where the leanest plan reaches its peak, in the words of who wrote the model."""
+"""Explains why a budget cannot be met: names the module where the leanest plan reaches its peak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stowage.stages.simulate.plan import Outcome
 
 
 def infeasible(budget_bytes: int, least: Outcome, trace: TraceTables, nodes: Sequence[ComputeNode]) -> Infeasible:
-    """Return the error for a budget below `least`, the leanest plan that was found."""
+    """Return the error for a budget smaller than `least`, the leanest plan that was found, needs."""
     return Infeasible(
         budget_bytes=budget_bytes,
         smallest_feasible_bytes=least.peak_bytes,
@@ -23,7 +23,7 @@ def infeasible(budget_bytes: int, least: Outcome, trace: TraceTables, nodes: Seq
 def binding_step(outcome: Outcome, trace: TraceTables, nodes: Sequence[ComputeNode]) -> str:
     """Return the module and pass of the peak: `blocks.5.mlp, backward`."""
     at = {node.node: node for node in nodes}
-    # A copy belongs to what runs next.
+    # A copy belongs to the node that runs next.
     later = (at[row.node] for row in outcome.rows[outcome.peak_row :] if row.node in at)
     node = next(later, None)
     if node is None:

@@ -12,16 +12,16 @@ from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.solve.goals import Kept, Solve
 
 CLOSEST_BYTES = 1 << 16
-"""Budgets are not told apart that differ by less."""
+"""Budgets that differ by fewer bytes count as equal."""
 
 
 def point_of(budget_bytes: int, solve: Solve, kept: Kept) -> CurvePoint:
-    """The plan within one budget, as a row.
+    """Return the plan within one budget, as a point of the curve.
 
     Args:
-        budget_bytes: of the device.
-        solve: plans within a budget.
-        kept: what the slowdown is against.
+        budget_bytes: bytes of the device.
+        solve: makes plans within a budget.
+        kept: the step that the slowdown is relative to.
     """
     try:
         return _point(budget_bytes, solve(budget_bytes).summary, kept)
@@ -30,14 +30,15 @@ def point_of(budget_bytes: int, solve: Solve, kept: Kept) -> CurvePoint:
 
 
 def spread_points(number: int, smallest: int, largest: int, point: Callable[[int], CurvePoint]) -> list[CurvePoint]:
-    """Plans within so many budgets, closest together where step times differ most.
+    """Return plans within so many budgets, closest together where step times differ most.
 
     Two thirds of the budgets are evenly spaced; each further one halves the longest piece of the line so far.
 
     Args:
-        number: 2 or more.
-        smallest, largest: the ends, both included.
-        point: the plan within a budget, as a row.
+        number: number of budgets, 2 or more.
+        smallest: the smallest budget, included.
+        largest: the largest budget, included.
+        point: makes the point of a budget.
 
     Returns:
         The points, the largest budget first; fewer where the ends are close.
@@ -54,7 +55,7 @@ def spread_points(number: int, smallest: int, largest: int, point: Callable[[int
 
 
 def _middle(points: Sequence[CurvePoint]) -> int | None:
-    """Of the longest piece of the line; None where all are as close as can be told."""
+    """Return the budget in the middle of the longest piece of the line; None where all budgets are close enough."""
     known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
     pairs = [(a, b) for a, b in pairwise(known) if b.budget_bytes - a.budget_bytes > CLOSEST_BYTES]
     if not pairs:
@@ -65,7 +66,7 @@ def _middle(points: Sequence[CurvePoint]) -> int | None:
 
 
 def _length(low: CurvePoint, high: CurvePoint, span_bytes: int) -> float:
-    """Of the line between two points, where both axes count alike."""
+    """Return the length of the line between two points, where both axes count alike."""
     faster = abs(math.log(low.step_time_s / high.step_time_s)) if high.step_time_s > 0 < low.step_time_s else 0.0
     return faster + (high.budget_bytes - low.budget_bytes) / max(span_bytes, 1)
 

@@ -1,7 +1,8 @@
-"""Plan a forward alone, for evaluation: every node once, in eager's order; weights come when they are read and go.
+"""Plans a forward alone, for evaluation: every node once, in eager's order; weights are reloaded when they are read.
 
-Weights do not change, so a copy below stays up to date and leaving costs nothing. What rests on the device between
-training iterations stays there, as far as the budget admits; optimizer states go first, since nothing reads them.
+Weights do not change, so a copy in the lower tier stays up to date and dropping them costs nothing. What is on the
+device between training iterations stays there, as far as the budget admits; optimizer states are offloaded first,
+since nothing reads them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass
 class _Stay:
-    """Holds a weight from below on the device for a stretch of nodes.
+    """A stretch of nodes for which an offloaded weight is on the device.
 
     Attributes:
-        storage: which.
+        storage: the weight's storage.
         first, last: nodes that read it, by position.
         start: the position at which its reload starts.
     """
@@ -61,13 +62,15 @@ def solve_forward(
     """Plan a forward alone.
 
     Args:
-        trace, nodes: what `forward_tables` and `forward_nodes` made.
+        trace: the trace that `forward_tables` made.
+        nodes: the nodes that `forward_nodes` made.
         device_budget_bytes: device bytes of everything: parameters and optimizer states that are on the device, waiting
             gradients, buffers, inputs, activations, workspace, and what is returned.
-        below: the tier below the device, if the plan may use one.
-        away: storages that only the tier below holds between training iterations.
-        tier_in_use: its own device memory is taken already.
-        device, device_fingerprint: stated in the summary.
+        lower_tier: the lower tier, if the plan may use one.
+        offloaded_at_rest: storages that are offloaded between training iterations.
+        tier_in_use: whether the tier's own device memory is taken already.
+        device: name of the device, stated in the summary.
+        device_fingerprint: fingerprint of the device, stated in the summary.
 
     Raises:
         Infeasible: with the smallest budget for which there is a plan.
@@ -127,7 +130,7 @@ class _Planner:
                 self._uses[storage].append(position)
 
     def need(self, offloaded: frozenset[int]) -> _Bytes:
-        """Return the device bytes at each node when what is gone is there for the nodes that read it."""
+        """Return the device bytes at each node, with offloaded weights there for the nodes that read them."""
         found: _Bytes = self._level + (
             self._program.base_bytes + self._staging(offloaded) - sum(self._size[s] for s in offloaded)
         )
@@ -143,9 +146,10 @@ class _Planner:
         )
 
     def who_goes(self, offloaded_at_rest: frozenset[int], budget: int) -> tuple[frozenset[int], bool]:
-        """Choose what is below at the start and at the end, and say whether that fits.
+        """Choose what is offloaded at the start and at the end, and say whether that fits.
 
-        As little as possible besides what is away anyway, yet so much that the next weight can come while one is read.
+        It is as little as possible besides `offloaded_at_rest`, yet so much that the next weight can be reloaded while
+        one is read.
         """
         offloaded = offloaded_at_rest
         first: frozenset[int] | None = None
@@ -160,7 +164,7 @@ class _Planner:
         return (offloaded, False) if first is None else (first, True)
 
     def _in_order(self, offloaded_at_rest: frozenset[int]) -> list[int]:
-        """Return what could go besides: optimizer states, then weights; large ones first."""
+        """Return what could be offloaded besides: optimizer states, then weights; large ones first."""
         here = [s for s in self._movable if s.storage not in offloaded_at_rest]
         return [s.storage for s in sorted(here, key=lambda s: (s.role == "parameter", -s.nbytes, s.storage))]
 
@@ -173,7 +177,7 @@ class _Planner:
         return least
 
     def candidates(self, offloaded: frozenset[int], budget: int) -> Iterator[list[Step]]:
-        """Yield plans that use the room left: for weights that are read again, and for weights that come early."""
+        """Yield plans that use the room left: for weights that are read again, and for early reloads of weights."""
         largest = max((self._size[s] for s in offloaded if self._uses[s]), default=0)
         for spared in dict.fromkeys((0, largest, 2 * largest)):
             room: _Bytes = budget - self.need(offloaded)
@@ -182,7 +186,7 @@ class _Planner:
             yield self.rows(stays)
 
     def stays(self, offloaded: frozenset[int]) -> list[_Stay]:
-        """Return one stay for each time that a weight from below is read, in that order."""
+        """Return one stay for each time that an offloaded weight is read, in that order."""
         found = [_Stay(s, p, p, p) for s in sorted(offloaded) for p in self._uses[s]]
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
@@ -208,8 +212,10 @@ class _Planner:
         return sorted(found, key=lambda stay: (stay.first, stay.storage))
 
     def rows(self, stays: Sequence[_Stay]) -> list[Step]:
-        """Return the plan. A reload starts before the node of its position; what it brings leaves after its last
-        reader."""
+        """Return the rows of the plan.
+
+        A reload starts before the node of its position; the weight is dropped after its last reader.
+        """
         reload: dict[int, list[int]] = defaultdict(list)
         wait: dict[int, list[int]] = defaultdict(list)
         free: dict[int, list[int]] = defaultdict(list)
@@ -229,8 +235,8 @@ class _Planner:
         return [*found, *(Step(-1, s, label, "free") for s in free[position])]
 
     def judge(self, steps: Sequence[Step], offloaded: frozenset[int]) -> JudgedPlan:
-        """Judge a plan, of which what is gone is below between two forwards."""
-        # Training has found room for what is below.
+        """Judge a plan in which `offloaded` is in the lower tier between two forwards."""
+        # Training has found room in the lower tier for what is offloaded.
         tier = self._lower_tier.boundless() if self._lower_tier is not None else None
         state, staging_bytes = _state(offloaded), self._staging(offloaded)
         outcome = self._referee.outcome(steps, state, tier, staging_bytes)
@@ -240,7 +246,7 @@ class _Planner:
 
 
 def _labelled(nodes: Sequence[ComputeNode]) -> list[Execution]:
-    """Run every node once; what belongs to no block goes with the block before it."""
+    """Run every node once; nodes that belong to no block go with the block before them."""
     found: list[Execution] = []
     block = SHARED
     for node in nodes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from stowage.stages.ir.errors import MIB, ParameterError, size_text
 
 RESERVE = 0.05
-"""Of what is free: allocators hold more than they give, and other processes grow."""
+"""Share of what is free: allocators take more than they give, and other processes grow."""
 
 LEAST_RESERVE_BYTES = 256 * MIB
 
@@ -27,10 +27,10 @@ UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class Free:
-    """Says how much memory a process may still take.
+    """Free memory that a process may still take.
 
     Attributes:
-        nbytes: how much.
+        nbytes: how much there is.
         where: who says so, for people: `this machine`, `the cgroup /job`.
     """
 
@@ -40,11 +40,11 @@ class Free:
 
 @dataclass(frozen=True)
 class AutoBudget:
-    """Holds the budget that `auto` stands for.
+    """The budget that `auto` stands for.
 
     Attributes:
-        nbytes: of the device.
-        said: how it came about, for people.
+        nbytes: bytes of the device.
+        said: how it was found, for people.
     """
 
     nbytes: int
@@ -55,8 +55,9 @@ def auto_budget(free: Free, retained_bytes: int = 0, extra_bytes: int = 0) -> Au
     """Add what is free and what the training step has there already, less a reserve.
 
     Args:
-        free: of the device.
-        held_bytes: of the model, its gradients and its optimizer, which a budget counts and which are in memory now.
+        free: free memory of the device.
+        retained_bytes: bytes of the model, its gradients and its optimizer that are in memory now; a budget counts
+            them.
         extra_bytes: to spare besides: for the process itself where it has not started yet.
 
     Raises:
@@ -72,8 +73,7 @@ def auto_budget(free: Free, retained_bytes: int = 0, extra_bytes: int = 0) -> Au
 
 
 def free_ram(root: Path = Path("/")) -> Free:
-    """Return the RAM that is free for this process: the least of what the machine and the control groups above it
-    admit.
+    """Return the RAM that is free for this process: the least of what machine and control groups admit.
 
     Args:
         root: where `proc` and the mounted control groups are looked for.
@@ -93,7 +93,7 @@ def free_on_gpu(name: str) -> Free:
     """Return what is free on a GPU of this machine, as its driver says.
 
     Args:
-        name: of the device that plans are for; it begins with the GPU's own.
+        name: name of the device that plans are for; it begins with the GPU's own.
 
     Raises:
         ParameterError: there is none of that name here.
@@ -125,7 +125,7 @@ def _cgroups(root: Path) -> Iterator[Free]:
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
         for mounted, inside in _mounts(root, version=1 if controllers else 2):
-            # A container may see only what is below its own group.
+            # A container may see only what is inside its own group.
             lower_tier = path.removeprefix(inside.rstrip("/")) if path.startswith(inside) else "/"
             folder = root / mounted.lstrip("/")
             parts = [part for part in lower_tier.split("/") if part not in ("", "..")]
@@ -138,7 +138,7 @@ def _cgroups(root: Path) -> Iterator[Free]:
 
 
 def _mounts(root: Path, *, version: int) -> Iterator[tuple[str, str]]:
-    """(where it is mounted, which group that is) of hierarchies that control memory."""
+    """Yield the mount point and the group of each hierarchy that controls memory."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         first, _, last = line.partition(" - ")
         left, right = first.split(), last.split()

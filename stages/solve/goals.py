@@ -1,4 +1,4 @@
-"""Budgets that planning finds: the least that any plan takes, and the least at a slowdown."""
+"""Finds the budgets that planning can find: the least that any plan takes, and the least at a slowdown."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.variants import Variant
 
 Solve = Callable[[int], Solved]
-"""The plan within so many bytes of the device; raises `Infeasible`."""
+"""Returns the plan within so many bytes of the device; raises `Infeasible`."""
 
 NOTCHES = 64
-"""The resolution of `least_at`: a notch is such a part of what lies between the least memory and keeping everything."""
+"""Resolution of `least_at`: budgets between the least memory and that of keeping everything."""
 
 _TIGHTER = 8
-"""A plan for the least memory may show that less is enough: so often it is asked again."""
+"""Times to ask again: a plan for the least memory may show that less is enough."""
 
 
 @dataclass(frozen=True)
 class Sought:
-    """Holds a budget that was found.
+    """A budget that was found.
 
     Attributes:
-        nbytes: of the device.
+        nbytes: bytes of the device.
         said: how it was found, for people.
     """
 
@@ -38,11 +38,11 @@ class Sought:
 
 @dataclass(frozen=True)
 class Kept:
-    """Describes the step with everything kept, which others are compared with.
+    """The step with everything kept, which others are compared with.
 
     Attributes:
         nbytes: budget of the device within which it runs.
-        time_s: predicted.
+        time_s: its predicted time.
     """
 
     nbytes: int
@@ -54,7 +54,7 @@ def kept_of(variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0) 
 
     Args:
         variant: the trace as recorded.
-        reserve: of a budget what no plan may take.
+        reserve: the part of a budget that no plan may take.
     """
     solved = keep_everything_at_once(variant.trace, variant.nodes, PlanRequest(device_budget_bytes=MOST_BYTES))
     if solved is None:
@@ -76,9 +76,9 @@ def sought_budget(budget: str | int, solve: Solve, kept: Kept) -> Sought:
     """Return the budget that `smallest` or `+5%` stands for.
 
     Args:
-        budget: as people write it.
-        solve: plans within a budget.
-        kept: what the slowdown is against.
+        budget: the budget as people write it.
+        solve: makes plans within a budget.
+        kept: the step that the slowdown is relative to.
 
     Raises:
         ParameterError: it is neither, or no plan is as fast as that.
@@ -118,12 +118,13 @@ def least(solve: Solve) -> int:
 def least_at(slowdown: float, solve: Solve, kept: Kept) -> Sought:
     """Return the least memory with which a step takes at most `slowdown` longer than with everything kept.
 
-    Found by bisection over `NOTCHES` budgets between the least memory and that of keeping everything: with a notch
-    less, the step is slower than that, or there is no plan.
+    It is found by bisection over `NOTCHES` budgets between the least memory and that of keeping everything: with a
+    notch less, the step is slower than that, or there is no plan.
 
     Args:
-        slowdown: as a fraction.
-        solve, kept: see `sought_budget`.
+        slowdown: the slowdown as a fraction.
+        solve: makes plans within a budget.
+        kept: the step that the slowdown is relative to.
 
     Raises:
         Infeasible: no budget has a plan.

@@ -1,4 +1,4 @@
-"""Plans without the tier below: RK-Rotor, looked at through finer and finer slots, against the fixed policies."""
+"""Proposes plans without the lower tier: RK-Rotor, with finer and finer slots of memory, and the fixed policies."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ORDERS_COMPARED = 12
 """How many of RK-Rotor's orders that fit are polished and compared."""
 
 LEVELS_PASSED_OVER = 8
-"""Most plans beyond the budget do not fit: so many at a time are passed over until one does."""
+"""Plans passed over at a time until one fits: most plans beyond the budget do not."""
 
 ORDERS_FOR_SWEEPS = 6
-"""Orders of executions, from much memory to little, that a sweep offloads from."""
+"""Orders of executions, from much memory to little, from which Belady's rule offloads."""
 
 ROTOR = "rockmate"
-"""The name of RK-Rotor's orders, where nobody asked for another."""
+"""Name of RK-Rotor's orders, unless another was asked for."""
 
 
 class Race:
@@ -43,11 +43,12 @@ class Race:
         polishes: bool = True,
         known: Known | None = None,
     ) -> None:
-        """Take part in a race.
+        """Prepare to make orders.
 
         Args:
-            program, chain: of the step.
-            budget_bytes: of the device.
+            program: the program of the step.
+            chain: its blocks with their options.
+            budget_bytes: bytes of the device.
             polishes: keep what still fits instead of making it again.
             known: what races of the same program and chain within other budgets have found.
         """
@@ -100,7 +101,7 @@ class Race:
             yield self.polished(order(level)) if polish else order(level)
 
     def smallest(self, nominal_bytes: int, slots: int) -> Order | None:
-        """Return the order with the lowest true peak among RK-Rotor's tightest, looked at through ever finer slots."""
+        """Return the order with the lowest true peak among RK-Rotor's tightest, with ever finer slots of memory."""
         return self.known.once(("smallest", nominal_bytes, slots), lambda: self._smallest(nominal_bytes, slots))
 
     def _smallest(self, nominal_bytes: int, slots: int) -> Order | None:
@@ -121,8 +122,9 @@ class Race:
         """Tighten the budget to one byte below the current peak until no order fits; return the last one that did.
 
         Args:
-            smallest: where to start.
+            smallest: the order to start from.
             overhead_bytes: in memory besides what RK-Rotor counts.
+            slots: memory slots of RK-Rotor.
         """
         found: Order = self.known.of(
             smallest, f"tightened {overhead_bytes} {slots}", lambda order: self._tighten(order, overhead_bytes, slots)
@@ -164,7 +166,8 @@ class InMemory:
 
     Attributes:
         everything: the order that computes nothing again.
-        method, slots: as `PlanRequest` has them.
+        method: the method of planning.
+        slots: memory slots of RK-Rotor.
         only_bound: only the leanest plan is wanted, to know the smallest budget.
     """
 
@@ -224,7 +227,8 @@ class InMemory:
 def decided_by_options(order: Order, chain: Chain, request: PlanRequest) -> Decision:
     """Return who decided an order: the rule that put blocks in it, and whoever found their schedules.
 
-    The worst of those schedules speaks for all. One that keeps everything needs no proof, for none is faster.
+    The least proven of those schedules counts for all. An order that keeps everything needs no proof, for none is
+    faster.
     """
     used = [o for o in chain.options_of(order.options) if o.formulation != "keep_all"]
     solved = [o for o in used if o.status in ("optimal", "feasible")]
@@ -247,7 +251,7 @@ def _worst_status(rule: str, used: Sequence[Option]) -> str:
 
 
 def orders(race: Race, everything: Order, slots: int) -> Iterator[list[Execution]]:
-    """Yield executions that a sweep may offload from: all kept, then RK-Rotor's for less and less memory."""
+    """Yield executions from which Belady's rule may offload: all kept, then RK-Rotor's for less and less memory."""
     yield everything.executions
     table = race.table(max(everything.peak_bytes - race.program.base_bytes, 1), slots)
     least = table.smallest_slots()

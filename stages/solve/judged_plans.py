@@ -1,4 +1,4 @@
-"""Keeps all plans that were proposed for one task: judged, their copies hidden, and the fastest of them."""
+"""Keeps all plans that were proposed for one task: judged, with transfers hidden, and the fastest of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from stowage.stages.solve.proposal import JudgedPlan, Source, Task
 from stowage.stages.solve.referee import Referee
 
 SAME_SPEED = 1.001
-"""Predictions do not tell plans apart that differ by less."""
+"""Factor by which plans may differ and still count as equally fast."""
 
 
 class JudgedPlans:
     """Keeps the plans that the referee accepted.
 
     Attributes:
-        referee: it judges them.
+        referee: judges them.
         judged: all of them, as they were proposed.
-        fitting: those within the budget that may be chosen, with their copies hidden.
+        fitting: those within the budget that may be chosen, with their transfers hidden.
     """
 
     def __init__(self, referee: Referee) -> None:
@@ -33,16 +33,16 @@ class JudgedPlans:
         self.fitting += self.referee.hide_all([p for p in judged if not p.only_bound], in_memory_s)
 
     def leanest(self) -> JudgedPlan:
-        """Return the plan with the lowest peak: it tells the smallest budget that works.
+        """Return the plan with the lowest peak, which tells the smallest budget that works.
 
-        Plans in memory that may be chosen do not tell: they take what the budget has room for.
+        Plans in memory that may be chosen do not tell it: they take what the budget has room for.
         """
         return min((p for p in self.judged if p.only_bound or p.tier is not None), key=lambda p: p.peak_bytes)
 
     def fastest(self) -> JudgedPlan | None:
         """Return the fastest plan within the budget, or None where there is none.
 
-        Plans that move are compared with each other first: of those that are as fast as can be told, the one that moves
+        Plans that offload are compared with each other first: of those that are equally fast, the one that transfers
         least is taken. Then it must be faster than the best that stays on the device.
         """
         kept = [p for p in self.fitting if p.tier is None]

@@ -11,7 +11,8 @@ T = TypeVar("T")
 class Known:
     """Remembers what does not depend on the budget, for one step with its options and one method of planning.
 
-    Whoever plans once makes one and forgets it; whoever plans within many budgets keeps it. Plans are the same.
+    A caller that plans once makes one and forgets it; a caller that plans within many budgets keeps it. Plans are equal
+    either way.
     """
 
     def __init__(self) -> None:

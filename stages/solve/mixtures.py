@@ -18,8 +18,10 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.request import PlanRequest
 
 NOMINAL_SHARES = (1.0, 1.15, 1.3)
-"""Shares of what activations may take, for each of which the chain is solved: RK-Rotor rounds sizes up and frees late,
-so that plans for a larger nominal memory may truly fit."""
+"""Shares of what activations may take, for each of which the chain is solved.
+
+RK-Rotor rounds sizes up and frees late, so that plans for a larger nominal memory may truly fit.
+"""
 
 
 def mixtures(variants: Sequence[Way], options: Sequence[Option], request: PlanRequest) -> Iterator[Way]:
@@ -27,8 +29,8 @@ def mixtures(variants: Sequence[Way], options: Sequence[Option], request: PlanRe
 
     Args:
         variants: the trace as it was recorded and its rewrites, for each kind of chain.
-        options: of the blocks of all of them.
-        request: what is asked for; plans to compare with, and fixed ones, mix nothing.
+        options: the options of all their blocks.
+        request: what is asked for; nothing is mixed for plans to compare with, and for fixed ones.
     """
     method = method_of(request.method)
     if method.compared or method.fixed:
@@ -54,13 +56,13 @@ def mixtures(variants: Sequence[Way], options: Sequence[Option], request: PlanRe
 def choices(
     ways: Sequence[Way], options: Sequence[Option], available_bytes: int, slots: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield which way RK-Rotor takes for each block, for several nominal sizes of memory, where that mixes ways.
+    """Yield for several nominal sizes of memory which way RK-Rotor takes for each block, where that mixes ways.
 
     Args:
         ways: the trace as it was recorded, then its rewrites.
-        options: of the blocks of all of them.
+        options: the options of all their blocks.
         available_bytes: what is left of the budget beside what is always in memory.
-        slots: of RK-Rotor's table.
+        slots: memory slots of RK-Rotor's table.
     """
     exchanged = [set(exchangeable(ways[0], way)) for way in ways[1:]]
     if not any(exchanged):
@@ -96,7 +98,7 @@ def _hashes(way: Way) -> set[str]:
 def _joined(
     chains: Sequence[Sequence[ChainBlock]], exchanged: Sequence[set[int]]
 ) -> tuple[list[ChainBlock], list[list[int]]]:
-    """Return the chain whose blocks have the options of every way that they may be computed in, and whose each is."""
+    """Return the chain whose blocks have the options of all their ways, and for each option its way."""
     joined: list[ChainBlock] = []
     way_of: list[list[int]] = []
     for number, block in enumerate(chains[0]):

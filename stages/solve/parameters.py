@@ -1,4 +1,4 @@
-"""How `params.yaml` limits the solves of this stage."""
+"""Reads limits of this stage's solves from `params.yaml`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from stowage.stages.solve.request import PlanRequest
 
 @dataclass(frozen=True)
 class Decision:
-    """Says who decided a plan, and what is proven of the decision.
+    """Who decided a plan, and what is proven of the decision.
 
     Attributes:
         solver: name and version of a solver; or the rules and the formulations of the options that made the plan.
@@ -43,7 +43,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Describes a plan that nobody has judged yet.
+    """A plan that nobody has judged yet.
 
     Attributes:
         method: how it was made.
@@ -51,11 +51,11 @@ class Proposal:
         decision: who decided it.
         tier: the tier that it uses; None where everything stays on the device.
         state: where persistent storages are when every iteration starts and ends.
-        wanted_on_disk: storages that should live on the disk behind the host rather than in the host.
-        hide_at_once: its source needs its time with copies hidden as well as the budget allows.
+        wanted_on_disk: storages that should be placed on the disk behind the host rather than in the host.
+        hide_at_once: its source needs its time with transfers hidden as well as the budget allows.
         only_bound: it only tells the smallest budget that works, and is not to be chosen.
         fractional_s: the time that O-ILP counts for its fractions; 0 where no fractions were rounded.
-        rates_bound_s: the lower bound from the rates of the tiers; likewise.
+        rates_bound_s: the lower bound from the rates of the tiers; 0 where no fractions were rounded.
     """
 
     method: str
@@ -72,11 +72,11 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedPlan(Proposal):
-    """Describes a plan that the referee accepted.
+    """A plan that the referee accepted.
 
     Attributes:
         outcome: what the referee says of it.
-        hidden: its copies are hidden as well as the budget allows.
+        hidden: whether its transfers are hidden as well as the budget allows.
     """
 
     outcome: Outcome
@@ -94,7 +94,7 @@ class JudgedPlan(Proposal):
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes that one iteration moves, both ways."""
+        """Return the bytes that one iteration transfers, both ways."""
         return self.outcome.offload_bytes + self.outcome.reload_bytes
 
 
@@ -124,7 +124,7 @@ Proposals = Generator[Proposal, JudgedPlan | None, None]
 
 
 class Source(Protocol):
-    """Makes plans."""
+    """Makes plans for a task."""
 
     def propose(self, task: Task) -> Proposals:
         """Propose plans for a task, best ideas first."""

@@ -1,4 +1,4 @@
-"""Judges plans and hides their copies: no other place of `solve` does either."""
+"""Judges plans and hides their transfers: no other place of `solve` does either."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stowage.stages.solve.program.program import Program
 from stowage.stages.solve.proposal import JudgedPlan, Proposal
 
 SAME_SUM = 1e-9
-"""Relative difference of sums of the same times in another order."""
+"""Relative difference of sums that add up the same times in another order."""
 
 
 class Referee:
@@ -35,10 +35,10 @@ class Referee:
         return plan.peak_bytes <= self._budget_bytes
 
     def listen(self, proposals: Generator[Proposal, JudgedPlan | None, object]) -> Iterator[JudgedPlan]:
-        """Judge proposals one by one, and send each verdict back to whoever proposes.
+        """Judge proposals one by one, and send each verdict back to the maker.
 
         Raises:
-            IllegalPlanError: a plan that moves nothing is refused, which no source should propose.
+            IllegalPlanError: a plan that offloads nothing is refused, which no source should propose.
         """
         verdict: JudgedPlan | None = None
         while True:
@@ -56,7 +56,7 @@ class Referee:
             yield verdict
 
     def judge(self, proposal: Proposal) -> JudgedPlan:
-        """Find everything that moves a place below the device, and judge the plan.
+        """Find a slot for everything that is offloaded, and judge the plan.
 
         Raises:
             IllegalPlanError: the plan is not legal.
@@ -83,8 +83,9 @@ class Referee:
         """Replay a plan.
 
         Args:
-            steps, state: the plan.
-            tier: what it may use below the device.
+            steps: the rows of the plan.
+            state: where persistent storages are when an iteration starts.
+            tier: the lower tier that it may use.
             staging_bytes: device memory that the tier needs for itself; by default for the tensors that are reloaded.
 
         Raises:
@@ -114,7 +115,7 @@ class Referee:
         return self._cpu_update_s[tier]
 
     def hide(self, plan: JudgedPlan) -> JudgedPlan:
-        """Return the plan with its copies hidden behind computing as well as the budget allows."""
+        """Return the plan with its transfers hidden behind computing as well as the budget allows."""
         if plan.hidden or plan.tier is None:
             return plan
 
@@ -130,10 +131,10 @@ class Referee:
         return replace(plan, steps=steps, outcome=outcome, hidden=True)
 
     def hide_all(self, plans: Sequence[JudgedPlan], fastest_s: float) -> Iterator[JudgedPlan]:
-        """Hide the copies of the plans that fit, but for those that one resource alone makes slower than another plan.
+        """Hide the transfers of plans that fit, except those that one resource alone makes slower than another plan.
 
         Args:
-            plans: what is judged.
+            plans: the plans that were judged.
             fastest_s: the time of the fastest plan so far.
         """
         fitting = [(self._least_s(p), p) for p in plans if self.fits(p)]
@@ -145,8 +146,10 @@ class Referee:
             yield hidden
 
     def _least_s(self, plan: JudgedPlan) -> float:
-        """Return the time of each resource alone, however well copies are hidden: computing, copying each way, and
-        updating by the CPU."""
+        """Return the longest time of one resource alone, a lower bound however well transfers are hidden.
+
+        Resources are computing, transfers each way, and updates by the CPU.
+        """
         found, tier = plan.outcome, plan.tier
         if tier is None:
             return found.time_s

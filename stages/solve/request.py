@@ -13,7 +13,7 @@ FIXED = tuple(m.name for m in METHODS if m.fixed)
 """Policies that may be asked for by name; see `policies.py`."""
 
 COMPARED = tuple(m.name for m in METHODS if m.compared)
-"""Methods that must not borrow from others."""
+"""Methods to compare with: they must not borrow from others."""
 
 
 def check_method(method: str) -> None:
@@ -31,12 +31,12 @@ class PlanRequest:
         method: the name of one in `ir/methods.py`, which says what each does.
         slots: memory slots of RK-Rotor.
         device, device_fingerprint: stated in the summary.
-        options_limits: those of the solves that found the options, stated in the summary of a plan made of them.
-        o_ilp_limits: those of one solve of O-ILP.
-        below: the tier below the device, if the plan may use one.
-        away: names of parameters, states and gradients, as slots have them, that the plan of another micro-batch of the
-            same training has below between iterations: they had better be there in this one too.
-        lossy: rewrites count that change numbers.
+        options_limits: limits of the solves that found the options, stated in the summary of a plan made of them.
+        o_ilp_limits: limits of one solve of O-ILP.
+        lower_tier: the lower tier, if the plan may use one.
+        offloaded_at_rest: names of parameters, states and gradients, as slots have them, that the plan of another
+            micro-batch of the same training offloads between iterations: they had better be offloaded in this one too.
+        lossy: whether rewrites that change numbers are allowed.
     """
 
     device_budget_bytes: int
@@ -55,7 +55,7 @@ class PlanRequest:
 
     @property
     def recomputes_only(self) -> bool:
-        """Return whether plans that use the tier below do not count."""
+        """Return whether plans that use the lower tier do not count."""
         return method_of(self.method).recomputes_only
 
     @property

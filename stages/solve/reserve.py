@@ -16,8 +16,8 @@ class Reserve:
     """Divides one budget between the plan and the allocator.
 
     Attributes:
-        nbytes: what is left to the allocator.
-        usable_bytes: what a plan may take.
+        nbytes: bytes that are left to the allocator.
+        usable_bytes: bytes that a plan may take.
     """
 
     def __init__(self, target: DeviceDescription, budget_bytes: int, trace: TraceTables, said: str = "") -> None:
@@ -25,8 +25,8 @@ class Reserve:
 
         Args:
             target: the device.
-            budget_bytes: of it.
-            trace: of the step.
+            budget_bytes: the budget of the device.
+            trace: the trace of the step.
             said: how the budget was found, if it was not given in bytes.
         """
         self._target, self._budget_bytes, self._storages = target, budget_bytes, len(trace.storages)

@@ -1,4 +1,4 @@
-"""Let every source propose plans, judge them, and keep the fastest within the budget."""
+"""Lets every source propose plans, judges them, and keeps the fastest within the budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.summary import KeepingAll, Solved, solved
 
 COARSER_SLOTS = 3
-"""Where nothing fits, a table of so many times fewer slots is looked at too."""
+"""Where nothing fits, a table of so many times fewer slots is solved too."""
 
 
 def solve_plan(
@@ -40,9 +40,12 @@ def solve_plan(
     """Plan the iteration.
 
     Args:
-        trace, nodes, blocks, options: what the earlier stages wrote.
+        trace: the trace of the step.
+        nodes: its compute nodes.
+        blocks: its blocks.
+        options: the options of its blocks.
         request: what is asked for.
-        known: of the same step, options and method, from plans within other budgets.
+        known: what plans of the same step, options and method within other budgets have found.
         bound_s: the lower bound that the summary states; by default that of these nodes.
 
     Raises:
@@ -70,7 +73,7 @@ def solve_plan(
 def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tuple[Source, Task]]:
     """Yield the makers of plans that a request asks for, each with its task, in the order in which they are heard.
 
-    Later ones are asked only where the earlier ones, whose plans are in `plans` by then, leave something to be desired.
+    Later ones are asked only where the earlier ones, whose plans are in `plans` by then, are not good enough.
     """
     request = task.request
     if not request.offloads_only:
@@ -90,7 +93,7 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
 
 
 def _only(task: Task, method: str) -> Task:
-    """Return the task with the options alone that another method takes."""
+    """Return the task with only the options that another method takes."""
     chain, other = task.chain, replace(task.request, method=method)
     options = [o for found in chain.options.values() for o in found if other.takes(o.formulation)]
     known = task.known.part(method)
@@ -101,7 +104,7 @@ def _taken(options: Sequence[Option], blocks: Sequence[Block], request: PlanRequ
     """Return the options that the method takes.
 
     Raises:
-        ParameterError: it has none of a block's.
+        ParameterError: there is none for a block.
     """
     taken = [o for o in options if request.takes(o.formulation)]
     lacking = {o.block_hash for o in options} - {o.block_hash for o in taken}

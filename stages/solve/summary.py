@@ -1,4 +1,4 @@
-"""Says what a plan states about itself."""
+"""Writes what a plan states about itself."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stowage.stages.solve.proposal import JudgedPlan
 from stowage.stages.solve.request import PlanRequest
 
 PROVEN = 1e-9
-"""A plan this close to the lower bound of the step is proven optimal, whoever decided it."""
+"""Relative distance to the step's lower bound within which a plan is proven optimal, whoever decided it."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Holds a plan that the referee accepted, with what it states about itself.
+    """A plan that the referee accepted, with what it states about itself.
 
     Attributes:
         rows: the plan.
         summary: what it states.
-        slots: places below the device of what it moves.
+        slots: places in the lower tier of what it offloads.
     """
 
     rows: list[PlanRow]
@@ -35,7 +35,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class KeepingAll:
-    """Says what the same iteration takes where nothing is computed again and nothing moves."""
+    """Time and bytes of the same iteration where nothing is computed again and nothing is offloaded."""
 
     peak_bytes: int
     time_s: float
@@ -53,9 +53,10 @@ def solved(
     """Return the plan with its summary and its slots.
 
     Args:
-        trace, nodes: the program.
-        plan: what was chosen.
-        keeping_all: to compare with.
+        trace: the trace of the step.
+        nodes: its compute nodes.
+        plan: the plan that was chosen.
+        keeping_all: time and bytes of keep-all, to compare with.
         smallest_feasible_bytes: the smallest budget for which a plan was found.
         request: what was asked for.
         bound_s: a lower bound on the step's time; by default that of these nodes.
@@ -113,9 +114,9 @@ def _summary_of(
 
 
 def proven(outcome: Outcome, status: str, gap: float | None, bound_s: float) -> tuple[str, float]:
-    """Return status and gap of a plan: its solver's, but for a plan that reaches the lower bound of the step.
+    """Return status and gap of a plan: its solver's, unless the plan reaches the lower bound of the step.
 
-    A plan of a rule, of which no solver says anything, states its distance to that lower bound.
+    A plan by a rule, of which no solver says anything, states its distance to that lower bound.
     """
     to_bound = max(0.0, 1 - bound_s / outcome.time_s)
     if to_bound < PROVEN:

@@ -1,4 +1,4 @@
-"""Plan every rewrite of the trace, and mixtures of them, and keep the fastest plan."""
+"""Plans every rewrite of the trace, and mixtures of them, and keeps the fastest plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stowage.stages.solve.summary import Solved, lower_bound_s
 
 @dataclass(frozen=True)
 class Variant(Way):
-    """Holds one way to compute the step: its trace, compute nodes and blocks, and clusters of large blocks."""
+    """One way to compute the step: its trace, compute nodes and blocks, and clusters of large blocks."""
 
     clusters: Sequence[BlockCluster] = ()
 
@@ -28,17 +28,19 @@ class Variant(Way):
 def solve_variants(
     variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known | None = None
 ) -> Solved:
-    """Return the fastest plan among all variants; the first variant, the trace as recorded, wins ties and states the
-    bounds.
+    """Return the fastest plan among all variants.
+
+    The first variant, the trace as recorded, wins ties and states the bounds.
 
     Args:
-        variants, options: what the earlier stages wrote.
+        variants: the trace as recorded and its rewrites.
+        options: the options of all their blocks.
         request: what is asked for.
-        known: of the same variants, options and method, from plans within other budgets.
+        known: what plans of the same variants, options and method within other budgets have found.
 
     Raises:
         Infeasible: no variant fits; the one that needs least is reported.
-        NoRoomInLowerTier: one would, with more room in the tier below.
+        NoRoomInLowerTier: one would, with more room in the lower tier.
         TableError: options are missing.
     """
     try:
@@ -56,7 +58,7 @@ def solve_variants(
 
 
 def _room_text(budget_bytes: int, needed: PlanSummary, lower_tier: LowerTier) -> str:
-    """Say that the tier below is too small, and not the device's budget."""
+    """Say that the lower tier is too small, and not the device's budget."""
     room, wanted = lower_tier.capacity_bytes, needed.lower_tier_bytes
     if lower_tier.disk is not None:
         room += lower_tier.disk.capacity_bytes
@@ -105,5 +107,5 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:
-    """Say whether another variant could be faster: something is computed again, or moves."""
+    """Say whether another variant could be faster: something is computed again, or offloaded."""
     return solved.summary.recomputed_bytes > 0 or bool(solved.slots)

@@ -1,4 +1,4 @@
-"""How long the CPU takes for an update of a parameter that is below the device."""
+"""Times an update by the CPU of a parameter that is offloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From decisions per step to plan rows: where each copy starts, is waited for, and ends among the computations."""
+"""Turns decisions for each step into rows: where each transfer starts, is waited for, and ends among computations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stowage.stages.ir.step import Step
 
 @dataclass(frozen=True)
 class StepTransfers:
-    """Names the storages that move in one step of the cycle (a block's forward or backward).
+    """The storages that are transferred in one step of the cycle (a block's forward or backward).
 
     Attributes:
-        free: dropped from the device at its start; a copy on its way down is waited for first.
-        reload: started at its start, after `free`, in the order in which they are needed; what has started already goes
-            on.
+        free: dropped from the device at its start; an offload that is under way is waited for first.
+        reload: started at its start, after `free`, in the order in which they are needed; reloads that have started
+            already go on.
         offload: started after their last use in the step, unless they have started already.
-        update: parameters of which the update by the CPU starts at its start; their gradients are waited for first.
+        update: parameters whose update by the CPU starts at its start; their gradients are waited for first.
     """
 
     free: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class StepTransfers:
 
 @dataclass(frozen=True)
 class WithTransfers:
-    """Holds rows with copies, and the state of the tiers in which every iteration starts and ends."""
+    """Rows with transfers, and the state of the tiers in which every iteration starts and ends."""
 
     steps: list[Step]
     state: TierState
@@ -46,17 +46,17 @@ def insert_transfers(
     nodes: Sequence[ComputeNode],
     offloaded: frozenset[int],
 ) -> WithTransfers:
-    """Put copies into a plan without any.
+    """Put transfers into a plan without any.
+
+    A transfer that is under way when an iteration ends is under way when the next one starts. What no node changes has
+    a copy in the lower tier from the start.
 
     Args:
         steps: computations and frees of temporary storages.
-        step_of: of each of them the step of the cycle, ascending.
-        moves: of each step of the cycle, and of the end of the iteration, if there is one more.
+        step_of: for each of them the step of the cycle, ascending.
+        transfers: the transfers of each step of the cycle, and of the end of the iteration, if there is one more.
         nodes: the program.
-        below: parameters and states that only the tier below holds when an iteration starts.
-
-    What is on its way when an iteration ends is on its way when the next one starts. What no node changes has a copy
-    below from the start.
+        offloaded: parameters and states that are offloaded when an iteration starts.
     """
     moving = {s for m in transfers for s in (*m.free, *m.reload, *m.offload, *m.update)} | offloaded
     made = {s for n in nodes for s in n.creates}
@@ -140,7 +140,7 @@ class _Insertion:
         self.updating.add(storage)
 
     def _next_use(self, storage: int, position: int) -> int:
-        """Return where it is used next, in this iteration or the following one."""
+        """Return where a storage is used next, in this iteration or the following one."""
         uses = self.uses[storage]
         following = bisect_left(uses, position)
         if following < len(uses):
@@ -194,7 +194,7 @@ class _Insertion:
                 for storage in sorted(changed & self.offloading):
                     self._wait(storage, step.label)
                 self.copied -= changed
-            # What goes down for good, a gradient, is freed when its move says so, not after its last use.
+            # A gradient that is offloaded for good is freed when its transfer says so, not after its last use.
             if step.node >= 0 or step.storage not in self.only_down:
                 self.rows.append(step)
             for storage in after.pop(position, ()):

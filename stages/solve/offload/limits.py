@@ -1,4 +1,4 @@
-"""Describes the tier below the device to the planner: rates of the target, and limits that people set."""
+"""Describes the lower tier to the planner: rates of the target, and limits that people set."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ def lower_tier_of(
     names: Mapping[str, str] | None = None,
     here: bool = True,
 ) -> LowerTier | None:
-    """Return what a plan may use: disk below RAM; below a GPU pinned host memory, and the disk behind that; None
-    without any.
+    """Return the tier that a plan may use: a disk for a CPU; for a GPU pinned host memory, and the disk behind it.
 
     Args:
         target: the device.
-        host_budget, disk_budget, offload_dir, method: as `fit` and `params.yaml` have them.
-        section: what stands before their names in messages, `solve.`.
+        host_budget: the budget of pinned host memory, as `fit` and `params.yaml` have it.
+        disk_budget: the budget of the disk, likewise.
+        offload_dir: the folder on the disk, likewise.
+        method: the method of planning, likewise.
+        section: what precedes their names in messages, `solve.`.
         names: what messages call them instead, by their names.
-        here: `offload_dir` is a folder of this machine, which is looked at; else `disk_budget` alone says what fits.
+        here: whether `offload_dir` is a folder of this machine, which is looked at; else `disk_budget` alone limits it.
+
+    Returns:
+        The tier; None without any.
 
     Raises:
         ParameterError: they do not fit each other or the device, or the folder cannot be used.

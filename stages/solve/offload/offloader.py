@@ -1,4 +1,4 @@
-"""Says what of a program may leave the device, and makes plans from decisions for each step of the cycle."""
+"""Says what of a program may be offloaded, and makes plans from decisions for each step of the cycle."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from stowage.stages.solve.proposal import Decision, Proposal
 
 
 class Offloader:
-    """Knows a program with the tier below it.
+    """A program with its lower tier.
 
     Attributes:
-        program, chain, below: what is planned.
-        movable: parameters and states that may be below.
-        gradients: those that wait, before or after the iteration, and may be below; with the names of their slots.
+        program, chain, lower_tier: what is planned.
+        movable: parameters and states that may be offloaded.
+        gradients: gradients that wait, before or after the iteration, and may be offloaded; with the names of their
+            slots.
         clipping: norms of gradients, and the scale that clips all of them.
     """
 
@@ -71,12 +72,14 @@ class Offloader:
         lower_tier: frozenset[int],
         decision: Decision,
     ) -> Proposal:
-        """Put copies among executions.
+        """Put transfers among executions.
 
         Args:
-            method, executions, decision: the plan, and who decided it.
-            moves: what moves in each step of the cycle.
-            below: parameters and states that only the tier below holds when an iteration starts.
+            method: how the plan was made.
+            executions: what is computed, in order.
+            transfers: what is transferred in each step of the cycle.
+            lower_tier: parameters and states that are offloaded when an iteration starts.
+            decision: who decided the plan.
         """
         program = self.program
         moved = insert_transfers(

@@ -1,4 +1,4 @@
-"""Decides where what leaves the device lives: in the host, and on the disk behind it what has no room there."""
+"""Decides where offloaded storages are placed: in the host, and on the disk behind it what has no room there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stowage.stages.solve.offload.tier import LowerTier
 
 @dataclass(frozen=True)
 class Moving:
-    """Counts what a plan moves.
+    """Counts what a plan transfers.
 
     Attributes:
-        copies: storage -> copies and reads of it by updates in one iteration, all that has a place below.
-        gradients: those that only go down, for updates by the CPU: they stay in the host.
+        copies: storage -> transfers of it, and reads by updates, in one iteration, for all that has a slot.
+        gradients: gradients that are only offloaded, for updates by the CPU: they stay in the host.
         update_bytes: the most that an update by the CPU changes.
     """
 
@@ -29,7 +29,7 @@ class Moving:
 
     @staticmethod
     def of(steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]) -> Moving:
-        """Count what a plan moves that says nothing of disks yet."""
+        """Count what a plan transfers that has no placements yet."""
         copies = Counter(dict.fromkeys(state.offloaded | state.copied, 0))
         copies.update(s.storage for s in steps if ACTIONS[s.kind].moves)
         gradients: set[int] = set()
@@ -50,13 +50,15 @@ def places_on_disk(
     sizes: Sequence[int],
     wanted: frozenset[int],
 ) -> frozenset[int]:
-    """Return the storages of a plan whose place below the device is on a disk.
+    """Return the storages of a plan whose placement is a disk.
 
     Args:
-        tier: below the device.
-        steps, state: the plan.
-        nodes, sizes: the program, and the bytes of each of its storages.
-        wanted: what should be on the disk rather than in the host.
+        tier: the lower tier.
+        steps: the rows of the plan.
+        state: where storages are when an iteration starts.
+        nodes: the program.
+        sizes: bytes of each of its storages.
+        wanted: storages that should be on the disk rather than in the host.
     """
     if tier.placement == "host" and tier.disk is None:
         return frozenset()
@@ -67,13 +69,14 @@ def places_on_disk(
 
 
 def storages_on_disk(moving: Moving, sizes: Sequence[int], wanted: frozenset[int], host_bytes: int) -> frozenset[int]:
-    """Choose the storages that have their place on the disk behind the host.
+    """Choose the storages that are placed on the disk behind the host.
 
-    What is wanted there goes there first; then, while the host is too full, what is copied least; and what is copied
-    most comes back while there is room. An update of what is on the disk reads it into the host: room is left for that.
+    What is wanted there is placed there first; then, while the host is too full, what is copied least; and what is
+    copied most returns to the host while there is room. An update of what is on the disk reads it into the host: room
+    is left for that.
 
     Args:
-        moving: the plan.
+        moving: the transfers of the plan.
         sizes: bytes of each storage.
         wanted: a first choice.
         host_bytes: room in the host.

@@ -1,4 +1,4 @@
-"""Who makes plans that use the tier below the device: O-ILP, fixed policies, and sweeps."""
+"""Chooses the makers of plans that use the lower tier: O-ILP, fixed policies, and Belady's rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.proposal import Proposals, Source, Task
 
 POOR_ROUNDING = 1.05
-"""Plans of whole tensors that take this much longer than O-ILP's fractions compete with sweeps and policies."""
+"""Factor from which plans of whole tensors count as much slower than O-ILP's fractions, so that others compete."""
 
 
 def offload_sources(
@@ -28,8 +28,8 @@ def offload_sources(
 
     Args:
         task: the program with its chain.
-        below: the tier below the device.
-        orders: executions that a sweep may offload from.
+        lower_tier: the lower tier.
+        orders: executions from which Belady's rule may offload.
         plans: what was judged so far.
     """
     offloader = Offloader(task.program, task.chain, lower_tier)
@@ -38,8 +38,8 @@ def offload_sources(
         listed = list(orders)
         yield LateSweeps(offloader, listed)
         if lower_tier.activations and not any(plans.referee.fits(p) for p in plans.judged[before[0] :]):
-            # Gradients that wait may leave no room below for activations. RK-Rotor's orders, which have all of them in
-            # memory, then save too little of those.
+            # Gradients that wait may leave no room in the lower tier for activations. RK-Rotor's orders, which keep all
+            # activations in memory, then save too little.
             lean = Offloader(task.program, task.chain, replace(lower_tier, activations=False))
             yield LateSweeps(lean, [*listed, lean.leanest()])
         return
@@ -47,7 +47,7 @@ def offload_sources(
     yield OffMate(offloader, preprint=preprint)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
-        sweep = not fitting or not lower_tier.cpu_update_bytes_per_s  # a sweep updates on the device
+        sweep = not fitting or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
         yield Rules(offloader, orders if sweep else ())
 
 
@@ -62,13 +62,13 @@ def gradients_wait(offloader: Offloader) -> bool:
 
 @dataclass(frozen=True)
 class Rules:
-    """Proposes plans that need no solver: fixed policies, and sweeps over some orders."""
+    """Proposes plans that need no solver: fixed policies, and plans by Belady's rule from some orders."""
 
     offloader: Offloader
     orders: Iterable[Sequence[Execution]]
 
     def propose(self, task: Task) -> Proposals:
-        """Propose the fixed policies, then sweeps."""
+        """Propose the fixed policies, then plans by Belady's rule."""
         yield from Streaming(self.offloader).propose(task)
         resting = resting_below(self.offloader, task)
         for order in self.orders:
@@ -77,13 +77,13 @@ class Rules:
 
 @dataclass(frozen=True)
 class LateSweeps:
-    """Proposes sweeps for programs whose gradients wait: with more and fewer updates by the CPU."""
+    """Proposes plans by Belady's rule for programs whose gradients wait: with more and fewer updates by the CPU."""
 
     offloader: Offloader
     orders: Sequence[Sequence[Execution]]
 
     def propose(self, task: Task) -> Proposals:
-        """Propose sweeps over each order."""
+        """Propose plans from each order."""
         for order in self.orders:
             yield from self._over(order, task)
 
@@ -92,20 +92,20 @@ class LateSweeps:
         resting = resting_below(offloader, task)
         accepted = yield from belady_plans(offloader, executions, budget_bytes, resting)
         if not accepted:
-            return  # with updates by the CPU more is below
+            return  # with updates by the CPU more is offloaded
         updates = late_updates(offloader, executions)
         spare_bytes = budget_bytes - least_bytes(offloader, executions)
         taken: Sequence[LateUpdate] = ()
         accepted = 0
         for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
             accepted += yield from belady_plans(offloader, executions, budget_bytes, resting, taken)
-        while taken and not accepted:  # the host has no room for so many: half of them
+        while taken and not accepted:  # the host has no room for so many: try half of them
             taken = taken[(len(taken) + 1) // 2 :]
             if taken:
                 accepted += yield from belady_plans(offloader, executions, budget_bytes, resting, taken)
 
 
 def resting_below(offloader: Offloader, task: Task) -> frozenset[int]:
-    """Return the storages that rest below between iterations in the plans of other micro-batches."""
+    """Return the storages that are offloaded between iterations in the plans of other micro-batches."""
     names = {s: offloader.program.storages[s].name for s in offloader.movable} | offloader.gradients
     return frozenset(s for s, name in names.items() if name in task.request.offloaded_at_rest)

@@ -1,4 +1,4 @@
-"""Offloads everything by a fixed policy: each step's parameters and states come just before it and leave after."""
+"""Offloads everything by a fixed policy: each step's parameters and states are reloaded before it, and then dropped."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Streaming:
 def stream_everything(
     needs: Sequence[frozenset[int]], *, ahead: int, lag: int
 ) -> tuple[list[StepTransfers], frozenset[int]]:
-    """Return the moves of each step, and what is below when an iteration starts.
+    """Return the transfers of each step, and what is offloaded when an iteration starts.
 
     Args:
-        needs: of each step the movable storages that it uses.
+        needs: for each step the movable storages that it uses.
         ahead: steps by which a reload precedes its use; 0 for none.
-        lag: steps that a storage stays after its use, so that its copy can go down meanwhile.
+        lag: steps that a storage stays after its use, so that it can be offloaded meanwhile.
     """
     count = len(needs)
     present = [frozenset[int]().union(*(needs[(t - k) % count] for k in range(-ahead, lag + 1))) for t in range(count)]

@@ -1,4 +1,4 @@
-"""Describes the tier below the device as the planner sees it: rates, room, and what may go there."""
+"""Describes the lower tier as the planner sees it: rates, room, and what may be offloaded."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class LowerTier:
-    """Describes the tier below the device, and the disk behind it if there is one.
+    """The lower tier, and the disk behind it if there is one.
 
     Attributes:
-        link: to it.
+        link: the link to it.
         capacity_bytes: room in it.
-        home: what it is.
-        disk: behind the host.
+        placement: `host` or `disk`.
+        disk: the disk behind the host.
         staging_bytes: device memory that it needs for itself.
         padding_bytes: device memory that each tensor takes besides when it has been reloaded.
         cpu_update_bytes_per_s: bytes that an update by the CPU reads and writes per second, beside everything else; 0
             where the CPU is the device itself.
         dispatch_s: what starting an operation costs the CPU, which updates nothing meanwhile.
         activations: whether they may be offloaded too.
-        gradients: whether those that wait for a later micro-batch may be below between the two.
+        gradients: whether gradients that wait for a later micro-batch may be offloaded between the two.
         smallest_bytes: smaller parameters and states stay on the device: each copy costs something besides its bytes.
     """
 
@@ -53,7 +53,7 @@ class LowerTier:
         return self.capacity_bytes if self.placement == "host" else None
 
     def staging_for(self, reloaded: int) -> int:
-        """Return the device memory that it needs for itself and for so many different tensors that come from it."""
+        """Return the device memory that it needs for itself, and for so many different tensors that are reloaded."""
         return self.staging_bytes + reloaded * self.padding_bytes
 
     def boundless(self) -> LowerTier:
@@ -62,7 +62,7 @@ class LowerTier:
         return replace(self, capacity_bytes=UNLIMITED_BYTES, disk=disk)
 
     def lasting(self) -> LowerTier:
-        """Return the same tier without the room on a disk, which changes from minute to minute."""
+        """Return the same tier without the limit of a disk's free room, which changes from minute to minute."""
         if self.disk is not None:
             return replace(self, disk=replace(self.disk, capacity_bytes=0))
         return replace(self, capacity_bytes=0) if self.placement == "disk" else self

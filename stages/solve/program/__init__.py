@@ -1,2 +1,8 @@
-"""From options to node executions (`chain.py`, `order.py`), and from those to rows of a plan (`program.py`,
-`of_trace.py`)."""
+"""Turns options into node executions, and those into rows of a plan.
+
+- `chain`: the chain that RK-Rotor solves, and executions of its steps.
+- `order`: an order of executions with its costs.
+- `program`: rows of a plan from executions.
+- `of_trace`: the program of a trace.
+- `range_minima`: minima over stretches of an array.
+"""

@@ -1,4 +1,4 @@
-"""From options to the chain that RK-Rotor solves, and from its sequence of steps to node executions."""
+"""Makes the chain that RK-Rotor solves from options, and node executions from its sequence of steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from stowage.stages.simulate.last_run import last_run_of
 
 @dataclass(frozen=True)
 class Execution:
-    """Names a node to run, and the step it belongs to.
+    """A node to run, and the step it belongs to.
 
     Attributes:
-        node: which.
-        label: of the step, for people.
-        step: of the cycle F_0 … F_{L−1}, B_{L−1} … B_0, where each block runs once.
+        node: the node's number.
+        label: name of the step, for people.
+        step: number of the step in the cycle F_0 … F_{L−1}, B_{L−1} … B_0, where each block runs once.
     """
 
     node: int
@@ -44,7 +44,7 @@ def _best(keys: Sequence[tuple[float, float]]) -> int:
 
 
 class Chain:
-    """Holds blocks with their options, and runs sequences of steps."""
+    """The blocks with their options; runs sequences of steps."""
 
     def __init__(self, blocks: Sequence[Block], nodes: Sequence[ComputeNode], options: Sequence[Option]) -> None:
         self.blocks = blocks
@@ -65,7 +65,7 @@ class Chain:
 
     @cached_property
     def chain_blocks(self) -> list[ChainBlock]:
-        """The blocks as RK-Rotor sees them."""
+        """Return the blocks as RK-Rotor sees them."""
         distinct: dict[str, tuple[list[ChainOption], list[ChainOption], float, int]] = {}
         found: list[ChainBlock] = []
         for b, block in enumerate(self.blocks):
@@ -89,12 +89,12 @@ class Chain:
 
     @cached_property
     def fastest_options(self) -> list[int]:
-        """The fastest option of each block; of equal ones that which keeps least for backward."""
+        """Return the fastest option of each block; of equal ones the one that keeps least for backward."""
         return [_best([(o.time_s, o.save_bytes) for o in b.options]) for b in self.chain_blocks]
 
     @cached_property
     def leanest_options(self) -> list[int]:
-        """The option of each block that keeps least for backward; of equal ones the fastest."""
+        """Return the option of each block that keeps least for backward; of equal ones the fastest."""
         return [_best([(o.save_bytes, o.time_s) for o in b.options]) for b in self.chain_blocks]
 
     def options_of(self, chosen: Iterable[tuple[int, int]]) -> list[Option]:
@@ -117,8 +117,10 @@ class Chain:
         return options, tails, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
 
     def executions(self, steps: Iterable[ChainStep]) -> list[Execution]:
-        """Return the node executions of a sequence, in order; shared nodes first, what waits for the last gradient
-        at the end. Effects happen once."""
+        """Return the node executions of a sequence, in order.
+
+        Shared nodes are first, what waits for the last gradient is at the end. Effects happen once.
+        """
         found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
         late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
         last_run = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]

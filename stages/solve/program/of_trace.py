@@ -12,7 +12,7 @@ from stowage.stages.solve.program.program import Program
 
 
 def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
-    """Return the program that plans of a trace are about."""
+    """Return the program that plans of a trace are made for."""
     taken = taken_gradients(trace.calls)
     storage_of = [v.storage for v in trace.values]
     waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")

@@ -9,12 +9,12 @@ from stowage.stages.solve.program.chain import Execution
 
 @dataclass(frozen=True)
 class Order:
-    """Lists executions of one iteration in which everything stays on the device.
+    """The executions of one iteration in which everything stays on the device.
 
     Attributes:
         method: how it was found.
-        executions: in order.
-        time_s, peak_bytes: what it takes, the same numbers as the referee's.
+        executions: the executions in order.
+        time_s, peak_bytes: its costs, the same numbers as the referee's.
         options: (block, option) of the schedules that it is made of; empty where no option was needed.
     """
 

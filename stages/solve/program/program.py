@@ -1,5 +1,8 @@
-"""From node executions to a plan: drop executions nobody reads, free everything right after its last use, and retain
-instead of recompute where memory is left."""
+"""Makes a plan of node executions.
+
+It drops executions nobody reads, frees everything right after its last use, and retains instead of recomputing where
+memory is left.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ def shared_storages(nodes: Iterable[ComputeNode]) -> set[int]:
 
 
 class Program:
-    """Knows storages and nodes, and what of them an iteration leaves behind.
+    """Storages and nodes, and what of them an iteration leaves behind.
 
     Attributes:
         keep: temporary storages that must exist at its end.
-        consumed: waiting gradients that must not.
+        consumed: waiting gradients that must not exist at its end.
         gradients: those of `keep` that stay in `.grad` as they are, with the names of their parameters.
         pinned: parameters and states that stay on the device, because one update needs all of them there.
     """
@@ -63,11 +66,11 @@ class Program:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """The bytes of what is made outside all blocks and read inside."""
+        """Return the bytes of what is made outside all blocks and read inside."""
         return sum(self.nbytes[s] for s in shared_storages(self.nodes))
 
     def uncounted_bytes(self, of_blocks: Iterable[int]) -> int:
-        """Return the bytes that the chain does not count: shared storages, and what blocks hold for others.
+        """Return the bytes that the chain does not count: shared storages, and what blocks keep for others.
 
         Args:
             of_blocks: the storages that blocks know of.
@@ -76,8 +79,10 @@ class Program:
         return sum(self.nbytes[s] for s in shared_storages(self.nodes) | held)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
-        """Drop repeated executions whose results nobody reads. First executions stay: they draw random numbers and have
-        effects, in eager's order."""
+        """Drop repeated executions whose results nobody reads.
+
+        First executions stay: they draw random numbers and have effects, in eager's order.
+        """
         first: set[int] = set()
         is_first: list[bool] = []
         for execution in executions:
@@ -144,7 +149,7 @@ class Program:
         return self.base_bytes + int(level.max(initial=0))
 
     def sums(self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]) -> dict[int, tuple[int, ...]]:
-        """Position of a sum that may be written over a summand -> the summands that die there, all of one size."""
+        """Return the positions of sums that may be written over a summand, with the summands that die there."""
         if not self._summands:
             return {}
         summands, nodes = self._summands, self.nodes
@@ -163,7 +168,7 @@ class Program:
     def profile(self, executions: Sequence[Execution]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the bytes above the baseline during each execution, workspace included.
 
-        An upper bound, as if no sum took a summand's memory: it is used to decide what else can be kept.
+        It is an upper bound, as if no sum took a summand's memory: it is used to decide what else can be kept.
         """
         return self._level(executions, self.last_uses(executions))
 
@@ -193,7 +198,7 @@ class Program:
         return found
 
     def retain_where_possible(self, executions: list[Execution], budget_bytes: int) -> list[Execution]:
-        """Remove recomputations, dearest per byte first, as long as keeping the earlier copy fits the budget.
+        """Remove recomputations, most expensive per byte first, as long as keeping the earlier copy fits the budget.
 
         Removing one frees what it read earlier, which can make room for another: repeat until nothing changes.
         """
@@ -221,7 +226,7 @@ class Program:
         for _, position in sorted(candidates):
             created = self.nodes[executions[position].node].creates
             spans = copies.spans(created, position)
-            # Where room is missing, a sum has the memory of what dies there.
+            # Where room is missing, a sum takes the memory of a summand that dies there.
             if any(
                 room[low - 1] < 0 or (low < high and at_most.of(low, high) < self.nbytes[s]) for s, low, high in spans
             ):
@@ -246,11 +251,12 @@ class Program:
 
 
 class _Copies:
-    """Follows copies of storages in an order of executions, some of which are removed: the copy before then lasts
-    longer.
+    """Follows copies of storages in an order of executions, some of which are removed.
+
+    The copy before a removed execution then lasts longer.
 
     Attributes:
-        removed: positions of executions that are no more.
+        removed: positions of executions that were removed.
     """
 
     def __init__(self, last: Mapping[tuple[int, int], int]) -> None:

@@ -1,5 +1,7 @@
-"""Minima over stretches of an array, each in constant time: a sparse table (Bender and Farach-Colton, The LCA problem
-revisited, 2000)."""
+"""Finds minima over stretches of an array, each in constant time, with a sparse table.
+
+After Bender and Farach-Colton, The LCA problem revisited (2000).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Offload by a sweep over the executions of one iteration: whatever is needed last leaves first.
+"""Offloads along the executions of one iteration by Belady's rule: what is needed last is offloaded first.
 
-For any order of executions, with no blocks: so also for programs whose updates wait for the last gradient, where
-gradients leave and come back. After Belady, A study of replacement algorithms for a virtual-storage computer (1966),
-with a price for copies that are not below yet.
+It takes any order of executions, with no blocks: so also programs whose updates wait for the last gradient, where
+gradients are offloaded and reloaded. After Belady, A study of replacement algorithms for a virtual-storage computer
+(1966), with a price for copies that are not in the lower tier yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal
 
 METHOD = "sweep"
 SPARED_SIZES = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Room left for copies that start early or end late, in sizes of the largest tensor that moves."""
+"""Room left for transfers that start early or end late, in sizes of the largest tensor that is transferred."""
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -34,14 +34,17 @@ def belady_plans(
     offloaded_at_rest: frozenset[int] = frozenset(),
     updates: Sequence[LateUpdate] = (),
 ) -> Generator[Proposal, JudgedPlan | None, int]:
-    """Propose plans for given executions; where none fits, the one that needs least. Return how many were accepted.
+    """Propose plans for given executions, and the one that needs least where none fits.
 
     Args:
-        offloader: of the program.
+        offloader: the program, with the lower tier.
         executions: what is computed, in order.
-        budget_bytes: of the device.
-        away: what is to be below between iterations in any case.
-        updates: those that the CPU does, of some of the executions, in its order; weight and states are below for them.
+        budget_bytes: bytes of the device.
+        offloaded_at_rest: storages to be offloaded between iterations in any case.
+        updates: updates by the CPU, out of the executions, in its order; weights and states are offloaded for them.
+
+    Returns:
+        The number of plans that were accepted.
     """
     sweep = BeladyPlanner(offloader, executions, offloaded_at_rest, updates)
     if sweep.least_bytes > budget_bytes:
@@ -65,16 +68,16 @@ def _heard(proposal: Proposal) -> Generator[Proposal, JudgedPlan | None, int]:
 
 
 def least_bytes(offloader: Offloader, executions: Sequence[Execution]) -> int:
-    """Return the peak of given executions where everything leaves that can, and the device updates."""
+    """Return the peak of given executions where everything is offloaded that can be, and the device updates."""
     return BeladyPlanner(offloader, executions, frozenset()).least_bytes
 
 
 class BeladyPlanner:
-    """Decides which storages are below, and when.
+    """Decides which storages are offloaded, and when.
 
     Attributes:
-        absences: all that there may be.
-        least_bytes: the peak where everything leaves that can.
+        absences: all stretches for which a storage may be offloaded.
+        least_bytes: the peak where everything is offloaded that can be.
     """
 
     def __init__(
@@ -95,10 +98,10 @@ class BeladyPlanner:
         self._level: _Bytes = program.profile(executions) + program.base_bytes
         self._clock = np.concatenate([[0.0], np.cumsum([program.nodes[e.node].time_s for e in executions])])
         self._changed = [frozenset((*n.mutates, *n.creates)) for n in program.nodes]
-        # What is there in every iteration, gradients that wait included.
+        # Bytes that are there in every iteration, gradients that wait included.
         self._persistent = offloader.movable | (offloader.gradients.keys() - program.temporary)
         self._rows = BeladyRows(program, executions, updates, self._persistent)
-        # What goes down for an update by the CPU does not come back.
+        # Nothing that is offloaded for an update by the CPU is reloaded.
         down = {s: self._rows.complete[s] for u in updates for s in u.down}
         gaps = (*self._persistent_absences(), *self._temporary_absences())
         self.absences = [g for g in gaps if g.after < down.get(g.storage, self._count)]
@@ -162,13 +165,13 @@ class BeladyPlanner:
                 yield Absence(storage, own[-1], self._count, fresh=True, returns=False)
 
     def _ranges(self, absence: Absence) -> list[tuple[int, int]]:
-        """Return the positions at which its storage is below."""
+        """Return the positions at which its storage is offloaded."""
         if absence.before <= self._count:
             return [(absence.after + 1, absence.before)]
         return [(absence.after + 1, self._count), (0, absence.before - self._count)]
 
     def _take_memory(self, movable: set[int]) -> dict[int, int]:
-        """Count what sums take from summands; returns the sums that no longer can if their summand moves."""
+        """Count what sums take from summands; return the sums that no longer can if their summand is offloaded."""
         lost: dict[int, int] = {}
         last = self._program.last_uses(self._executions)
         for position, dying in self._program.sums(self._executions, last).items():
@@ -187,20 +190,20 @@ class BeladyPlanner:
         return float(self._clock[position % self._count] + self._clock[-1] * (position // self._count))
 
     def _copy_s(self, absence: Absence, copied: set[int]) -> float:
-        """Return the seconds of copies that an absence costs."""
+        """Return the seconds of transfers that an absence costs."""
         link, size = self._offloader.lower_tier.link, self._size[absence.storage]
         down_s = size / link.offload_bytes_per_s if absence.fresh or absence.storage not in copied else 0.0
         return down_s + (size / link.reload_bytes_per_s if absence.returns else 0.0)
 
     def choose(self, limit_bytes: int) -> list[Absence]:
-        """Choose absences that keep every execution below a limit, in the order of `absences`."""
+        """Choose absences that keep every execution within a limit, in the order of `absences`."""
         level = self._level.copy()
         starting: dict[int, list[int]] = defaultdict(list)
         for number, absence in enumerate(self.absences):
             for start, end in self._ranges(absence):
                 if start < end:
                     starting[start].append(number)
-        # What changes within the iteration has left before, where it is short of memory.
+        # A storage that the iteration changes has been offloaded before, where memory is short.
         copied = {g.storage for g in self.absences if g.before >= self._count}
         for number in self._offloaded:
             self._shift(level, self.absences[number], -1)
@@ -241,7 +244,7 @@ class BeladyPlanner:
         return best[1] if best is not None else None
 
     def _needed(self, chosen: set[int], level: _Bytes, limit_bytes: int) -> set[int]:
-        """Drop absences that later choices made needless; dear and short ones first."""
+        """Drop absences that later choices made needless; expensive and short ones first."""
         left = set(chosen)
         for number in sorted(
             chosen - self._offloaded, key=lambda n: (self.absences[n].before - self.absences[n].after, n)
@@ -255,7 +258,7 @@ class BeladyPlanner:
         return left
 
     def proposal(self, chosen: Sequence[Absence]) -> Proposal:
-        """Return the plan in which the chosen storages are below."""
+        """Return the plan in which the chosen storages are offloaded."""
         steps, state = self._rows.plan(chosen)
         tier = self._offloader.lower_tier
         return Proposal(method=METHOD, steps=steps, state=state, decision=Decision("belady"), tier=tier)

@@ -1,4 +1,4 @@
-"""Which updates the CPU takes where gradients outlive the step that completes them: clipped ones, accumulated ones.
+"""Chooses the updates for the CPU where gradients outlive the step that completes them: clipped or accumulated ones.
 
 O-ILP (thesis 4.4) lets the CPU update a weight in the window g_w < t < f_w, from its last gradient around the cycle to
 its first use in forward. With clipping by global norm no update starts before the norm of all gradients is known, at
@@ -10,10 +10,10 @@ in time.
 |---|---|---|---|
 | f_w | `first_use` | where forward uses the weight first | position |
 | c_w | `time_s` | the update by the CPU, the clipping of its gradient included | s |
-| E | `_end_s` | what the device still does after the norm: its own updates, and their copies | s |
+| E | `_end_s` | what the device still does after the norm: its own updates, and their transfers | s |
 
 A set S of updates, in the order of f_w, is done in time if the c of those up to w sum up to at most E(S) + the time of
-forward before f_w − the time of the weight's copy up, for every w in S (one release time, earliest deadline first:
+forward before f_w − the time of the weight's reload, for every w in S (one release time, earliest deadline first:
 J. R. Jackson, Scheduling a production line to minimize maximum tardiness, 1955).
 """
 
@@ -30,19 +30,21 @@ from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
 
 SHARES_OF_THOSE_IN_TIME = (1.0, 0.7, 1.3)
-"""Shares of the updates that are in time by the estimate, which knows nothing of queues, and not what stays on the
-device."""
+"""Shares of the updates that are in time by the estimate, for which sets are tried.
+
+The estimate knows nothing of queues, and not what stays on the device.
+"""
 
 
 @dataclass(frozen=True)
 class LateUpdate:
-    """Describes an update that the CPU may take.
+    """An update that the CPU may take.
 
     Attributes:
-        node: the update.
+        node: the update's node.
         weight: the parameter.
         down: what it reads besides: the gradient, and the scale that clips it.
-        time_s: by the CPU.
+        time_s: its time on the CPU.
         first_use: the position among the executions at which the weight is used first.
     """
 
@@ -77,7 +79,7 @@ def late_updates(offloader: Offloader, executions: Sequence[Execution]) -> list[
 
 
 def _has_a_place(offloader: Offloader, gradient: int) -> bool:
-    """Return whether a gradient has a place below; one that waits from an earlier micro-batch may have none."""
+    """Return whether a gradient has a slot; one that waits from an earlier micro-batch may have none."""
     role = offloader.program.storages[gradient].role
     return role == "temporary" or (role == "gradient" and gradient in offloader.gradients)
 
@@ -85,14 +87,15 @@ def _has_a_place(offloader: Offloader, gradient: int) -> bool:
 def sets_of_updates(
     offloader: Offloader, executions: Sequence[Execution], updates: Sequence[LateUpdate], spare_bytes: int
 ) -> list[tuple[LateUpdate, ...]]:
-    """Return sets to try, each in the order of `updates`: all; more than are in time as far as can be told; as many;
-    fewer.
+    """Return sets of updates to try, each in the order of `updates`.
+
+    They are all updates; more than are in time by the estimate; as many; fewer.
 
     Args:
-        offloader: of the program.
-        executions: all of them, updates included.
-        updates: see `late_updates`.
-        spare_bytes: device memory for weights and states that need not move.
+        offloader: the program, with the lower tier.
+        executions: all executions, updates included.
+        updates: the updates that the CPU may take, see `late_updates`.
+        spare_bytes: device memory for weights and states that need not be offloaded.
     """
     count = in_time(offloader, executions, updates, spare_bytes)
     sizes = {min(len(updates), round(share * count)) for share in SHARES_OF_THOSE_IN_TIME} | {len(updates)}
@@ -125,8 +128,10 @@ class _InTime:
         self._clock = np.concatenate([[0.0], np.cumsum(times)])
 
     def _end_s(self, device: Sequence[LateUpdate]) -> float:
-        """Return the time of the updates that the device does: weight, states and gradient come up, the former two
-        go down again."""
+        """Return the time of the updates that the device does.
+
+        Weight, states and gradient are reloaded, and the former two are offloaded again.
+        """
         kept = sum(self._size[s] for u in device for s in u.node.mutates)
         gradients = sum(max(self._size[s] for s in u.down) for u in device)
         moving = max(0, kept + gradients - self._spare_bytes)

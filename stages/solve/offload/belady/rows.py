@@ -1,4 +1,4 @@
-"""Turns absences into rows: copies, and updates by the CPU, that nothing hides yet."""
+"""Writes the rows of chosen absences: transfers, and updates by the CPU, that nothing hides yet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from stowage.stages.solve.program.program import Program
 
 @dataclass(frozen=True)
 class Absence:
-    """Describes a stretch of executions during which a storage may be below.
+    """A stretch of executions during which a storage may be offloaded.
 
     Attributes:
-        storage: which.
+        storage: the storage's number.
         after: position of its last use before; -1 where it is there when the iteration starts.
         before: position of its next use; beyond the number of executions where that is in the next iteration, and that
             number where there is none.
-        fresh: what it holds has been made or changed since the absence before.
-        returns: it comes back.
+        fresh: whether its content has been made or changed since the absence before.
+        returns: whether it is reloaded.
     """
 
     storage: int
@@ -38,7 +38,7 @@ class BeladyRows:
     """Writes the rows for some absences.
 
     Attributes:
-        complete: position at which what goes down for an update by the CPU is complete.
+        complete: position at which what is offloaded for an update by the CPU is complete.
     """
 
     def __init__(
@@ -76,8 +76,10 @@ class BeladyRows:
             self._awaited[position].append(update)
 
     def _ends(self, ready: Sequence[int]) -> list[int]:
-        """Return the positions in the next iteration at which updates are done, as if computing never waited; at the
-        latest those of the weights' next uses."""
+        """Return the positions in the next iteration at which updates are done, as if computing never waited.
+
+        They are at the latest those of the weights' next uses.
+        """
         ends: list[float] = [0.0]
         for execution in self._executions:
             ends.append(ends[-1] + self._program.nodes[execution.node].time_s)
@@ -109,7 +111,7 @@ class BeladyRows:
     def _rows(
         self, chosen: Sequence[Absence], offloaded: frozenset[int], copied: frozenset[int]
     ) -> tuple[list[Step], frozenset[int]]:
-        """Return rows, and what has a copy below at the end."""
+        """Return the rows, and the storages that have a copy in the lower tier at the end."""
         leaving: dict[int, list[int]] = defaultdict(list)
         coming: dict[int, list[int]] = defaultdict(list)
         for gap in chosen:

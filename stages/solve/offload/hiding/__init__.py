@@ -1,2 +1,6 @@
-"""Hides copies behind computing: `shift.py` moves rows, `timeline.py` says what is late, `deadlines.py` orders
-updates."""
+"""Hides transfers behind computing.
+
+- `shift`: moves the rows of transfers and waits.
+- `timeline`: says when rows happen, and what is late.
+- `deadlines`: orders updates by the CPU.
+"""

@@ -1,4 +1,4 @@
-"""Updates by the CPU: one worker, and the order that meets most deadlines."""
+"""Orders updates by the CPU, which has one worker, so that most deadlines are met."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from heapq import heappop, heappush
 
 @dataclass(frozen=True)
 class Task:
-    """Describes an update by the CPU for scheduling.
+    """An update by the CPU that is to be scheduled.
 
     Attributes:
-        row: where it starts now.
+        row: the row at which it starts now.
         before: rows that it must follow.
         wait: the row that waits for it, or `row`.
-        release_s, deadline_s: when that is, and when its weight is waited for; the latter may be in the next iteration.
-        time_s: that it takes.
+        release_s: the time of the last row that it must follow.
+        deadline_s: the time at which its weight is waited for, possibly in the next iteration.
+        time_s: the time that it takes.
     """
 
     row: int
@@ -28,8 +29,10 @@ class Task:
 
 
 def earliest_deadline_first(tasks: Sequence[Task], period_s: float) -> list[Task]:
-    """Return the order in which one worker takes tasks that come again every period: of those released, the most
-    urgent."""
+    """Return the order in which one worker takes tasks that come again every period.
+
+    Of the tasks that are released, it takes the one with the earliest deadline.
+    """
     waiting = sorted(tasks, key=lambda t: t.release_s)
     late_s = 0.0
     order: list[Task] = []

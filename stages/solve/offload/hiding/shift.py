@@ -1,7 +1,7 @@
-"""Hide copies behind computing: start reloads earlier and end offloads later wherever the budget leaves room.
+"""Hides transfers behind computing: starts reloads earlier and ends offloads later wherever the budget leaves room.
 
-Decisions come per step of the cycle; here they are refined row by row. What waits longest moves first, and the referee
-judges every round.
+Decisions come per step of the cycle; here they are refined row by row. The longest wait is served first, and the
+referee judges every round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from stowage.stages.solve.offload.hiding.deadlines import Task, earliest_deadlin
 from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline, Wait
 
 FREE_RUNNING_ROUNDS = 6
-"""Rounds that look at everything that would be late; then rounds that look at what computing waits for."""
+"""Rounds that look at everything that would be late.
+
+The rounds after them look at what computing waits for.
+"""
 
 ROUNDS = 24
 IDLE_ROUNDS = 4
@@ -37,13 +40,14 @@ def shift(
     judge: Callable[[Sequence[Step]], Outcome | None],
     touched: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> tuple[list[Step], Outcome]:
-    """Move copies so that computing waits less for them; what is computed and copied stays the same.
+    """Move rows of transfers so that computing waits less; what is computed and transferred stays the same.
 
     Args:
-        steps, outcome: a plan within the budget, and what the referee says of it.
+        steps: the rows of a plan within the budget.
+        outcome: the referee's outcome of that plan.
         sizes: bytes of each storage.
-        budget_bytes: what no row may exceed.
-        judge: the referee; None for a plan that it refuses.
+        budget_bytes: bytes that no row may exceed.
+        judge: the referee; returns None for a plan that it refuses.
         touched: storages that each update by the CPU uses, by its node.
     """
     best, judged = list(steps), outcome
@@ -103,8 +107,10 @@ class _Round:
         return [self.steps[i] for i in order]
 
     def _order_updates(self) -> None:
-        """Put updates by the CPU in the order of their deadlines, as far as gradients are there; each starts as
-        early as that order admits."""
+        """Put updates by the CPU in the order of their deadlines, as far as gradients are there.
+
+        Each starts as early as that order admits.
+        """
         tasks = [self._task(i) for i, step in enumerate(self.steps) if step.kind == "update"]
         position = -1.0
         for number, task in enumerate(earliest_deadline_first(tasks, self.time.period_s)):
@@ -126,8 +132,10 @@ class _Round:
         return Task(row, tuple(before), wait, release_s, deadline_s, self.rows[row].end_s - start)
 
     def _postpone(self, wait: Wait) -> None:
-        """Wait for an update by the CPU, and start the reload of what it made if that follows, when it is done; memory
-        only falls."""
+        """Wait for an update by the CPU only when it is done, and start the reload of its weight then, if one follows.
+
+        Memory only falls.
+        """
         last = wait.row + 1 if self._follows(wait, "reload") else wait.row
         ceiling = min((ceil(self._key(j)) for j in self.of[wait.storage] if j > last), default=len(self.steps))
         target = min(ceiling, self.time.row_after(wait.wanted_s))
@@ -137,7 +145,7 @@ class _Round:
                 self.keys[last] = target - 0.6
 
     def _follows(self, wait: Wait, kind: PlanAction) -> bool:
-        """Return whether the row after a wait does that with its storage."""
+        """Return whether the row after a wait does so with the same storage."""
         row = wait.row + 1
         return row < len(self.steps) and self.steps[row].kind == kind and self.steps[row].storage == wait.storage
 

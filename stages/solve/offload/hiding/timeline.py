@@ -1,4 +1,4 @@
-"""When the rows of a plan happen: as the referee has it, or as it would be if computing never waited."""
+"""Says when the rows of a plan happen: as the referee has it, or as it would be if computing never waited."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stowage.stages.simulate.plan import Outcome
 
 @dataclass(frozen=True)
 class Wait:
-    """Describes a row that ends with what is under way for its storage.
+    """A row that waits for the transfer or update of its storage.
 
     Attributes:
-        row, storage: which.
+        row, storage: the row and its storage.
         late_s: how long computing waits, or would wait.
-        copy_row, action: what it waits for.
+        copy_row, action: the row that it waits for, and its action.
         wanted_s: when an offload or update is over; when a reload should start.
     """
 
@@ -33,11 +33,11 @@ class Wait:
 
 
 class Timeline:
-    """Knows when rows start, and which of them wait.
+    """The times of rows, and which of them wait.
 
     Attributes:
         at_s: start of each row.
-        period_s: of the iteration.
+        period_s: seconds of the iteration.
     """
 
     def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
@@ -81,7 +81,7 @@ class Timeline:
 
     @cached_property
     def _due_s(self) -> dict[int, float]:
-        """Row of a copy -> when it is waited for."""
+        """Return for the row of each copy when it is waited for."""
         return {copy: self.at_s[row] + (self.period_s if before else 0.0) for row, copy, before in self._pairs()}
 
     @cached_property
@@ -142,7 +142,7 @@ class FreeRunning(Timeline):
         return found
 
     def waits(self) -> list[Wait]:
-        """Return what is late; what takes memory of the device while it comes, from the last deadline backward."""
+        """Return what is late; reloads, which take memory of the device, from the last deadline backward."""
         found: list[Wait] = []
         ends: dict[int, float] = {}
         for action, kind in ACTIONS.items():

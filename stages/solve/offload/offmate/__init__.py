@@ -1,2 +1,7 @@
-"""OffMate (thesis 4): `choices.py` and `problem.py` make the problem that O-ILP solves, `answer.py` translates its
-answer, and `search.py` proposes plans and asks again."""
+"""Makes OffMate's plans (thesis 4).
+
+- `choices`: the ways to run a block.
+- `problem`: the problem that O-ILP solves.
+- `answer`: translates its answer into transfers.
+- `search`: proposes plans and asks O-ILP again.
+"""

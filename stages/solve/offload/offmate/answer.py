@@ -1,4 +1,4 @@
-"""O-ILP's answer, whole tensors by now, as moves of storages in each step of the cycle."""
+"""Translates O-ILP's answer, rounded to whole tensors, into transfers of storages in each step of the cycle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Translator:
-    """Turns rounded plans of a problem into moves."""
+    """Turns rounded plans of a problem into transfers."""
 
     def __init__(self, problem: ChainProblem) -> None:
         self._problem = problem
@@ -27,11 +27,11 @@ class Translator:
     def transfers(
         self, rounded: RoundedPlan, *, early: bool
     ) -> tuple[list[StepTransfers], frozenset[int], list[Execution]]:
-        """Return the moves of storages per step, what is below at the start, and the executions.
+        """Return the transfers of each step, what is offloaded at the start, and the executions.
 
         Args:
             rounded: the plan of whole tensors.
-            early: activations come up one step before their backward, not in it.
+            early: activations are reloaded one step before their backward, not in it.
         """
         chosen = [self._problem.choices[b][o] for b, o in enumerate(rounded.options)]
         options = [c.option for c in chosen]
@@ -79,7 +79,7 @@ class Translator:
         )
 
     def on_disk(self, rounded: RoundedPlan) -> frozenset[int]:
-        """Return the storages that O-ILP wants on the disk behind the host."""
+        """Return the storages that O-ILP places on the disk behind the host."""
         chosen = (self._problem.choices[b][o] for b, o in enumerate(rounded.options))
         activations = {s for c in chosen if c.to_disk for s in c.offloaded}
         return frozenset({*self._storages(rounded.on_disk), *self._states(rounded.on_disk), *activations})
@@ -89,7 +89,7 @@ class Translator:
         return [self._parameter[name] for name in names]
 
     def _moved(self, transfers: Iterable[tuple[str, float]]) -> list[int]:
-        """Return the parameters of transfers of some bytes each."""
+        """Return the parameters that are transferred."""
         return [self._parameter[name] for name, _ in transfers]
 
     def _states(self, names: Iterable[str]) -> list[int]:
@@ -105,14 +105,13 @@ class Translator:
         return {p: found[storages[p].name] for p in self._parameter.values() if storages[p].name in found}
 
     def _gradient(self, parameter: int) -> list[int]:
-        """Return the storage of its gradient."""
+        """Return the storage of a parameter's gradient."""
         return [s for s in self._problem.update_node[parameter].reads if self._program.storages[s].role == "temporary"]
 
     def _absences(self, executions: Sequence[Execution], wanted: set[int]) -> dict[int, tuple[int, int]]:
-        """Return when wanted activations are not needed: the last step of forward and the first of backward that use
-        each.
+        """Return for wanted activations the last step of forward and the first of backward that use each.
 
-        At least one step must lie between; those that are made again in between do not leave.
+        At least one step must lie between; activations that are made again in between are not offloaded.
         """
         uses: dict[int, list[int]] = defaultdict(list)
         made: dict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Lists the ways to run a block that O-ILP chooses among: schedules, and activations that leave meanwhile."""
+"""Lists the ways to run a block that O-ILP chooses among: schedules, and activations that are offloaded meanwhile."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ OPTIONS_PER_BLOCK = 6
 
 @dataclass(frozen=True)
 class Choice:
-    """Describes one way to run a block: an option, and storages that leave the device between its forward and its
-    backward; for the host, or on to the disk behind it."""
+    """One way to run a block.
+
+    It is an option, and storages that are offloaded between its forward and its backward: to the host, or on to the
+    disk behind it.
+    """
 
     option: int
     offloaded: tuple[int, ...] = ()
@@ -37,8 +40,11 @@ class _Choices:
         self.sizes = offloader.program.nbytes
 
     def three(self, block: int) -> list[Choice]:
-        """Return the fastest schedule; the one that saves least; and one of cheap recomputation with everything else
-        offloaded."""
+        """Return three choices for a block.
+
+        They are the fastest schedule; the one that saves least; and one of cheap recomputation with everything else
+        offloaded.
+        """
         costs = self.chain.chain_blocks[block].options
         rate = self.lower_tier.link.duplex_bytes_per_s
         fastest, leanest = self.chain.fastest_options[block], self.chain.leanest_options[block]
@@ -79,8 +85,10 @@ class _Choices:
         return found
 
     def _saved(self, block: int, option: int) -> list[int]:
-        """Return the storages that an option keeps for backward and that may leave meanwhile, the block's input
-        included; large ones first."""
+        """Return the storages that an option keeps for backward and that may be offloaded meanwhile, large ones first.
+
+        The block's input is among them.
+        """
         if block == len(self.chain.blocks) - 1 or not self.lower_tier.activations:
             return []  # its backward follows at once
         described = self.chain.blocks[block]
@@ -96,8 +104,10 @@ class _Choices:
 
 
 def kept_for_backward(graph: BlockGraph, schedule: BlockSchedule) -> set[int]:
-    """Return the allocations in memory between forward and backward, the output aside: the next block still reads
-    that."""
+    """Return the allocations in memory between forward and backward, without the output.
+
+    The next block still reads the output.
+    """
     kept: set[int] = set()
     for action in schedule.forward:
         if action.kind == "free":

@@ -1,4 +1,4 @@
-"""Makes the problem that O-ILP solves (thesis 4) of a chain and what of it may leave the device."""
+"""Makes the problem that O-ILP solves (thesis 4) of a chain and what of it may be offloaded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ChainProblem:
     """Makes O-ILP's problem over the chain of `offloader`, for any budget.
 
     Attributes:
-        offloader: what may leave, of which program.
+        offloader: the program, and what of it may be offloaded.
         choices: the ways to run each block.
         update_node: parameter -> the node that updates it.
         name_of: storage of a parameter -> O-ILP's name of it.
-        parameter: the other way.
+        parameter: O-ILP's name -> storage of the parameter.
     """
 
     def __init__(self, offloader: Offloader, choices: Sequence[Sequence[Choice]]) -> None:
@@ -63,7 +63,7 @@ class ChainProblem:
         return dict(found)
 
     def _waits(self, update: ComputeNode) -> bool:
-        """Return whether it does not take a gradient that one block made, as it is."""
+        """Return whether an update takes something else than a gradient that one block made, as it is."""
         return update.block == SHARED or any(self._program.storages[s].role == "gradient" for s in update.reads)
 
     def within(self, device_budget_bytes: int) -> OffloadProblem:
@@ -123,7 +123,7 @@ class ChainProblem:
         described = self._chain.blocks[block]
         costs = self._chain.chain_blocks[block]
         options = self._chain.options[described.block_hash]
-        # Of small tensors, which are in no group, the update is part of backward.
+        # The updates of small tensors, which are in no group, are part of backward.
         apart = self.offloader.movable
         updates = sum(
             n.time_s

@@ -1,4 +1,4 @@
-"""OffMate's search: O-ILP, rounding, the referee, and O-ILP again with what the referee found."""
+"""Searches for OffMate's plans: O-ILP, rounding, the referee, and O-ILP again with what the referee found."""
 
 from __future__ import annotations
 
@@ -19,42 +19,47 @@ from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal, Propos
 from stowage.stages.solver.outcome import SolverSettings
 
 ATTEMPTS = 4
-"""The referee counts row by row what O-ILP counts step by step: when it finds more, O-ILP is asked again with less."""
+"""Times to ask O-ILP again with less memory.
+
+The referee counts row by row what O-ILP counts step by step, and may find more.
+"""
 
 CLOSE_TO_O_ILP = 1.02
 """A plan within this factor of O-ILP's own is good enough."""
 
 FAR_FROM_O_ILP = 1.05
-"""A plan worse than this is rounded in the other way too."""
+"""A plan slower than O-ILP's own by this factor is rounded in the other way too."""
 
 NOTICEABLE_WAIT = 1e-3
 """Share of an iteration that computing may wait for one update by the CPU."""
 
 ROUNDINGS_PER_ANSWER = 4
-"""Roundings of one answer; each but the first without updates that were too slow before."""
+"""Roundings of one answer; each but the first without updates by the CPU that were too slow before."""
 
 SOLVES_PER_LIMIT = 4
-"""Where a plan fits, O-ILP is asked again only until its solves took this many times the limit of one."""
+"""Once a plan fits, O-ILP is asked again only until its solves took this many times the limit of one."""
 
 TRANSFER_REACH_STEPS = 8
-"""In long chains a transfer happens at most this many steps from the use that it follows or serves: ten times faster to
-solve, and on the models tried with the same objective."""
+"""Steps that a transfer may be away from the use that it follows or serves, in long chains.
+
+Such problems are solved ten times faster, and on the models tried with the same objective.
+"""
 
 Judged = Generator[Proposal, JudgedPlan | None, list[JudgedPlan]]
 """Proposals, and at the end the plans among them that the referee accepted."""
 
 
 def reach_of(steps: int) -> int | None:
-    """Return how far a transfer may be from its use in a cycle of so many steps, or None where that does not matter."""
+    """Return how far a transfer may be from its use in a cycle of so many steps; None means no limit."""
     return TRANSFER_REACH_STEPS if steps > 3 * TRANSFER_REACH_STEPS else None
 
 
 @dataclass(frozen=True)
 class OffMate:
-    """Proposes O-ILP's plans; where the budget has none, of those for the smallest budget that has.
+    """Proposes O-ILP's plans; where the budget has none, those for the smallest budget that has.
 
     Attributes:
-        offloader: the program and the tier below it.
+        offloader: the program and its lower tier.
         preprint: give blocks the three options that the OffMate preprint gives them.
     """
 
@@ -73,7 +78,7 @@ class OffMate:
             without = Offloader(offloader.program, offloader.chain, lower_tier)
             others.append(_Search(without, task.budget_bytes, settings, self.preprint))
         if not self.preprint:
-            # So may one from fewer options: fractions of updates fall otherwise.
+            # So may a plan from fewer options: other updates are fractions then.
             others.append(_Search(offloader, task.budget_bytes, settings, preprint=True))
         best_s, spent_s = search.best_s, search.spent_s
         for other in others:
@@ -88,11 +93,11 @@ class _Search:
     """Asks O-ILP, and asks again with what the referee found.
 
     Attributes:
-        best_s: of the plans within the budget so far.
+        best_s: time of the best plan within the budget so far.
         bound_s: no plan of these options is faster, as O-ILP counts.
         fractional_s: O-ILP's time for the whole budget.
-        rates_bound_s: what computing and the rates of the tiers allow within the budget.
-        spent_s: in O-ILP's solves.
+        rates_bound_s: lower bound from computing and the rates of the tiers within the budget.
+        spent_s: seconds of O-ILP's solves.
     """
 
     def __init__(
@@ -131,7 +136,7 @@ class _Search:
                     found += yield from self._rounded(problem, answer, answer.solution, limits.reach, smoothed=smoothed)
                     self.best_s = min([self.best_s, *(p.time_s for p in found if self._fits(p))])
             # If no plan fits yet, ask for less by the smallest excess; otherwise by the largest, to admit plans that
-            # bring activations early too.
+            # reload activations early too.
             closest = min if math.isinf(self.best_s) else max
             excess = closest((p.peak_bytes for p in found), default=0) - budget_bytes
             good = self.best_s <= answer.solution.objective_s * CLOSE_TO_O_ILP
@@ -141,8 +146,11 @@ class _Search:
             asked_bytes -= excess
 
     def _ask(self, problem: OffloadProblem, limits: OIlpLimits) -> OIlpAnswer:
-        """Ask O-ILP; where time is over before it is within the gap, ask its relaxation with rounded options too, and
-        return the faster answer."""
+        """Ask O-ILP, and return its answer.
+
+        If time is over before it is within the gap, also ask its relaxation with rounded options, and return the faster
+        answer.
+        """
         answer = o_ilp(problem, self._settings, limits=limits)
         self.spent_s += answer.wall_s
         if answer.status in ("unknown", "feasible"):
@@ -161,8 +169,10 @@ class _Search:
         *,
         smoothed: bool,
     ) -> Judged:
-        """Propose plans of whole tensors; again without updates by the CPU that computing waits for, while there are
-        such."""
+        """Propose plans of whole tensors.
+
+        While computing waits for updates by the CPU, propose plans again without those.
+        """
         found: list[JudgedPlan] = []
         barred: frozenset[str] = frozenset()
         decision = self._decision(answer)
@@ -177,7 +187,7 @@ class _Search:
         return found
 
     def _placed(self, rounded: RoundedPlan, decision: Decision) -> Judged:
-        """Propose a rounded plan with its activations early and late, and return what the referee accepts."""
+        """Propose a rounded plan with activations reloaded early and late, and return what the referee accepts."""
         accepted: list[JudgedPlan] = []
         for early in (True, False):
             transfers, lower_tier, executions = self._translator.transfers(rounded, early=early)
@@ -201,7 +211,7 @@ class _Search:
         return plan.peak_bytes <= self._budget_bytes
 
     def _slow_updates(self, plan: JudgedPlan) -> set[int]:
-        """Return the parameters of which computing waits for the update by the CPU."""
+        """Return the parameters for whose update by the CPU computing waits."""
         updated = {s.storage for s in plan.steps if s.kind == "update"}
         if not plan.hidden or not updated:
             return set()
