@@ -181,7 +181,7 @@ class Actions:
         return f", form=({list(v.shape)}, {list(v.stride)}, {v.offset - base.offset})"
 
     def _gradients_changed(self, node: ComputeNode) -> None:
-        """Write what an update does to waiting gradients with a slot: one is used up, or its copy is out of date."""
+        """Note waiting gradients that a node uses up, and write which offloaded copies it puts out of date."""
         storages = self.trace.storages
         taken = taken_gradients(c for c in map(self.trace.calls.__getitem__, node.calls) if c.target != ADD)
         updates = {self.trace.values[v].storage for v in taken}

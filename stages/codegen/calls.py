@@ -27,7 +27,7 @@ class Calls:
             parameter, _ = updated_parameter(call.arguments)
             tensors = [
                 self._names.name(v) for v in (call.reads[0], *call.reads[2:])
-            ]  # the parameter itself goes by name
+            ]  # the parameter itself is given by name
             self._names.lines.append(f"run.update({quoted(parameter)}, {', '.join(tensors)}){note}")
             return
         if call.target == UPDATE_ALL:

@@ -45,7 +45,7 @@ def emit_step(
 
 
 def _keep_gradients(trace: TraceTables, actions: Actions) -> None:
-    """Leave in `.grad` the gradients that are neither there nor offloaded yet."""
+    """Leave in `.grad` the gradients that the plan's actions have not left there."""
     names, behind = actions.names, left_behind(trace)
     left = [
         g

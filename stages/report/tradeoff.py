@@ -1,4 +1,4 @@
-"""Draws step time against budget, and marks where plans start to offload."""
+"""Draws step time against budget, and beneath it the bytes that each step transfers, if any."""
 
 from __future__ import annotations
 

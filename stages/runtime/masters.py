@@ -68,7 +68,7 @@ class MasterWeights(torch.optim.Optimizer):
         half = parameter.dtype in HALVES
         if half and MASTER not in state:
             state[MASTER] = parameter.detach().float()
-        target = nn.Parameter(state[MASTER] if half else parameter.detach())  # shares the memory
+        target = nn.Parameter(state[MASTER] if half else parameter.detach())  # shares its memory
         target.grad = parameter.grad.float() if half and parameter.grad is not None else parameter.grad
         single = inner([{"params": [target], **settings}])
         known = {k: v for k, v in state.items() if k != MASTER}

@@ -46,7 +46,7 @@ class PerParameterUpdates:
         try:
             run_gradient_hooks(parameter)
         except BaseException:
-            parameter.grad = None  # it would wait for the next step
+            parameter.grad = None  # otherwise it would stay there until the next step
             raise
         if parameter.grad is None:
             return  # a hook has used it up, as one that updates by itself
@@ -68,14 +68,14 @@ class PerParameterUpdates:
                 if parameter._post_accumulate_grad_hooks:
                     run_gradient_hooks(parameter)
                     if parameter.grad is None:
-                        continue  # used up
+                        continue  # a hook has used it up
                 members.setdefault(group, []).append(parameter)
             if members:
                 step_some(self.optimizer, members)
                 self.optimizer._opt_called = True  # type: ignore[attr-defined]
         except BaseException:
             for name in gradients:
-                self._parameters[name].grad = None  # it would wait for the next step
+                self._parameters[name].grad = None  # otherwise it would stay there until the next step
             raise
 
     def together(self, gradients: Mapping[str, torch.Tensor]) -> None:

@@ -67,7 +67,7 @@ class Timing:
         return start, self._clock
 
     def _work(self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]) -> Beside:
-        """Queue a node that runs beside computing."""
+        """Queue a node's work beside computing."""
         lane, node = ACTIONS[step.kind].lane, nodes[step.node]
         if step.kind != "update":
             return self._copies.work(lane, node.time_s, self._clock)

@@ -63,7 +63,7 @@ def kept_of(variant: Variant, reserve: Callable[[int], int] = lambda nbytes: 0) 
 
 
 def whole_budget(usable_bytes: int, reserve: Callable[[int], int]) -> int:
-    """Return the budget of which a plan may take so much: the reserve is in part a share of it."""
+    """Return the budget that leaves so much to a plan; the reserve is in part a share of the budget."""
     nbytes = usable_bytes
     for _ in range(60):
         if usable_bytes + reserve(nbytes) <= nbytes:

@@ -10,7 +10,7 @@ from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solver.outcome import SolverSettings
 
 FIXED = tuple(m.name for m in METHODS if m.fixed)
-"""Policies that may be asked for by name; see `policies.py`."""
+"""Policies that may be asked for by name; see `formulations/chain/policies.py`."""
 
 COMPARED = tuple(m.name for m in METHODS if m.compared)
 """Methods to compare with: they must not borrow from others."""

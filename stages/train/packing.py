@@ -23,7 +23,7 @@ def pack(item: Any, prefix: str, tensors: Tensors) -> Any:
         return {"tensor": prefix}
     if isinstance(item, dict):
         return {"dict": [[k, pack(v, f"{prefix}/{k}", tensors)] for k, v in item.items()]}
-    for kind in (list, tuple):  # and what derives from them
+    for kind in (list, tuple):  # and subclasses of them
         if isinstance(item, kind):
             return {kind.__name__: [pack(v, f"{prefix}/{i}", tensors) for i, v in enumerate(item)]}
     if item is None or isinstance(item, (bool, int, float, str)):

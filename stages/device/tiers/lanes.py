@@ -34,7 +34,7 @@ class Staging:
     def new(nbytes: int) -> Staging:
         """Make a buffer in private memory.
 
-        It would else count as shared memory. Forks do not inherit it, or they would copy pages that the disk writes.
+        Otherwise it would count as shared memory. Forks do not inherit it, or they would copy pages that are in use.
         """
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_DONTFORK"):

@@ -53,7 +53,7 @@ class Executor(Protocol):
     def open(self, plan: ExecutablePlan) -> Offloading | None:
         """Open the tier if this plan is the first that needs it; all plans of the model share it.
 
-        Weights that are not in memory yet are loaded before a plan is bound, each to where its slot wants it.
+        The caller loads weights that are not in memory yet before it binds a plan, each to where its slot wants it.
         """
 
     def bind(

@@ -36,7 +36,7 @@ class Offloading(Placing):
         optimizer: torch.optim.Optimizer | None,
         resident: ResidentLimit | None = None,
     ) -> None:
-        """Open nothing more; `resident` limits what the process may occupy, where the device is its own memory."""
+        """Guard model and optimizer; `resident` limits what the process may occupy, where that is the device."""
         super().__init__(tier, model, optimizer, resident)
         self._raw = False
         guard_module(model, self._absent.within)
@@ -106,7 +106,7 @@ class Offloading(Placing):
         return copies + [TraceSpan("measured", "update", name, 0, a, b) for name, a, b in self._update_times]
 
     def let_finish(self, seconds: float) -> None:
-        """Wait at most so many seconds for copies and updates to end, without the effects of a plan's wait."""
+        """Wait at most so many seconds for copies and updates to end; the plan still has to wait for them."""
         deadline = time.monotonic() + seconds
         for transfer in [u.transfer for u in self._under_way.values()] if self.tier.spans else []:
             while not transfer.done() and time.monotonic() < deadline:

@@ -199,7 +199,7 @@ def _of_a_library_module(name: str | None) -> bool:
 
 @functools.cache
 def _is_installed(package: str) -> bool:
-    """Return whether a package was installed, so that it keeps nothing of a step in its globals."""
+    """Return whether a package was installed, rather than written by the user: its globals are not followed."""
     file = getattr(sys.modules.get(package), "__file__", None) or ""
     return package in _LIBRARIES or "site-packages" in file or "dist-packages" in file
 

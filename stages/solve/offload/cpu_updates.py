@@ -14,7 +14,7 @@ class CpuUpdates:
     """Knows how long updates of one program take the CPU.
 
     Attributes:
-        clipping: norms of gradients, and the scale that clips all of them: what updates share and cannot start without.
+        clipping: norms of gradients, and the scale that clips all of them, without which no update can start.
     """
 
     def __init__(self, program: Program, tier: LowerTier) -> None:

@@ -222,7 +222,7 @@ class Program:
                 byte_rows = sum(self.nbytes[s] * max(end - start, 0) for s, start, end in spans)
                 candidates.append((-node.time_s / max(byte_rows, 1), position))
             seen.add(node.node)
-        at_most = RangeMinima(room)  # room only shrinks in a pass
+        at_most = RangeMinima(room)  # within a pass room only shrinks
         for _, position in sorted(candidates):
             created = self.nodes[executions[position].node].creates
             spans = copies.spans(created, position)

@@ -212,7 +212,7 @@ class BeladyPlanner:
         for position in range(self._count):
             for number in starting.get(position, ()):
                 absence = self.absences[number]
-                # The next use, on this round's clock: where a gap goes on from the iteration before, it is near.
+                # Time of the next use; an absence that began in the iteration before ends in this one.
                 due = absence.before - self._count if position < absence.after + 1 else absence.before
                 heappush(leaving[absence.fresh or absence.storage not in copied], (-self._at_s(due), number))
             while level[position] > limit_bytes:

@@ -186,7 +186,7 @@ class _Round:
 
     @cached_property
     def _shared(self) -> set[int]:
-        """The storages that several updates by the CPU use."""
+        """Return the storages that several updates by the CPU use."""
         uses = Counter(s for step in self.steps if step.kind == "update" for s in self.touched[step.node])
         return {s for s, count in uses.items() if count > 1}
 

@@ -45,7 +45,7 @@ class Translator:
         started: set[int] = set()
         down_until: dict[int, int] = {}
         for t, step in _from_backward(rounded.steps):
-            # What O-ILP leaves for the following forward starts when the iteration ends: gradients do not outlast it.
+            # Offloads that O-ILP leaves for the following forward start as the iteration ends: gradients end with it.
             wrapped = t < self._count
             for storage in (s for n in self._moved(step.offload_gradients) for s in self._gradient(n)):
                 if storage not in down_until:
@@ -89,7 +89,7 @@ class Translator:
         return [self._parameter[name] for name in names]
 
     def _moved(self, transfers: Iterable[tuple[str, float]]) -> list[int]:
-        """Return the parameters that are transferred."""
+        """Return the parameters of some transfers, which are pairs of a name and bytes."""
         return [self._parameter[name] for name, _ in transfers]
 
     def _states(self, names: Iterable[str]) -> list[int]:
