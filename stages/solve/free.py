@@ -22,7 +22,7 @@ RESERVE = 0.05
 LEAST_RESERVE_BYTES = 256 * MIB
 
 UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as the largest number of pages."""
+"""Bytes from which on a limit is none: version 1 of control groups writes "no limit" as a huge number."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ The rounds after them look at what computing waits for.
 ROUNDS = 24
 IDLE_ROUNDS = 4
 WORTHWHILE_SHARE = 5e-4
-"""Rounds end when that many have not made the iteration faster by this share."""
+"""Share of the iteration's time; rounds end when `IDLE_ROUNDS` of them have not made it faster by so much."""
 
 
 def shift(
