@@ -16,7 +16,7 @@ from stowage.flows.planning.effort import Effort
 from stowage.flows.planning.sizes import everything_kept
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.ir.curve import CurvePoint
-from stowage.stages.ir.errors import Infeasible, ParameterError
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
 from stowage.stages.report.frames import frame_of
@@ -110,7 +110,7 @@ class Curve:
         table, picture = Path(folder) / "curve.parquet", Path(folder) / "curve.png"
         write_rows(table, CurvePoint, self.points)
         budget = self.answer.budget_bytes if self.answer is not None else 0
-        _, png = render(lambda: tradeoff_figure(self.points, self.plain_peak_bytes, budget))
+        _, png = render(lambda: tradeoff_figure(self.points, self.plain_peak_bytes, budget, "the card"))
         write_atomically(picture, png)
         return [table, picture]
 
@@ -171,7 +171,7 @@ class CurvePlanner:
             )[0]
 
         self._solve = solve
-        self._found: dict[int, Solved | Infeasible] = {}
+        self._found: dict[int, Solved | Infeasible | NoRoomInLowerTier] = {}
         self._seconds: dict[int, float] = {}
 
     @cached_property
@@ -184,16 +184,17 @@ class CurvePlanner:
 
         Raises:
             Infeasible: there is none.
+            NoRoomInLowerTier: there would be one, if the lower tier had more room.
         """
         if budget_bytes not in self._found:
             started = time.perf_counter()
             try:
                 self._found[budget_bytes] = self._everything(budget_bytes) or self._solve(budget_bytes)
-            except Infeasible as error:
+            except (Infeasible, NoRoomInLowerTier) as error:
                 self._found[budget_bytes] = error
             self._seconds[budget_bytes] = time.perf_counter() - started
         found = self._found[budget_bytes]
-        if isinstance(found, Infeasible):
+        if not isinstance(found, Solved):
             raise found
         return found
 

@@ -10,7 +10,7 @@ from stowage.flows.planning.curve import CardAnswer, CurvePlanner, Verdict
 from stowage.stages.device.cards import Card
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, StowageError
-from stowage.stages.report.units import GIB
+from stowage.stages.report.units import GIB, size
 from stowage.stages.solve import LowerTier, lower_tier_of
 
 UNSURE = 0.10
@@ -75,23 +75,33 @@ def answer_of(
                 summary = chosen.solve(room).summary
                 verdict = "with_ram"
                 line = (
-                    f"needs {summary.lower_tier_bytes / GIB:.1f} GiB of RAM (pinned), and then fits at "
+                    f"needs {_size(summary.lower_tier_bytes)} of RAM (pinned), and then fits at "
                     f"{_slower(summary.step_time_s, chosen)}, moving "
-                    f"{(summary.offload_bytes + summary.reload_bytes) / GIB:.1f} GiB over PCIe each step"
+                    f"{_size(summary.offload_bytes + summary.reload_bytes)} over PCIe each step"
                 )
-            except (Infeasible, NoRoomInLowerTier) as error:
-                least = failure.smallest_feasible_bytes
-                if isinstance(error, Infeasible):
-                    least = min(least, error.smallest_feasible_bytes)
-                verdict, line = "no", f"does not fit: the least memory that any plan takes is {least / GIB:.1f} GiB"
+            except Infeasible as error:
+                least = min(failure.smallest_feasible_bytes, error.smallest_feasible_bytes)
+                verdict, line = "no", f"does not fit: the least memory that any plan takes is {_size(least)}"
+            except NoRoomInLowerTier as error:
+                least = min(failure.smallest_feasible_bytes, error.smallest_feasible_bytes)
+                verdict = "no"
+                line = (
+                    f"does not fit: it needs {_size(error.needed_bytes)} of RAM (pinned), more than plans may "
+                    f"use; with what they may use, the least memory that any plan takes is {_size(least)}"
+                )
     answer = CardAnswer(
         verdict=verdict,
-        line=f"{line} ({card.name}, {room / GIB:.1f} GiB of it usable; an estimate)",
+        line=f"{line} ({card.name}, {_size(room)} of it usable; an estimate)",
         budget_bytes=room,
         batch_sizes=_batch_sizes(growth, planner, room),
         assumptions=tuple(card.assumptions(dtype)),
     )
     return answer, chosen
+
+
+def _size(nbytes: int) -> str:
+    """Return bytes as GiB with one decimal, or as MiB where that says more."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB / 2 else size(nbytes)
 
 
 def _slower(step_time_s: float, planner: CurvePlanner) -> str:

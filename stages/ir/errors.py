@@ -36,7 +36,17 @@ class IllegalPlanError(StowageError):
 
 
 class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible` is
-    """The device budget could be met if the lower tier had more room."""
+    """The device budget could be met if the lower tier had more room.
+
+    Attributes:
+        smallest_feasible_bytes: the smallest budget that the planner can meet with the room that there is.
+        needed_bytes: the room in the lower tier that the plan for this budget needs.
+    """
+
+    def __init__(self, text: str, smallest_feasible_bytes: int = 0, needed_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.smallest_feasible_bytes = smallest_feasible_bytes
+        self.needed_bytes = needed_bytes
 
 
 class OffloadedError(StowageError):

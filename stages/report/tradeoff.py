@@ -19,13 +19,16 @@ _TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Slowdowns in percent."""
 
 
-def tradeoff_figure(points: Sequence[CurvePoint], plain_peak_bytes: int = 0, budget_bytes: int = 0) -> Figure:
+def tradeoff_figure(
+    points: Sequence[CurvePoint], plain_peak_bytes: int = 0, budget_bytes: int = 0, marked: str = "this plan"
+) -> Figure:
     """Draw the predicted slowdown against the budget; the line ends where no plan fits.
 
     Args:
         points: points of the curve; budgets without a plan are left out.
         plain_peak_bytes: peak of plain PyTorch, 0 for none.
-        budget_bytes: budget of a plan to mark, 0 for none.
+        budget_bytes: budget of a plan or memory of a card to mark, 0 for none.
+        marked: how the legend names that budget.
     """
     known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
     moves = any(p.traffic_bytes for p in known)
@@ -37,7 +40,7 @@ def tradeoff_figure(points: Sequence[CurvePoint], plain_peak_bytes: int = 0, bud
     axes.plot(x, [1 + p.slowdown for p in known], color=_PLAN, lw=2, marker="o", ms=4, label="predicted step")
     if known:
         axes.axvline(x[0], color=_LIMIT, ls=(0, (5, 3)), lw=1.4, label=f"least: {size(known[0].budget_bytes)}")
-    for nbytes, label, colour in ((plain_peak_bytes, "plain PyTorch", _PLAIN), (budget_bytes, "this plan", "#222222")):
+    for nbytes, label, colour in ((plain_peak_bytes, "plain PyTorch", _PLAIN), (budget_bytes, marked, "#222222")):
         if nbytes:
             axes.axvline(nbytes / unit, color=colour, lw=1.4, label=f"{label}: {size(nbytes)}", zorder=1)
     _axis_of_times(axes, [p.slowdown for p in known])
@@ -69,4 +72,4 @@ def _axis_of_times(axes: Any, slowdowns: Sequence[float]) -> None:
     kept = [t for k, t in enumerate(ticks) if t in (0, 10, 20, 50) or t >= 0.05 * 100 * high or k == 0]
     axes.yaxis.set_major_locator(FixedLocator([1 + t / 100 for t in kept]))
     axes.set_yticklabels([f"+{t}%" if t else "±0%" for t in kept])
-    axes.set(ylabel="slower than with everything kept")
+    axes.set(ylabel="predicted slowdown")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from stowage.stages.ir.curve import CurvePoint
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.solve.goals import Kept, Solve
 
@@ -25,7 +25,7 @@ def point_of(budget_bytes: int, solve: Solve, kept: Kept) -> CurvePoint:
     """
     try:
         return _point(budget_bytes, solve(budget_bytes).summary, kept)
-    except Infeasible as error:
+    except (Infeasible, NoRoomInLowerTier) as error:
         return CurvePoint(budget_bytes, False, smallest_feasible_bytes=error.smallest_feasible_bytes)
 
 

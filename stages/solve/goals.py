@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stowage.stages.ir.errors import Infeasible, ParameterError, size_text
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError, size_text
 from stowage.stages.settings.budgets import kind_of_budget, parse_slowdown
 from stowage.stages.settings.sizes import MOST_BYTES
 from stowage.stages.solve.at_once import keep_everything_at_once
@@ -14,7 +14,7 @@ from stowage.stages.solve.summary import Solved
 from stowage.stages.solve.variants import Variant
 
 Solve = Callable[[int], Solved]
-"""Returns the plan within so many bytes of the device; raises `Infeasible`."""
+"""Returns the plan within so many bytes of the device; raises `Infeasible`, or `NoRoomInLowerTier`."""
 
 NOTCHES = 64
 """Resolution of `least_at`: budgets between the least memory and that of keeping everything."""
@@ -96,17 +96,17 @@ def least(solve: Solve) -> int:
     try:
         solve(1)
         return 1
-    except Infeasible as error:
+    except (Infeasible, NoRoomInLowerTier) as error:
         nbytes = error.smallest_feasible_bytes
     for _ in range(_TIGHTER):
         try:
             solve(nbytes)
-        except Infeasible as error:
+        except (Infeasible, NoRoomInLowerTier) as error:
             nbytes = max(error.smallest_feasible_bytes, nbytes + 1)
             continue
         try:
             solve(nbytes - 1)
-        except Infeasible as error:
+        except (Infeasible, NoRoomInLowerTier) as error:
             if error.smallest_feasible_bytes >= nbytes:
                 return nbytes
             nbytes = error.smallest_feasible_bytes
@@ -136,7 +136,7 @@ def least_at(slowdown: float, solve: Solve, kept: Kept) -> Sought:
     def fast(notches: int) -> bool:
         try:
             return solve(bottom + notches * notch).summary.step_time_s <= (1 + slowdown) * kept.time_s
-        except Infeasible:
+        except (Infeasible, NoRoomInLowerTier):
             return False
 
     slow, enough = -1, max(0, -(-(kept.nbytes - bottom) // notch))

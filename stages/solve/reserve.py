@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from stowage.stages.ir.costs import DeviceDescription
-from stowage.stages.ir.errors import Infeasible
+from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.summary import Solved
 
@@ -52,10 +52,18 @@ class Reserve:
         except Infeasible as error:
             if not self.nbytes:
                 raise
-            smallest = error.smallest_feasible_bytes
-            for _ in range(60):  # the reserve is in part a share of the budget
-                whole = error.smallest_feasible_bytes + self._target.reserve_bytes(smallest, self._storages)
-                if whole <= smallest:
-                    break
-                smallest = whole
+            smallest = self._whole_bytes(error.smallest_feasible_bytes)
             raise replace(error, budget_bytes=self._budget_bytes, smallest_feasible_bytes=smallest) from None
+        except NoRoomInLowerTier as error:
+            error.smallest_feasible_bytes = self._whole_bytes(error.smallest_feasible_bytes)
+            raise
+
+    def _whole_bytes(self, usable_bytes: int) -> int:
+        """Return the budget of which a plan may take so much: the reserve is in part a share of the budget."""
+        whole_bytes = usable_bytes
+        for _ in range(60):
+            whole = usable_bytes + self._target.reserve_bytes(whole_bytes, self._storages)
+            if whole <= whole_bytes:
+                break
+            whole_bytes = whole
+        return whole_bytes

@@ -17,6 +17,9 @@ from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solve.select import solve_plan
 from stowage.stages.solve.summary import Solved, lower_bound_s
 
+ROOM_FOR_COPIES = 2
+"""The lower tier is taken to hold everything if it has so many times the bytes of all tensors: files are padded."""
+
 
 @dataclass(frozen=True)
 class Variant(Way):
@@ -47,14 +50,21 @@ def solve_variants(
         return _fastest(variants, options, request, known or Known())
     except Infeasible as failure:
         lower_tier = request.lower_tier
-        if lower_tier is None:
+        if lower_tier is None or _holds_everything(lower_tier, variants):
             raise
         try:
             boundless = replace(request, lower_tier=lower_tier.boundless())
             needed = _fastest(variants, options, boundless, Known()).summary
         except Infeasible:
             raise failure from None
-        raise NoRoomInLowerTier(_room_text(request.device_budget_bytes, needed, lower_tier)) from None
+        text = _room_text(request.device_budget_bytes, needed, lower_tier)
+        raise NoRoomInLowerTier(text, failure.smallest_feasible_bytes, needed.lower_tier_bytes) from None
+
+
+def _holds_everything(lower_tier: LowerTier, variants: Sequence[Variant]) -> bool:
+    """Say whether the lower tier has room for every tensor of the step at once, so that more room helps no plan."""
+    largest = max(sum(s.nbytes for s in v.trace.storages) for v in variants)
+    return lower_tier.capacity_bytes >= ROOM_FOR_COPIES * largest
 
 
 def _room_text(budget_bytes: int, needed: PlanSummary, lower_tier: LowerTier) -> str:
@@ -98,7 +108,7 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
     if all(_leaves_to_be_desired(solved) and not solved.slots for solved in found):
-        for way in mixtures(variants, options, request):
+        for way in mixtures(variants, options, request, known.part("mixtures")):
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
                 found.append(plan(way))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
