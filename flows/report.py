@@ -1,4 +1,4 @@
-"""The report of the plan in this project, and of its training as far as there is one.
+"""Writes the report of the plan in this project, and of its training as far as there is one.
 
 python -m stowage.flows.report
 python -m stowage.flows.report .stowage/runs/9a3d540852bf --out plan.html
@@ -25,7 +25,7 @@ from stowage.stages.rewrite import stored_variant
 
 
 def tables_of(artifacts: Path) -> dict[str, Any]:
-    """What the report is made of.
+    """Read the tables that the report is made of.
 
     Args:
         artifacts: a folder that is laid out as `artifacts/` is; what training writes may be absent.

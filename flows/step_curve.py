@@ -1,4 +1,4 @@
-"""Step time against budget for the job of `params.yaml`, before a budget is chosen, or a card is bought.
+"""Predicts step time against budget for the job of `params.yaml`, before a budget is chosen, or a card is bought.
 
 python -m stowage.flows.step_curve
 python -m stowage.flows.step_curve --budgets 80%,60%,900MiB
@@ -38,8 +38,8 @@ def curve_of_project(
     """Plan the job of `params.yaml` within several budgets, with the stores of the project.
 
     Args:
-        root: of the project.
-        overrides: of parameters, for this run only.
+        root: folder of the project.
+        overrides: values of parameters for this run only.
         budgets: how many, or which.
         device: a card that need not be here; the target of the project by default.
         ram: pinned memory that plans for that card may use.

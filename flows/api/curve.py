@@ -53,20 +53,31 @@ def curve(
     said: Callable[[CurvePoint], None] = lambda point: None,
     say: Callable[[str], None] = print_notice,
 ) -> Curve:
-    """Predict step time, and what moves, against budget: from keeping everything to the least memory.
+    """Predict step time and transfers against budget, from keeping everything to the least memory.
 
     The step is traced and profiled once, and each budget is planned as `fit` would plan it. Nothing is trained.
 
     Args:
-        model, optimizer, loss, forward, max_grad_norm, method, offload, host_budget, disk_budget, offload_dir,
-            cache_dir, quick, say: see `fit`. The model may be on the meta device; weights are not needed.
-        batch: a sample.
+        model: see `fit`. It may be on the meta device; weights are not needed.
+        optimizer: see `fit`.
+        loss: see `fit`.
+        forward: see `fit`.
+        max_grad_norm: see `fit`.
+        method: see `fit`.
+        offload: see `fit`.
+        host_budget: see `fit`.
+        disk_budget: see `fit`.
+        offload_dir: see `fit`.
+        cache_dir: see `fit`.
+        quick: see `fit`.
+        say: see `fit`.
+        batch: an example of a batch.
         budgets: how many, or which: sizes, or percentages of plain PyTorch's predicted peak.
         device: a card that need not be here: the name of a well-known one, `rtx-4090`, or a JSON file that describes
             one. Times are then estimates from its rates. With `host_budget` the plans use so much pinned RAM; without,
             only if nothing else fits.
         costs: `measured`, or `roofline` estimates from the device's rates.
-        said: told of each point as it is found.
+        said: called with each point as it is found.
 
     Returns:
         The curve: print it, or `write` it as Parquet and PNG.
@@ -108,12 +119,12 @@ def curve(
 
 @dataclass
 class Subject:
-    """What is planned, whatever the batch and the budget.
+    """Holds what is planned, without the batch and the budget.
 
     Attributes:
         notices: what the user should know.
 
-    The others are arguments of `plan_step`.
+    The other attributes are arguments of `plan_step`.
     """
 
     model: nn.Module
@@ -137,12 +148,13 @@ class Subject:
         card: Card | None = None,
         said: Callable[[CurvePoint], None] = lambda point: None,
     ) -> Curve:
-        """The curve of the step on a batch.
+        """Plan the curve of the step on a batch.
 
         Args:
-            batch: a sample.
-            budgets, said: see `curve`.
-            below: the tier below the device, if plans may use one.
+            batch: an example of a batch.
+            budgets: see `curve`.
+            said: see `curve`.
+            lower_tier: the lower tier, if plans may use one.
             card: the target's description, if it is not here.
         """
         costed = self.costed(batch)
@@ -159,7 +171,7 @@ class Subject:
         return (chosen if lower_tier is None else planner).curve(budgets, said, answer)
 
     def costed(self, batch: Any) -> Costed:
-        """The step on a batch, traced, profiled and cut."""
+        """Trace, profile and cut the step on a batch."""
 
         def cost() -> Costed:
             recorded = record_step(self.model, batch, loss=self.loss, objective=self.forward, layouts=self.layouts)
@@ -184,11 +196,11 @@ class Subject:
             return with_true_kernels(cost)
 
     def planner(self, costed: Costed, lower_tier: LowerTier | None) -> CurvePlanner:
-        """Plans of the step with a tier below the device, or without."""
+        """Return the planner of the step with a lower tier, or without."""
         return CurvePlanner(costed, method=self.method, stores=self.stores, effort=self.effort, lower_tier=lower_tier)
 
     def growth(self, batch: Any) -> Growth | StowageError:
-        """How plain PyTorch's memory grows with the batch; or why that is not known."""
+        """Find how plain PyTorch's memory grows with the batch; or return why that is not known."""
         try:
             samples = samples_of(batch)
             return Growth(samples, self.costed(resized(batch, 2 * samples)).eager_peak_bytes)
@@ -197,7 +209,7 @@ class Subject:
 
 
 def card_of(device: str | Path) -> Card:
-    """A card by its name, or from a JSON file.
+    """Find a card by its name, or read it from a JSON file.
 
     Raises:
         ParameterError: there is no such card, or the file describes none.
@@ -210,7 +222,7 @@ def card_of(device: str | Path) -> Card:
 
 
 def dtype_of(model: nn.Module) -> str:
-    """The type of most of the model's matrix products: autocast's where that is on, else that of most parameters."""
+    """Return the type of most matrix products: autocast's where that is on, else that of most parameters."""
     for kind in ("cuda", "cpu"):
         if torch.is_autocast_enabled(kind):
             return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")

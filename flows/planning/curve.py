@@ -26,9 +26,10 @@ from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.goals import Kept, kept_of, least
 
 POINTS = 12
-"""Budgets of a curve for which nobody names any."""
+"""The number of budgets of a curve where the caller names none."""
 
 MOST_POINTS = 1000
+"""The largest number of budgets of one curve."""
 
 
 Verdict = Literal["plainly", "planned", "with_ram", "no"]
@@ -36,14 +37,15 @@ Verdict = Literal["plainly", "planned", "with_ram", "no"]
 
 @dataclass(frozen=True)
 class CardAnswer:
-    """Whether a step fits a card that is only described; an estimate.
+    """Says whether a step fits a card that is only described; an estimate.
 
     Attributes:
-        verdict: it fits as it is, with a plan in the card, with a plan that uses RAM, or not at all.
+        verdict: `plainly`: it fits without a plan; `planned`: with a plan in the card; `with_ram`: with a plan that
+            also uses RAM; `no`: not at all.
         line: the same for people, in one line.
-        budget_bytes: of the card, what the step may take.
+        budget_bytes: the bytes of the card that the step may take.
         batch_sizes: ranges of batch sizes, for people.
-        assumptions: what it rests on, a line each.
+        assumptions: what the estimate rests on, a line each.
     """
 
     verdict: Verdict
@@ -55,7 +57,7 @@ class CardAnswer:
 
 @dataclass(frozen=True)
 class Curve:
-    """Step time against budget.
+    """Holds predicted step times against budgets.
 
     Attributes:
         model: what is trained, for people.
@@ -80,15 +82,15 @@ class Curve:
 
     @property
     def moves(self) -> bool:
-        """Whether any of the plans uses the tier below the device."""
+        """Say whether any of the plans uses the lower tier."""
         return any(p.traffic_bytes for p in self.points)
 
     def frame(self) -> pl.DataFrame:
-        """The points as a table, the largest budget first."""
+        """Return the points as a table, the largest budget first."""
         return frame_of(CurvePoint, self.points)
 
     def least_at(self, slowdown: float) -> CurvePoint | None:
-        """Of these points the one that takes least memory and is at most so much slower, as a fraction."""
+        """Return the point with the least memory whose slowdown, as a fraction, is at most this; None without one."""
         found = self.frame().filter(pl.col("feasible") & (pl.col("slowdown") <= slowdown)).sort("budget_bytes")
         if found.is_empty():
             return None
@@ -121,7 +123,7 @@ class Curve:
 
 
 class CurvePlanner:
-    """Plans one step within any budget, as `fit` does: what is the same for all budgets is made once."""
+    """Plans one step within any budget, as `fit` does, and makes once what all budgets share."""
 
     def __init__(
         self,
@@ -140,7 +142,14 @@ class CurvePlanner:
 
         Args:
             costed: the step.
-            method, home, effort, below, away, progress, part, known: see `solve_costed`.
+            method: see `solve_costed`.
+            stores: see `solve_costed`.
+            effort: see `solve_costed`.
+            lower_tier: see `solve_costed`.
+            offloaded_at_rest: see `solve_costed`.
+            progress: see `solve_costed`.
+            part: see `solve_costed`.
+            known: see `solve_costed`.
         """
         self.costed = costed
         self._request = PlanRequest(
@@ -176,11 +185,11 @@ class CurvePlanner:
 
     @cached_property
     def kept(self) -> Kept:
-        """The step as it was recorded, with everything kept."""
+        """Return the step as it was recorded, with everything kept."""
         return kept_of(self.costed.variants[0], self.reserve)
 
     def solve(self, budget_bytes: int) -> Solved:
-        """The plan within a budget, found once.
+        """Return the plan within a budget; each is found once.
 
         Raises:
             Infeasible: there is none.
@@ -199,7 +208,7 @@ class CurvePlanner:
         return found
 
     def _everything(self, budget_bytes: int) -> Solved | None:
-        """The plan that keeps everything, where that fits."""
+        """Return the plan that keeps everything, where that fits."""
         if budget_bytes < self.kept.nbytes:
             return None
         request = replace(self._request, device_budget_bytes=budget_bytes - self.reserve(budget_bytes))
@@ -207,15 +216,15 @@ class CurvePlanner:
         return found.solved if found is not None else None
 
     def reserve(self, budget_bytes: int) -> int:
-        """Of a budget, what no plan may take."""
+        """Return the bytes of a budget that no plan may take."""
         return self.costed.target.reserve_bytes(budget_bytes, len(self.costed.variants[0].trace.storages))
 
     def sought(self, asked: str) -> Sought:
-        """The budget that `smallest` or `+5%` stands for."""
+        """Return the budget that `smallest` or `+5%` stands for."""
         return sought_budget(asked, self.solve, self.kept)
 
     def point(self, budget_bytes: int) -> CurvePoint:
-        """The plan within a budget, as a row, with the time that finding it took."""
+        """Return the plan within a budget as a row, with the time that finding it took."""
         found = point_of(budget_bytes, self.solve, self.kept)
         return replace(found, planned_in_s=self._seconds[budget_bytes])
 
@@ -225,16 +234,16 @@ class CurvePlanner:
         said: Callable[[CurvePoint], None] = lambda point: None,
         answer: CardAnswer | None = None,
     ) -> Curve:
-        """The curve from keeping everything to the least memory.
+        """Plan the curve from keeping everything to the least memory.
 
         Args:
             budgets: how many, closest together where the step time changes most; or which: sizes, or percentages of
                 plain PyTorch's peak.
-            said: told of each point as it is found.
-            answer: of a card that is only described.
+            said: called with each point as it is found.
+            answer: whether the step fits, for a card that is only described.
 
         Raises:
-            ParameterError: a budget is none, or there are too many.
+            ParameterError: a budget is not a size, or there are too many.
             Infeasible: no budget has a plan.
         """
         listed = self._listed(budgets)
@@ -262,7 +271,7 @@ class CurvePlanner:
         )
 
     def _listed(self, budgets: int | Sequence[str | int]) -> list[int]:
-        """Budgets in bytes, the largest first, each once; none where only their number is given."""
+        """Return the budgets in bytes, the largest first, each once; none where only their number is given."""
         if isinstance(budgets, int) and not isinstance(budgets, bool) and 2 <= budgets <= MOST_POINTS:
             return []
         if isinstance(budgets, int | str) or not 1 <= len(budgets) <= MOST_POINTS:

@@ -1,4 +1,4 @@
-"""Whether a step fits a card that is not at hand: an answer in one line, and what it rests on."""
+"""Answers in one line whether a step fits a card that is not at hand, and says what the answer rests on."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from stowage.stages.report.units import GIB, size
 from stowage.stages.solve import LowerTier, lower_tier_of
 
 UNSURE = 0.10
-"""Activations take so much more or less on the card than the operators of the CPU say."""
+"""The uncertainty of activations' bytes, as a fraction: the card may have other operators than the CPU."""
 
 LARGEST = 4096
-"""Samples of a batch, beyond which nobody asks."""
+"""The largest batch, in samples, that an answer names."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How the memory of plain PyTorch grows with the batch.
+    """Says how the memory of plain PyTorch grows with the batch.
 
     Attributes:
-        samples: of the batch that was planned.
-        twice_bytes: peak of plain PyTorch with twice as many.
+        samples: number of samples of the batch that was planned.
+        twice_bytes: peak of plain PyTorch with twice as many samples.
     """
 
     samples: int
@@ -34,12 +34,12 @@ class Growth:
 
 
 def room_of(target: DeviceDescription) -> int:
-    """Of a card, what a budget may take."""
+    """Return the bytes of a card that a budget may take."""
     return target.memory_bytes - target.context_bytes
 
 
 def host_as_lower_tier(target: DeviceDescription) -> LowerTier:
-    """As much pinned RAM behind the card as is needed."""
+    """Return a lower tier of pinned RAM that has room for anything."""
     lower_tier = lower_tier_of(target, host_budget=1 << 40, disk_budget=None, offload_dir=None)
     if lower_tier is None:
         raise AssertionError("a host budget gives a tier")
@@ -53,14 +53,14 @@ def answer_of(
     with_ram: Callable[[], CurvePlanner],
     growth: Growth | StowageError,
 ) -> tuple[CardAnswer, CurvePlanner]:
-    """Whether the step fits, and the planner whose curve says more.
+    """Answer whether the step fits, and return the planner whose curve says more.
 
     Args:
-        card: as it is described.
-        dtype: of matrix products.
+        card: the card as it is described.
+        dtype: type of the matrix products.
         planner: plans without RAM behind the card.
-        with_ram: plans with it.
-        growth: of the batch; or why it is not known.
+        with_ram: makes the planner that uses RAM.
+        growth: how memory grows with the batch; or why that is not known.
     """
     room = room_of(planner.costed.target)
     verdict: Verdict = "plainly"
@@ -109,7 +109,7 @@ def _slower(step_time_s: float, planner: CurvePlanner) -> str:
 
 
 def _batch_sizes(growth: Growth | StowageError, planner: CurvePlanner, room: int) -> str:
-    """Ranges of batch sizes, in a line."""
+    """Write the ranges of batch sizes in a line."""
     if isinstance(growth, StowageError):
         return f"batch sizes: not known: {growth}"
     eager = planner.costed.eager_peak_bytes
@@ -122,7 +122,7 @@ def _batch_sizes(growth: Growth | StowageError, planner: CurvePlanner, room: int
         least = planner.solve(room).summary.smallest_feasible_bytes
     except Infeasible as failure:
         least = failure.smallest_feasible_bytes - planner.reserve(failure.smallest_feasible_bytes)
-    # What does not grow: parameters, gradients, states. Plans may free gradients early, and then less is fixed.
+    # Parameters, gradients and states do not grow. Plans may free gradients early, and then less is fixed.
     fixed = eager - each * growth.samples
     if fixed >= least:
         fixed = sum(s.nbytes for s in planner.costed.variants[0].trace.storages if s.role in ("parameter", "state"))
@@ -131,7 +131,7 @@ def _batch_sizes(growth: Growth | StowageError, planner: CurvePlanner, room: int
 
 
 def _range(at_bytes: float, each: float, samples: int, usable: int) -> tuple[int, int]:
-    """The largest batch if samples take more than was found, and if they take less."""
+    """Return the largest batch if samples take more memory than was found, and if they take less."""
     fixed = at_bytes - each * samples
     if each <= 0:
         return LARGEST, LARGEST

@@ -1,4 +1,4 @@
-"""A curve for a terminal."""
+"""Writes a curve as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BAR = 24
 
 
 def curve_text(curve: Curve) -> str:
-    """The curve as a table with a bar for each slowdown; of a card that is only described, the answer comes first."""
+    """Write the curve as a table with a bar for each slowdown; for a card, the answer comes first."""
     frame = curve.frame()
     slowest = frame.filter("feasible")["slowdown"].max() or 0.0
     columns = {"budget": size, "of plain": percent, "peak": size, "step": seconds, "slower": _signed}

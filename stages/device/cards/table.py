@@ -1,4 +1,4 @@
-"""Cards as devices: rates that kernels reach, from peaks and efficiencies."""
+"""Describes cards as devices, with rates that kernels reach, from peaks and efficiencies."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from stowage.stages.ir.errors import MIB, ParameterError
 from stowage.stages.ir.table import record_of
 
 GB = 1e9
+"""Bytes of a gigabyte as data sheets count."""
 
 LANE_GB_S = {"3.0": 0.985, "4.0": 1.969, "5.0": 3.938}
-"""Of one PCIe lane in one direction, after its encoding."""
+"""GB/s of one PCIe lane in one direction, after its encoding, by PCIe version."""
 
 CONTEXT_BYTES = 512 * MIB
-"""Of the card, what CUDA and its modules take; assumed."""
+"""Bytes of the card that CUDA and its modules take; assumed."""
 
 LIBRARY_BYTES = 32 * MIB
-"""Workspaces of cuBLAS and the like; assumed, as on Hopper."""
+"""Bytes of the workspaces of cuBLAS and other libraries; assumed, as on Hopper."""
 
 DISPATCH_S = 5e-6
-"""Of starting one kernel; assumed."""
+"""Seconds for starting one kernel; assumed."""
 
 DISK_BYTES_PER_S = 1e9
-"""Assumed, for a disk behind the host."""
+"""Rate of a disk behind the host, each way; assumed."""
 
 HALVES = ("float16", "bfloat16")
+"""Types for which a card may have the rate `half_tflops`."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card as its data sheet describes it.
+    """Describes a card as its data sheet does.
 
     Attributes:
         name: for people.
-        memory_gib: of the card.
-        bandwidth_gb_s: nominal, of its memory.
+        memory_gib: size of its memory, in GiB.
+        bandwidth_gb_s: nominal bandwidth of its memory, in GB/s.
         fp32_tflops, half_tflops: peaks of dense matrix products; `half` on tensor cores with float32 accumulation.
         pcie: version and lanes, `4.0 x16`.
         sources: where the numbers are from.
@@ -88,14 +90,14 @@ class Card:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """To and from pinned memory, one direction."""
+        """Return the rate of copies to or from pinned memory, in one direction."""
         if self.link_gb_s:
             return self.link_gb_s * GB
         version, lanes = _lanes(self.pcie) or ("3.0", 1)
         return self.link * lanes * LANE_GB_S[version] * GB
 
     def described(self, dtype: str) -> DeviceDescription:
-        """The card as a device whose matrix products are of a type."""
+        """Describe the card as a device whose matrix products are of a type."""
         peak = self.half_tflops if dtype in self.halves else self.fp32_tflops
         text = json.dumps([dtype, *(str(getattr(self, f.name)) for f in fields(self))])
         slug = re.sub(r"\W+", "-", self.name, flags=re.ASCII).strip("-") or "card"
@@ -121,7 +123,7 @@ class Card:
         )
 
     def assumptions(self, dtype: str) -> list[str]:
-        """What an estimate for this card rests on, for people; a line each."""
+        """List what an estimate for this card rests on, for people; a line each."""
         peak = self.half_tflops if dtype in self.halves else self.fp32_tflops
         link = f"{self.link_bytes_per_s / GB:.1f} GB/s each way"
         measured = "measured" if self.link_gb_s else f"{self.link:.0%} of PCIe {self.pcie}"
@@ -147,12 +149,12 @@ def _tables() -> Mapping[str, Any]:
 
 
 def card_names() -> list[str]:
-    """The cards that are known, as `--device` names them."""
+    """List the names of the known cards, as `--device` takes them."""
     return list(_tables()["cards"])
 
 
 def card_named(name: str) -> Card:
-    """A known card; capitals, blanks and underscores do not matter: `RTX 4090` is `rtx-4090`.
+    """Find a known card; capitals, blanks and underscores do not matter: `RTX 4090` is `rtx-4090`.
 
     Raises:
         ParameterError: there is none of that name.
@@ -174,7 +176,7 @@ def card_named(name: str) -> Card:
 
 
 def read_card(path: Path) -> Card:
-    """A card of one's own, in JSON: the attributes of `Card` by name.
+    """Read a card that someone described in JSON: the attributes of `Card` by name.
 
     Raises:
         ParameterError: the file cannot be read, or is not a card; the sentence says why.
