@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from stowage.flows.benchmarks.remat.names import TITLES
-from stowage.flows.benchmarks.remat.rows import CLOSE_TIME, RematRow, measured_plans
+from stowage.flows.benchmarks.remat.rows import RematRow, accuracy_by_model
 from stowage.flows.benchmarks.remat.summary import beside_methods, beside_peers, by_share
 from stowage.stages.ir.table import read_rows
 
@@ -27,14 +29,5 @@ def remat_sections(results: Path) -> dict[str, Sequence[Mapping[str, Any]]]:
         section: [{"model": TITLES.get(m, m), **dict(zip(keys, cells(rows, m), strict=True))} for m in models]
         for section, (cells, keys) in TABLES.items()
     }
-    return found | {"remat_accuracy": [row for m in models if (row := _accuracy(rows, m))]}
-
-
-def _accuracy(rows: Sequence[RematRow], model: str) -> dict[str, Any]:
-    """Say how close the predictions of a model's plans came; nothing where none was measured."""
-    errors = [r.over_prediction - 1 for r in measured_plans([r for r in rows if r.model == model])]
-    if not errors:
-        return {}
-    close = sum(abs(error) <= CLOSE_TIME for error in errors)
-    spread = {"least": min(errors), "most": max(errors)}
-    return {"model": TITLES.get(model, model), "plans": len(errors), "close": close, **spread}
+    close = accuracy_by_model(rows).with_columns(pl.col("model").replace(TITLES))
+    return found | {"remat_accuracy": close.to_dicts()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,17 @@ SURELY = 0.05
 
 CLOSE_TIME = 0.1
 """Share of the predicted time by which a time that counts as close may differ."""
+
+SPREAD = (
+    pl.len().alias("plans"),
+    (pl.col("error").abs() <= CLOSE_TIME).sum().alias("close"),
+    pl.col("error").min().alias("least"),
+    pl.col("error").max().alias("most"),
+)
+"""Expressions that say how close the predictions of `measured_plans` came."""
+
+_MEASUREMENT = ("model", "peak_bytes", "time_s", "overhead")
+"""Plans that are equal in these fields share a measurement."""
 
 
 @dataclass(frozen=True)
@@ -154,22 +164,30 @@ def markdown_of(rows: Sequence[RematRow]) -> str:
 
 
 def accuracy(rows: Sequence[RematRow]) -> str:
-    """Say in one sentence how close predictions were; nothing where no plan was measured."""
-    measured = _plans(rows)
+    """Say in one sentence how close predictions came; nothing where no plan was measured."""
     plans = measured_plans(rows)
-    if not plans:
+    if plans.is_empty():
         return ""
-    errors = [r.over_prediction - 1 for r in plans]
-    close = len(plans) - len(unlike_predicted(rows))
-    again = sum(r.processes > 1 for r in plans)
-    more = f", {again} of them by the median of several processes" if again else ""
-    peaks = sum(abs(r.peak_bytes - r.predicted_peak_bytes) <= max(r.predicted_peak_bytes / 50, MIB) for r in plans)
-    above = sum(r.peak_bytes > r.budget_bytes for r in measured)
+    predicted = pl.col("predicted_peak_bytes")
+    said = plans.select(
+        *SPREAD,
+        pl.col("error").median().alias("median"),
+        (pl.col("processes") > 1).sum().alias("again"),
+        ((pl.col("peak_bytes") - predicted).abs() <= pl.max_horizontal(predicted / 50, MIB)).sum().alias("peaks"),
+    ).row(0, named=True)
+    more = f", {said['again']} of them by the median of several processes" if said["again"] else ""
+    above = sum(r.peak_bytes > r.budget_bytes for r in _plans(rows))
     return (
-        f"{close} of {len(plans)} plans took, relative to plain PyTorch then and there, within {CLOSE_TIME:.0%} of the "
-        f"predicted time (from {min(errors):+.1%} to {max(errors):+.1%}, median {statistics.median(errors):+.1%})"
-        f"{more}; the peaks of {peaks} were within 2% or 1 MiB of the prediction, {above} above the budget."
+        f"{said['close']} of {said['plans']} plans took, relative to plain PyTorch then and there, within "
+        f"{CLOSE_TIME:.0%} of the predicted time (from {said['least']:+.1%} to {said['most']:+.1%}, median "
+        f"{said['median']:+.1%}){more}; the peaks of {said['peaks']} were within 2% or 1 MiB of the prediction, "
+        f"{above} above the budget."
     )
+
+
+def accuracy_by_model(rows: Sequence[RematRow]) -> pl.DataFrame:
+    """Return how close the predictions of each model's plans came: the columns of `SPREAD`, a line for each model."""
+    return measured_plans(rows).group_by("model", maintain_order=True).agg(*SPREAD)
 
 
 def unlike_predicted(rows: Sequence[RematRow]) -> list[list[RematRow]]:
@@ -177,9 +195,14 @@ def unlike_predicted(rows: Sequence[RematRow]) -> list[list[RematRow]]:
     return [same for same in _measured_together(_plans(rows)) if abs(same[0].over_prediction - 1) > CLOSE_TIME]
 
 
-def measured_plans(rows: Sequence[RematRow]) -> list[RematRow]:
-    """List the plans that were measured; of those that share a measurement the first one."""
-    return [same[0] for same in _measured_together(_plans(rows))]
+def measured_plans(rows: Sequence[RematRow]) -> pl.DataFrame:
+    """Return the plans that were measured, with the `error` of their predicted times as a fraction.
+
+    Of plans that share a measurement there is the first one.
+    """
+    expected = pl.col("predicted_time_s") / pl.col("plain_time_s")
+    frame = frame_of(RematRow, _plans(rows)).unique(_MEASUREMENT, keep="first", maintain_order=True)
+    return frame.with_columns(((1 + pl.col("overhead")) / expected - 1).alias("error"))
 
 
 def _plans(rows: Sequence[RematRow]) -> list[RematRow]:
@@ -187,9 +210,9 @@ def _plans(rows: Sequence[RematRow]) -> list[RematRow]:
 
 
 def _measured_together(plans: Sequence[RematRow]) -> list[list[RematRow]]:
-    found: dict[tuple[str, int, float, float], list[RematRow]] = {}
+    found: dict[tuple[object, ...], list[RematRow]] = {}
     for r in plans:
-        found.setdefault((r.model, r.peak_bytes, r.time_s, r.overhead), []).append(r)
+        found.setdefault(tuple(getattr(r, name) for name in _MEASUREMENT), []).append(r)
     return list(found.values())
 
 
@@ -213,12 +236,15 @@ def comparison(rows: Sequence[RematRow]) -> str:
     exceptions = f"; slower than {names}" if slower else ""
     turns = sum(not math.isnan(r.by_chance) for r in seeming)
     again = f" ({turns} of them in turns with each other)" if turns else ""
-    models = dict.fromkeys(r.model for r in others)
-    leanest = [m for m in models if _least_peak(rows, m, AUTO) <= min(r.peak_bytes for r in others if r.model == m)]
+    is_auto, peak = pl.col("contestant") == AUTO, pl.col("peak_bytes")
+    measured = frame_of(RematRow, rows).filter(pl.col("note") == "", pl.col("contestant") != EAGER)
+    least = measured.group_by("model").agg(peak.filter(is_auto).min().alias("ours"), peak.filter(~is_auto).min())
+    models = least.drop_nulls("peak_bytes")
+    leanest = models.filter(pl.col("ours") <= peak)
     return (
         f"{AUTO} was no slower than {len(compared) - len(slower)} of {len(compared)} points of other methods within "
-        f"the same peak{again}{exceptions}. Its smallest peak was at or below all of theirs for {len(leanest)} of "
-        f"{len(models)} models."
+        f"the same peak{again}{exceptions}. Its smallest peak was at or below all of theirs for {leanest.height} of "
+        f"{models.height} models."
     )
 
 
@@ -230,11 +256,6 @@ def seemed_slower(rows: Sequence[RematRow]) -> list[tuple[RematRow, RematRow]]:
     others = [r for r in rows if r.contestant not in (AUTO, EAGER) and not r.note]
     pairs = [(ours, r) for r in others if (ours := fastest_within(rows, r)) is not None]
     return [(ours, theirs) for ours, theirs in pairs if ours.overhead > theirs.overhead]
-
-
-def _least_peak(rows: Sequence[RematRow], model: str, contestant: str) -> float:
-    peaks = (r.peak_bytes for r in rows if (r.model, r.contestant) == (model, contestant) and not r.note)
-    return min(peaks, default=math.inf)
 
 
 def fastest_within(rows: Sequence[RematRow], of: RematRow) -> RematRow | None:
