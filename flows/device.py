@@ -19,7 +19,7 @@ from stowage.stages.ir.command import DEVICE
 from stowage.stages.ir.errors import StowageError
 
 
-class Kind(StrEnum):
+class DeviceKind(StrEnum):
     """A kind of this machine's devices."""
 
     CPU = "cpu"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 def main(
-    kind: Annotated[Kind, typer.Argument(help="Which of this machine's devices.")] = Kind.CPU,
+    kind: Annotated[DeviceKind, typer.Argument(help="Which of this machine's devices.")] = DeviceKind.CPU,
     again: Annotated[bool, typer.Option("--again", help="Measure again what is the target already.")] = False,
 ) -> None:
     """Measure this machine, and write artifacts/device.json, for which plans are made."""

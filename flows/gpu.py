@@ -47,12 +47,12 @@ from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, carried_job
 from stowage.flows.benchmarks.gpu.first.first import BUDGET_S, first, steps_of
 from stowage.flows.benchmarks.gpu.first.page import PAGE
 from stowage.flows.benchmarks.gpu.first.tests import TESTS
-from stowage.flows.benchmarks.gpu.job import Job, parameters_of
+from stowage.flows.benchmarks.gpu.job import GpuJob, parameters_of
 from stowage.flows.benchmarks.gpu.measure import fitting_dtype, measure_job
 from stowage.flows.benchmarks.gpu.race import ALLOCATOR, race
 from stowage.flows.benchmarks.gpu.table import text_of
 from stowage.flows.benchmarks.gpu.whole_race import PAGE as RACE_PAGE
-from stowage.flows.benchmarks.gpu.whole_race import Effort, jobs_of, notes_of, report_of, run_race
+from stowage.flows.benchmarks.gpu.whole_race import RaceEffort, jobs_of, notes_of, report_of, run_race
 from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
@@ -112,7 +112,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def job_of(given: argparse.Namespace) -> Job:
+def job_of(given: argparse.Namespace) -> GpuJob:
     """Return the configuration that the command line asks for.
 
     Raises:
@@ -126,7 +126,7 @@ def job_of(given: argparse.Namespace) -> Job:
             raise ParameterError(f"--set {setting} is not key=number: write, for example, num_hidden_layers=8.")
         overrides[key] = int(value)
     free = available_bytes()
-    job = Job(
+    job = GpuJob(
         architecture=given.architecture,
         overrides=overrides,
         batch_size=given.batch,
@@ -202,7 +202,7 @@ def run_whole_race(given: argparse.Namespace) -> int:
         jobs,
         given.out,
         say,
-        Effort(given.steps, seconds, samples, given.quick, given.timeout, given.budget_s or math.inf),
+        RaceEffort(given.steps, seconds, samples, given.quick, given.timeout, given.budget_s or math.inf),
         fractions=given.fraction or (0.95, 0.85),
         method=given.method,
         stores=given.stores,

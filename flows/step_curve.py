@@ -26,7 +26,7 @@ from stowage.stages.settings import Settings, parse_settings
 from stowage.stages.settings.load import read_parameters
 
 if TYPE_CHECKING:
-    from stowage.flows.planning.curve import Curve
+    from stowage.flows.planning.curve_result import Curve
 
 POINTS = 12
 OUT = Path("artifacts") / "curve"

@@ -21,7 +21,7 @@ from stowage.stages.trace import Outside
 
 
 @dataclass(frozen=True)
-class Execution:
+class ExecutionChoice:
     """Settings for executing the plans of one model.
 
     Attributes:
@@ -42,7 +42,7 @@ class Binding:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        execution: Execution,
+        execution: ExecutionChoice,
         tree: ModuleTree | None = None,
     ) -> None:
         """Make the executor; `tree` is the model's module tree, where other objects use it too."""

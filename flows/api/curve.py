@@ -16,8 +16,9 @@ from stowage.flows.api.fit import MakeOptimizer
 from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
-from stowage.flows.planning.curve import POINTS, Curve, CurvePlanner
+from stowage.flows.planning.curve import POINTS, CurvePlanner
 from stowage.flows.planning.curve_card import Growth, answer_of, host_as_lower_tier
+from stowage.flows.planning.curve_result import Curve
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device.cards import Card, card_named, read_card

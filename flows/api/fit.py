@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stowage.flows.api.arguments import check_arguments
-from stowage.flows.api.binding import Execution
+from stowage.flows.api.binding import ExecutionChoice
 from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.when import check_of
 from stowage.flows.api.choices import Choices, print_notice
@@ -89,7 +89,7 @@ def make_step(
             most=choices.programs,
             new_shapes=choices.new_shapes,
         ),
-        execution=Execution(choices.executor, lower.open if lower else None, late),
+        execution=ExecutionChoice(choices.executor, lower.open if lower else None, late),
         check=choices.check,
         say=choices.say,
     )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from stowage.flows.api.binding import Binding, Execution
+from stowage.flows.api.binding import Binding, ExecutionChoice
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
@@ -18,7 +18,7 @@ from stowage.flows.api.planner import Planner
 from stowage.flows.api.reasons import form_of, planned_text, why
 from stowage.flows.api.recent import Recent
 from stowage.flows.api.recording import Recording
-from stowage.flows.api.steps import SPARE, Known, Say, Steps
+from stowage.flows.api.steps import SPARE, KnownSteps, Say, Steps
 from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.planned import Planned
 from stowage.flows.planning.true_kernels import with_true_kernels
@@ -50,7 +50,7 @@ class Programs:
         planner: Planner,
         steps: Steps,
         *,
-        execution: Execution | None = None,
+        execution: ExecutionChoice | None = None,
         say: Say = lambda text: None,
     ) -> None:
         self._model = model
@@ -60,12 +60,12 @@ class Programs:
         self._planner = planner
         self._steps = steps
         self._say = say
-        self.known = Recent[Known](steps.most)
+        self.known = Recent[KnownSteps](steps.most)
         roots = {"loss": steps.loss, "objective": steps.objective, **steps.roots}
         self._recording = Recording(model, steps, planner.watch, say)
         self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
-        self.binding = Binding(model, optimizer, execution or Execution(), self.live.watch.tree)
+        self.binding = Binding(model, optimizer, execution or ExecutionChoice(), self.live.watch.tree)
 
     @property
     def offloading(self) -> Offloading | None:
@@ -73,7 +73,7 @@ class Programs:
         return self.binding.offloading
 
     @property
-    def latest(self) -> Known | None:
+    def latest(self) -> KnownSteps | None:
         """Return the program that was found last."""
         return self.known.latest
 
@@ -213,7 +213,7 @@ class Programs:
         self._seen.setdefault(key[0])
         return self._with_numbers(known).program
 
-    def _with_numbers(self, known: Known) -> Known:
+    def _with_numbers(self, known: KnownSteps) -> KnownSteps:
         """Return a program whose code reads the numbers that its step reads at each call now, made anew if need be."""
         traced = self.live.of(known.key)
         if known.version != traced.version:
@@ -225,13 +225,13 @@ class Programs:
         set_numbers(known.program, traced)
         return known
 
-    def _drop(self, known: Sequence[Known]) -> None:
+    def _drop(self, known: Sequence[KnownSteps]) -> None:
         """Forget the source code that Python keeps of these programs."""
         kept = {k.planned.folder for k in self.known}
         for folder in {k.planned.folder for k in known} - kept:
             forget_source(str(folder / "step.py"))
 
-    def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> Known:
+    def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> KnownSteps:
         recorded = self._record(key, batch)
         began = time.perf_counter()
         first = not self.known and not self._seen
@@ -247,7 +247,7 @@ class Programs:
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
         self._recording.untold_s = 0.0
         # The groups are read now: planning has learnt which of their entries the optimizer changes itself.
-        return Known(self._groups(), key, micro_batch, planned, program)
+        return KnownSteps(self._groups(), key, micro_batch, planned, program)
 
     def _groups(self) -> OptimizerSignature | None:
         """Return what plans depend on of the optimizer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from stowage.flows.api.steps import Known
+from stowage.flows.api.steps import KnownSteps
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.trace import MicroBatch
@@ -101,7 +101,7 @@ def _new(batch: BatchSignature, seen: Collection[BatchSignature]) -> str:
     return f"new shape {form_of(batch)}"
 
 
-def step_text(model: str, optimizer: str, known: Sequence[Known]) -> str:
+def step_text(model: str, optimizer: str, known: Sequence[KnownSteps]) -> str:
     """Describe a training step in a few lines.
 
     Args:

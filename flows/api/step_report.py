@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stowage.flows.api.history import History
-from stowage.flows.planning.curve import Curve
+from stowage.flows.planning.curve_result import Curve
 from stowage.flows.planning.planned import Planned
 
 

@@ -48,7 +48,7 @@ class Steps:
     new_shapes: NewShapes = "plan"
 
 
-class Known(NamedTuple):
+class KnownSteps(NamedTuple):
     """A program and what it is valid for.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stowage.flows.api.binding import Execution
+from stowage.flows.api.binding import ExecutionChoice
 from stowage.flows.api.check.shadow import Net
 from stowage.flows.api.check.when import Check
 from stowage.flows.api.evaluation import Evaluations, Resting
@@ -24,7 +24,7 @@ from stowage.flows.api.step_report import write_step_report
 from stowage.flows.api.steps import Say, Steps
 from stowage.flows.api.storing import Storing
 from stowage.flows.api.whole_steps import whole_step
-from stowage.flows.planning.curve import Curve
+from stowage.flows.planning.curve_result import Curve
 from stowage.flows.planning.planned import Planned
 from stowage.stages.ir.errors import Infeasible, ParameterError, StaleStep
 from stowage.stages.ir.files import write_atomically
@@ -63,7 +63,7 @@ class TrainingStep(Storing):
         planner: Planner,
         steps: Steps,
         *,
-        execution: Execution | None = None,
+        execution: ExecutionChoice | None = None,
         check: Check = "powers",
         say: Say = lambda text: None,
     ) -> None:

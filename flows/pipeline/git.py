@@ -14,7 +14,7 @@ from stowage.stages.ir.errors import StowageError
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TreeSnapshot:
     """A commit of tracked files as they are now and of new Python files; on no branch.
 
     Attributes:
@@ -46,7 +46,7 @@ def git(root: Path, *arguments: str, environment: Mapping[str, str] | None = Non
     return done.stdout.strip()
 
 
-def snapshot(root: Path) -> Snapshot:
+def snapshot(root: Path) -> TreeSnapshot:
     """Commit the working tree as it is without touching it, its index or its branch."""
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
@@ -55,10 +55,10 @@ def snapshot(root: Path) -> Snapshot:
         git(root, "add", "--", ":/*.py", environment=index)
         tree = git(root, "write-tree", environment=index)
     if tree == git(root, "rev-parse", "HEAD^{tree}"):
-        return Snapshot(git(root, "rev-parse", "HEAD"), tree)
+        return TreeSnapshot(git(root, "rev-parse", "HEAD"), tree)
     nobody = {f"GIT_{who}_{what}": "stowage" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     commit = git(root, "commit-tree", tree, "-p", "HEAD", "-m", "A run's snapshot", environment=nobody)
-    return Snapshot(commit, tree)
+    return TreeSnapshot(commit, tree)
 
 
 def add_worktree(root: Path, folder: Path, commit: str) -> None:

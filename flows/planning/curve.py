@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
-
-import polars as pl
 
 from stowage.flows.planning.costed import Costed, Part, Progress
+from stowage.flows.planning.curve_result import CardAnswer, Curve
 from stowage.flows.planning.effort import Effort
 from stowage.flows.planning.sizes import everything_kept
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError
-from stowage.stages.ir.files import write_atomically
-from stowage.stages.ir.table import write_rows
-from stowage.stages.report.frames import frame_of
 from stowage.stages.settings.sizes import MOST_BYTES, resolve_budget
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Solved, Sought, sought_budget
 from stowage.stages.solve.curve import point_of, spread_points
@@ -30,96 +25,6 @@ POINTS = 12
 
 MOST_POINTS = 1000
 """The largest number of budgets of one curve."""
-
-
-Verdict = Literal["plainly", "planned", "with_ram", "no"]
-
-
-@dataclass(frozen=True)
-class CardAnswer:
-    """Says whether a step fits a card that is only described; an estimate.
-
-    Attributes:
-        verdict: `plainly`: it fits without a plan; `planned`: with a plan in the card; `with_ram`: with a plan that
-            also uses RAM; `no`: not at all.
-        line: the same for people, in one line.
-        budget_bytes: the bytes of the card that the step may take.
-        batch_sizes: ranges of batch sizes, for people.
-        assumptions: what the estimate rests on, a line each.
-    """
-
-    verdict: Verdict
-    line: str
-    budget_bytes: int
-    batch_sizes: str
-    assumptions: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Holds predicted step times against budgets.
-
-    Attributes:
-        model: what is trained, for people.
-        device: name of the device that the costs are from.
-        plain_peak_bytes: predicted peak of plain PyTorch, whose gradients wait for the updates.
-        keep_all_peak_bytes, keep_all_time_s: of the iteration without recomputation, under a plan.
-        smallest_bytes: the least budget for which there is a plan.
-        estimated: costs are estimates from the device's rates, not measurements.
-        points: by budget, the largest first.
-        answer: whether the step fits, on a card that is only described.
-    """
-
-    model: str
-    device: str
-    plain_peak_bytes: int
-    keep_all_peak_bytes: int
-    keep_all_time_s: float
-    smallest_bytes: int
-    estimated: bool
-    points: tuple[CurvePoint, ...]
-    answer: CardAnswer | None = None
-
-    @property
-    def moves(self) -> bool:
-        """Say whether any of the plans uses the lower tier."""
-        return any(p.traffic_bytes for p in self.points)
-
-    def frame(self) -> pl.DataFrame:
-        """Return the points as a table, the largest budget first."""
-        return frame_of(CurvePoint, self.points)
-
-    def least_at(self, slowdown: float) -> CurvePoint | None:
-        """Return the point with the least memory whose slowdown, as a fraction, is at most this; None without one."""
-        found = self.frame().filter(pl.col("feasible") & (pl.col("slowdown") <= slowdown)).sort("budget_bytes")
-        if found.is_empty():
-            return None
-        return next(p for p in self.points if p.budget_bytes == found["budget_bytes"][0])
-
-    def write(self, folder: str | Path) -> list[Path]:
-        """Write `curve.parquet` and `curve.png` into a folder, each atomically.
-
-        Returns:
-            The two paths.
-
-        Raises:
-            UnwritableError: they cannot be written.
-        """
-        # matplotlib takes a second to import
-        from stowage.stages.report.figures import render
-        from stowage.stages.report.tradeoff import tradeoff_figure
-
-        table, picture = Path(folder) / "curve.parquet", Path(folder) / "curve.png"
-        write_rows(table, CurvePoint, self.points)
-        budget = self.answer.budget_bytes if self.answer is not None else 0
-        _, png = render(lambda: tradeoff_figure(self.points, self.plain_peak_bytes, budget, "the card"))
-        write_atomically(picture, png)
-        return [table, picture]
-
-    def __str__(self) -> str:
-        from stowage.flows.planning.curve_text import curve_text
-
-        return curve_text(self)
 
 
 class CurvePlanner:

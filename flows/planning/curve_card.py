@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stowage.flows.planning.curve import CardAnswer, CurvePlanner, Verdict
+from stowage.flows.planning.curve import CurvePlanner
+from stowage.flows.planning.curve_result import CardAnswer, Verdict
 from stowage.stages.device.cards import Card
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, StowageError

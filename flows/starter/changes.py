@@ -17,7 +17,7 @@ from stowage.stages.ir.files import write_atomically
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """A file that is written.
 
     Attributes:
@@ -48,7 +48,7 @@ def text_hash(text: str) -> str:
 
 def changes_of(
     root: Path, model: Model, device: str, folder: str, version: str, written: Mapping[str, str]
-) -> tuple[list[Change], list[str]]:
+) -> tuple[list[FileChange], list[str]]:
     """Return files to write, and sentences on what is left alone.
 
     Args:
@@ -62,7 +62,7 @@ def changes_of(
     Raises:
         StowageError: a file that is there cannot be joined with what is wanted.
     """
-    found: list[Change] = []
+    found: list[FileChange] = []
     left: list[str] = []
     data = _model_file(root, model, found)
     wanted = parameters(model, device, data)
@@ -76,21 +76,21 @@ def changes_of(
     return found, left
 
 
-def write(root: Path, change: Change) -> None:
+def write(root: Path, change: FileChange) -> None:
     """Write a file, in one step."""
     path = root / change.path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, change.after.encode())
 
 
-def _model_file(root: Path, model: Model, found: list[Change]) -> str | None:
+def _model_file(root: Path, model: Model, found: list[FileChange]) -> str | None:
     """Return the function that makes batches, if the model's module has one; a missing module becomes an example."""
     if model.kind != "callable":
         return None
     path = module_file(root, model.module)
     if path is None:
         path = _place_of(root, model.module)
-        found.append(Change(path, None, template("my_model.py", build=model.function)))
+        found.append(FileChange(path, None, template("my_model.py", build=model.function)))
         return f"{model.module}:batches"
     names = names_in(root / path)
     if model.function not in names:
@@ -111,28 +111,28 @@ def _place_of(root: Path, module: str) -> Path:
     return Path("src") / path if (root / "src").is_dir() else path
 
 
-def _join(found: list[Change], root: Path, name: str, wanted: str, join: Callable[[str, str, str], str]) -> None:
+def _join(found: list[FileChange], root: Path, name: str, wanted: str, join: Callable[[str, str, str], str]) -> None:
     path = root / name
     if not path.is_file():
-        found.append(Change(Path(name), None, wanted))
+        found.append(FileChange(Path(name), None, wanted))
         return
     text = _read(path)
     if (after := join(text, wanted, str(path))) != text:
-        found.append(Change(Path(name), text, after))
+        found.append(FileChange(Path(name), text, after))
 
 
 def _whole(
-    found: list[Change], left: list[str], root: Path, name: str, wanted: str, written: Mapping[str, str]
+    found: list[FileChange], left: list[str], root: Path, name: str, wanted: str, written: Mapping[str, str]
 ) -> None:
     path = root / name
     if not path.is_file():
-        found.append(Change(Path(name), None, wanted, ours=True))
+        found.append(FileChange(Path(name), None, wanted, ours=True))
         return
     text = _read(path)
     if text == wanted:
         return
     if written.get(name) == text_hash(text):
-        found.append(Change(Path(name), text, wanted, ours=True))
+        found.append(FileChange(Path(name), text, wanted, ours=True))
     else:
         left.append(
             f"left {name} as it is, because it was edited: delete it and run `stowage init` again to have it as "

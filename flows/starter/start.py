@@ -9,7 +9,7 @@ from pathlib import Path
 from stowage.flows.pipeline.dvc import dvc_command, python_command, run_quietly
 from stowage.flows.pipeline.project import is_checkout, is_misplaced
 from stowage.flows.starter.answers import Model, choose_model
-from stowage.flows.starter.changes import Change, changes_of, text_hash, write
+from stowage.flows.starter.changes import FileChange, changes_of, text_hash, write
 from stowage.flows.starter.repository import folder_in_repository, ignored_by_git, start_dvc
 from stowage.stages.inputs import LIST, refresh
 from stowage.stages.ir.code_record import RECORD, read_code, record_code
@@ -94,7 +94,7 @@ def _best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _checked(root: Path, changes: list[Change], model: Model) -> Settings:
+def _checked(root: Path, changes: list[FileChange], model: Model) -> Settings:
     """Return the parameters as they will be.
 
     Raises:
@@ -136,7 +136,7 @@ def _measure(root: Path, kind: str, say: Callable[[str], None]) -> None:
     say(f"measured this machine: {said.strip()}")
 
 
-def _record(root: Path, changes: list[Change], say: Callable[[str], None]) -> None:
+def _record(root: Path, changes: list[FileChange], say: Callable[[str], None]) -> None:
     """Record the version, the code of each stage, and what was written as a whole."""
     before = read_code(root)
     stale = record_code(root, __version__)

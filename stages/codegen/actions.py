@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stowage.stages.codegen.calls import Calls
-from stowage.stages.codegen.names import Names
+from stowage.stages.codegen.names import Identifiers
 from stowage.stages.ir.actions import ACTIONS, PlanAction
 from stowage.stages.ir.errors import MIB
 from stowage.stages.ir.graph import ComputeNode
@@ -30,7 +30,7 @@ class Actions:
         self.trace = trace
         self.nodes = nodes
         self.rows = rows
-        self.names = Names(trace)
+        self.names = Identifiers(trace)
         self._calls = Calls(trace, self.names)
         self.runs = [0] * len(nodes)
         self.total = [0] * len(nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from stowage.stages.codegen.names import NOTHING, Names
+from stowage.stages.codegen.names import NOTHING, Identifiers
 from stowage.stages.ir.arguments import render_arguments
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.source import quoted
@@ -15,7 +15,7 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL, jointly_updated,
 class Calls:
     """Writes calls into the lines of `names`."""
 
-    def __init__(self, trace: TraceTables, names: Names) -> None:
+    def __init__(self, trace: TraceTables, names: Identifiers) -> None:
         self._trace = trace
         self._names = names
 

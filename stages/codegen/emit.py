@@ -8,7 +8,7 @@ from itertools import groupby
 
 from stowage.stages.codegen.actions import Actions
 from stowage.stages.codegen.header import header
-from stowage.stages.codegen.names import Names
+from stowage.stages.codegen.names import Identifiers
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.source import quoted
@@ -61,7 +61,7 @@ def _keep_gradients(trace: TraceTables, actions: Actions) -> None:
         names.lines.append(f"run.keep({quoted(gradient.parameter)}, {value}{scale})")
 
 
-def _return_loss(trace: TraceTables, names: Names) -> None:
+def _return_loss(trace: TraceTables, names: Identifiers) -> None:
     """Hand out what the step leaves in the user's objects, then return the loss."""
     if trace.meta.left:
         for value in trace.meta.left:
@@ -72,7 +72,7 @@ def _return_loss(trace: TraceTables, names: Names) -> None:
     names.lines += ["", f"return {names.name(trace.meta.loss_value)}"]
 
 
-def _return_outputs(trace: TraceTables, names: Names) -> None:
+def _return_outputs(trace: TraceTables, names: Identifiers) -> None:
     """Return what a forward alone gives. Constants are the program's own, so that copies of them are returned."""
     found = []
     for value in trace.meta.outputs:

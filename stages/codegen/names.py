@@ -21,7 +21,7 @@ NEUTRAL = frozenset({VIEW, "aten.expand.default", "aten.slice.Tensor", "aten.det
 """Operators whose result shows the numbers of their first argument as they are (unlike a conjugate)."""
 
 
-class Names:
+class Identifiers:
     """The lines of a step so far, and which tensors have a name in them.
 
     Attributes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from stowage.stages.kernels.forms import Form, Output, output_at, outputs_of, parse_all, texts
 from stowage.stages.kernels.known import FakeKernelError, KnownOutputs, Outputs, known_outputs
-from stowage.stages.kernels.made_up import USUAL, Around, Kind, kinds_of, made_up
+from stowage.stages.kernels.made_up import USUAL, Around, ContentKind, kinds_of, made_up
 from stowage.stages.kernels.store import ReturnedStore
 from stowage.stages.kernels.substitutes import SUBSTITUTES
 
@@ -21,9 +21,9 @@ __all__ = [
     "SUBSTITUTES",
     "USUAL",
     "Around",
+    "ContentKind",
     "FakeKernelError",
     "Form",
-    "Kind",
     "KnownOutputs",
     "Output",
     "Outputs",

@@ -49,7 +49,7 @@ Fill = Callable[[torch.Tensor, Around], None]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ContentKind:
     """One kind of contents.
 
     Attributes:
@@ -148,7 +148,7 @@ No other operator gets these: as indices they could point outside of a tensor, w
 
 
 @functools.cache
-def kinds_of(target: str) -> tuple[Kind, ...]:
+def kinds_of(target: str) -> tuple[ContentKind, ...]:
     """List the contents to try for the arguments of an operator (`aten.addmm.default`), in order.
 
     These are all combinations; those that differ least from the first one come first.
@@ -158,17 +158,17 @@ def kinds_of(target: str) -> tuple[Kind, ...]:
         itertools.product(enumerate(_FLOATS), enumerate(integers), enumerate(_BOOLEANS)),
         key=lambda three: (sum(rank > 0 for rank, _ in three), [rank for rank, _ in three][::-1]),
     )
-    return tuple(Kind(" ".join(f.__name__[1:] for _, f in three), *(f for _, f in three)) for three in ranked)
+    return tuple(ContentKind(" ".join(f.__name__[1:] for _, f in three), *(f for _, f in three)) for three in ranked)
 
 
-USUAL = Kind("usual", _probabilities, _few, _ones)
+USUAL = ContentKind("usual", _probabilities, _few, _ones)
 """Contents that most operators accept."""
 
 ANYWHERE = Around()
 """The default, for a tensor that is made for no particular call."""
 
 
-def made_up(form: Form, device: torch.device, kind: Kind = USUAL, around: Around = ANYWHERE) -> torch.Tensor:
+def made_up(form: Form, device: torch.device, kind: ContentKind = USUAL, around: Around = ANYWHERE) -> torch.Tensor:
     """Make a tensor of the given form with contents of the given kind, as an argument of a call."""
     base = torch.empty(form.span, dtype=form.dtype, device=device)
     tensor = base.as_strided(form.shape, form.stride, form.offset if form.span else 0)

@@ -19,17 +19,17 @@ from stowage.stages.optimizers.content import tensors_in
 from stowage.stages.optimizers.known import KnownOptimizer
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
 from stowage.stages.optimizers.single import bare_step, step_alone, step_some
-from stowage.stages.optimizers.states import Form, KeptStates, StateTensor, kept_states
+from stowage.stages.optimizers.states import KeptStates, StateForm, StateTensor, kept_states
 from stowage.stages.optimizers.trial import Habits, habits_of
 from stowage.stages.optimizers.twin import twin_of
 
 __all__ = [
     "Bench",
-    "Form",
     "Habits",
     "KeptStates",
     "KnownOptimizer",
     "OptimizerSignature",
+    "StateForm",
     "StateTensor",
     "bare_step",
     "habits_of",

@@ -11,7 +11,7 @@ from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import UPDATE_ALL, jointly_updated, updated_parameter
 from stowage.stages.optimizers.quiet import quiet
 from stowage.stages.optimizers.single import bare_step
-from stowage.stages.optimizers.states import Form
+from stowage.stages.optimizers.states import StateForm
 from stowage.stages.optimizers.twin import has_states, twin_of
 
 
@@ -36,10 +36,10 @@ class Bench:
         else:
             names, values = [updated_parameter(call.arguments)[0]], [trace.values[call.reads[1]]]
             clipped = len(call.reads) > 2
-        forms = {n: Form(v.shape, v.stride, getattr(torch, v.dtype)) for n, v in zip(names, values, strict=True)}
+        forms = {n: StateForm(v.shape, v.stride, getattr(torch, v.dtype)) for n, v in zip(names, values, strict=True)}
         return self.update(forms, kind, clipped=clipped)
 
-    def update(self, forms: Mapping[str, Form], kind: str, *, clipped: bool) -> Callable[[], None]:
+    def update(self, forms: Mapping[str, StateForm], kind: str, *, clipped: bool) -> Callable[[], None]:
         """Return a function that takes one step for some parameters.
 
         It changes the copy alone, and the global generators if the optimizer draws random numbers: call it within

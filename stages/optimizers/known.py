@@ -11,7 +11,7 @@ import torch
 
 from stowage.stages.ir.updates import UpdateRule
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
-from stowage.stages.optimizers.states import Form, KeptStates, kept_states
+from stowage.stages.optimizers.states import KeptStates, StateForm, kept_states
 from stowage.stages.optimizers.trial import Habits, habits_of, rule_settings
 from stowage.stages.optimizers.twin import inner_optimizers
 
@@ -43,7 +43,7 @@ class KnownOptimizer:
         return self._habits[1]
 
     def kept(
-        self, parameters: Mapping[str, torch.Tensor], forms: Mapping[str, Form], device: torch.device
+        self, parameters: Mapping[str, torch.Tensor], forms: Mapping[str, StateForm], device: torch.device
     ) -> KeptStates:
         """Return the states of those parameters; see `kept_states`."""
         habits = self.habits

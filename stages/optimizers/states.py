@@ -51,7 +51,7 @@ class KeptStates:
 
 
 @dataclass(frozen=True)
-class Form:
+class StateForm:
     """The form of a parameter.
 
     Attributes:
@@ -63,9 +63,9 @@ class Form:
     dtype: torch.dtype
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Form:
+    def of(tensor: torch.Tensor) -> StateForm:
         """Return the form of a tensor that is in memory."""
-        return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        return StateForm(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Allocate a tensor of this form."""
@@ -75,7 +75,7 @@ class Form:
 def kept_states(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.Tensor],
-    forms: Mapping[str, Form],
+    forms: Mapping[str, StateForm],
     habits: Habits,
     device: torch.device,
 ) -> KeptStates:
@@ -123,7 +123,7 @@ def kept_states(
 def _learn(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.Tensor],
-    forms: Mapping[str, Form],
+    forms: Mapping[str, StateForm],
     chosen: Mapping[str, Sequence[str]],
     steps: int,
     device: torch.device,
@@ -136,7 +136,7 @@ def _learn(
     others = [p for p in parameters_of(optimizer) if id(p) not in updated] if joint else []
     with mode:
         stand_ins = {name: nn.Parameter(_made_up(forms[name], device, fake)) for name in chosen}
-        idle = {id(p): nn.Parameter(_made_up(Form.of(p), device, fake), p.requires_grad) for p in others}
+        idle = {id(p): nn.Parameter(_made_up(StateForm.of(p), device, fake), p.requires_grad) for p in others}
     twin = twin_of(
         optimizer,
         {id(parameters[name]): p for name, p in stand_ins.items()} | idle,
@@ -153,7 +153,7 @@ def _learn(
     return _Found(twin, stand_ins, list(idle.values())).split(chosen)
 
 
-def _made_up(form: Form, device: torch.device, fake: bool) -> torch.Tensor:
+def _made_up(form: StateForm, device: torch.device, fake: bool) -> torch.Tensor:
     made = form.empty(device)
     return made if fake else made.normal_()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stowage.stages.formulations.block.staged_order import Executions
 from stowage.stages.ir.block import BlockGraph
-from stowage.stages.options.intervals import Answer, Starts
+from stowage.stages.options.intervals import IntervalAnswer, Starts
 from stowage.stages.options.sources import Exact, source_of, sources_of
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -21,7 +21,7 @@ def solve_exactly(
     computations: int,
     within: Executions | None,
     near: Executions | None,
-) -> Answer:
+) -> IntervalAnswer:
     """Find the fastest schedule within M_peak and M_save, bytes.
 
     Args:
@@ -37,7 +37,9 @@ def solve_exactly(
     return source.solve(block, budgets, settings, Starts(computations, within, near))
 
 
-def raced(answer: Answer, block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings) -> Answer:
+def raced(
+    answer: IntervalAnswer, block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings
+) -> IntervalAnswer:
     """Return the fastest of an answer and those of formulations that race, which may run a node any number of times."""
     starts = Starts(0, answer.executions)
     for source in sources_of(Exact):

@@ -25,7 +25,7 @@ Proving took eight times as long as finding a schedule that is at most 2% slower
 """
 
 
-class Answer(NamedTuple):
+class IntervalAnswer(NamedTuple):
     """A schedule, how it was found, and executions from which the next solve may start; see `retention`."""
 
     schedule: BlockSchedule | None
@@ -49,7 +49,7 @@ class Starts:
     near: Executions | None = None
 
 
-ExactSolve = Callable[[BlockGraph, tuple[int, int], SolverSettings, Starts], Answer]
+ExactSolve = Callable[[BlockGraph, tuple[int, int], SolverSettings, Starts], IntervalAnswer]
 """Finds the fastest schedule of a block for (M_peak, M_save) in bytes, the solver's limits, and starts."""
 
 Solve = Callable[..., tuple[BlockSchedule | None, SolveReport | None]]
@@ -59,15 +59,15 @@ Solve = Callable[..., tuple[BlockSchedule | None, SolveReport | None]]
 def answering(solve: Solve) -> ExactSolve:
     """Wrap a formulation that finds one schedule and returns no executions."""
 
-    def answer(block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts) -> Answer:
-        return Answer(*solve(block, *budgets, settings, hint=starts.within), None)
+    def answer(block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts) -> IntervalAnswer:
+        return IntervalAnswer(*solve(block, *budgets, settings, hint=starts.within), None)
 
     return answer
 
 
 def retention_intervals(
     block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings, starts: Starts
-) -> Answer:
+) -> IntervalAnswer:
     """Solve by retention intervals: few computations of each node first, more where those do not meet the budgets."""
     within, hint = starts.within, starts.within or starts.near
     few = min(_FEW, starts.computations)
@@ -76,9 +76,9 @@ def retention_intervals(
     if executions is None and starts.computations > few and not came_first:
         executions, report = _more_computations(block, budgets, settings, starts.computations, hint)
     if executions is None:
-        return Answer(None, report, None)
+        return IntervalAnswer(None, report, None)
     staged = StagedGraph.of(block)
-    return Answer(schedule_of(staged, timeline(staged, executions)), report, executions)
+    return IntervalAnswer(schedule_of(staged, timeline(staged, executions)), report, executions)
 
 
 def _more_computations(

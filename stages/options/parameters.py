@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stowage.stages.options.sources import Cluster, Exact, source_of
+from stowage.stages.options.sources import ClusterSource, Exact, source_of
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.settings import OptionsSettings
 from stowage.stages.solver.outcome import SolverSettings
@@ -15,7 +15,7 @@ def search_of(settings: OptionsSettings) -> tuple[GridSize, SolverSettings]:
         ParameterError: a formulation has an unknown name.
     """
     source_of(Exact, settings.formulation, "options.formulation")
-    source_of(Cluster, settings.cluster_formulation, "options.cluster_formulation")
+    source_of(ClusterSource, settings.cluster_formulation, "options.cluster_formulation")
     size = GridSize(
         peak_budgets=settings.peak_budgets,
         save_budgets=settings.save_budgets,

@@ -52,7 +52,7 @@ class ClusterSolver(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class OptionSource:
     """The properties that all formulations have.
 
     Attributes:
@@ -65,7 +65,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Fixed(Source):
+class Fixed(OptionSource):
     """A formulation that makes one schedule of each block, always an option.
 
     Attributes:
@@ -76,7 +76,7 @@ class Fixed(Source):
 
 
 @dataclass(frozen=True)
-class Frontier(Source):
+class Frontier(OptionSource):
     """A formulation that makes schedules from much memory to little, of blocks of any size.
 
     Attributes:
@@ -89,7 +89,7 @@ class Frontier(Source):
 
 
 @dataclass(frozen=True)
-class Exact(Source):
+class Exact(OptionSource):
     """A formulation that finds the fastest schedule of a block for one pair of budgets.
 
     Attributes:
@@ -102,7 +102,7 @@ class Exact(Source):
 
 
 @dataclass(frozen=True)
-class Cluster(Source):
+class ClusterSource(OptionSource):
     """A formulation that finds the fastest schedule of a cluster with clusters inside, for one pair of budgets.
 
     Attributes:
@@ -117,7 +117,7 @@ class Cluster(Source):
 
 _BLOCK, _CLUSTER = "stowage.stages.formulations.block", "stowage.stages.formulations.cluster"
 
-SOURCES: tuple[Source, ...] = (
+SOURCES: tuple[OptionSource, ...] = (
     Fixed("keep_all", f"{_BLOCK}.fixed", keep_all),
     Fixed("recompute_all", f"{_BLOCK}.fixed", recompute_all),
     # Where blocks are solved exactly, its schedules are found anyway: the solver starts from them.
@@ -126,13 +126,13 @@ SOURCES: tuple[Source, ...] = (
     Exact("retention", f"{_BLOCK}.retention", retention_intervals),
     Exact("rk_checkmate", f"{_BLOCK}.rk_checkmate", answering(rk_checkmate), races=True),
     Exact("checkmate", f"{_BLOCK}.checkmate", answering(checkmate), races=True),
-    Cluster("h_retention", f"{_CLUSTER}.retention", HRetention),
+    ClusterSource("h_retention", f"{_CLUSTER}.retention", HRetention),
     # The first answer of a MILP takes longest.
-    Cluster("h_ilp", f"{_CLUSTER}.h_ilp", HIlpSolver, share=1.0),
+    ClusterSource("h_ilp", f"{_CLUSTER}.h_ilp", HIlpSolver, share=1.0),
 )
 """All sources, in the order in which they are asked."""
 
-S = TypeVar("S", bound=Source)
+S = TypeVar("S", bound=OptionSource)
 
 
 def sources_of(kind: type[S]) -> list[S]:

@@ -12,7 +12,7 @@ from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE_ALL, left_behind
-from stowage.stages.partition.chain import Chain, find_chain
+from stowage.stages.partition.chain import BlockChain, find_chain
 
 
 @dataclass
@@ -92,7 +92,7 @@ def partition(
     return numbered, _describe(numbered, chain, trace)
 
 
-def _assign(chain: Chain, nodes: Sequence[ComputeNode]) -> dict[int, int]:
+def _assign(chain: BlockChain, nodes: Sequence[ComputeNode]) -> dict[int, int]:
     """Return the block of each node; parameter-free nodes go to the one block that reads them, else they are shared."""
     forward_borders = [c.forward_position for c in chain.cuts]
     backward_borders = [c.backward_position for c in reversed(chain.cuts)]
@@ -178,7 +178,7 @@ def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
     return [replace(n, once=True) for n in backward]
 
 
-def _describe(nodes: list[ComputeNode], chain: Chain, trace: TraceTables) -> list[Block]:
+def _describe(nodes: list[ComputeNode], chain: BlockChain, trace: TraceTables) -> list[Block]:
     """Describe each block of the chain."""
     count = len(chain.cuts) + 1
     final = {trace.values[v].storage for v in left_behind(trace)}

@@ -35,7 +35,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Chain:
+class BlockChain:
     """The block sequence.
 
     Attributes:
@@ -81,7 +81,7 @@ def find_chain(
     *,
     smallest_block: int,
     long_lived_from: int | None = None,
-) -> Chain:
+) -> BlockChain:
     """Cut the step into blocks.
 
     Args:
@@ -132,7 +132,7 @@ def find_chain(
         )
     else:  # a forward alone
         cuts = [Cut(position, -1, storage, ()) for position, storage in borders]
-    return Chain(
+    return BlockChain(
         cuts=_merge_small(cuts, effective, smallest_block),
         forward=forward,
         effective=effective,

@@ -11,7 +11,7 @@ from stowage.stages.ir.arguments import map_arguments, split_receiver, spread_ou
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, OPAQUE, SEALS, SPREAD, without_overload
 from stowage.stages.ir.results import flat_results
 from stowage.stages.ir.trace import Call, TraceTables, Value
-from stowage.stages.kernels import SUBSTITUTES, USUAL, Around, Form, Kind, made_up
+from stowage.stages.kernels import SUBSTITUTES, USUAL, Around, ContentKind, Form, made_up
 
 
 def operator_of(target: str) -> Any:
@@ -49,7 +49,7 @@ def around_of(call: Call, trace: TraceTables) -> Around:
 
 
 def make_arguments(
-    call: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
+    call: Call, trace: TraceTables, device: torch.device, kind: ContentKind = USUAL
 ) -> tuple[list[Any], dict[str, Any]]:
     """Make arguments for `call`; one tensor for each distinct value."""
     tensors: dict[int, torch.Tensor] = {}
@@ -76,7 +76,7 @@ def is_sealed(maker: Call, reader: Call) -> bool:
 
 
 def sealed_outputs(
-    maker: Call, trace: TraceTables, device: torch.device, kind: Kind = USUAL
+    maker: Call, trace: TraceTables, device: torch.device, kind: ContentKind = USUAL
 ) -> dict[int, torch.Tensor]:
     """Run the call and return its results for its reader, by value; under a fake mode, fake tensors for them."""
     args, kwargs = make_arguments(maker, trace, device, kind)

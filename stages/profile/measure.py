@@ -13,7 +13,7 @@ from stowage.stages.device import Device
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.trace import Call, TraceTables
-from stowage.stages.kernels import Kind, Outputs, kinds_of, outputs_of
+from stowage.stages.kernels import ContentKind, Outputs, kinds_of, outputs_of
 from stowage.stages.kernels.failed import raise_if_failed
 from stowage.stages.profile.arguments import kernel_of, make_arguments, tensors_in
 from stowage.stages.profile.indices import moved_inside
@@ -97,7 +97,9 @@ def _without(alone: Alone, nbytes: int) -> Alone:
     return replace(alone, output_bytes=alone.output_bytes - nbytes, workspace_bytes=alone.workspace_bytes + nbytes)
 
 
-def _inside(call: Call, trace: TraceTables, target: torch.device, contents: Kind) -> tuple[list[Any], dict[str, Any]]:
+def _inside(
+    call: Call, trace: TraceTables, target: torch.device, contents: ContentKind
+) -> tuple[list[Any], dict[str, Any]]:
     """Make arguments whose indices point into what they index: on a GPU others end the process."""
     args, kwargs = make_arguments(call, trace, target, contents)
     moved_inside(call.target, args)

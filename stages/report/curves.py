@@ -16,7 +16,7 @@ _COLUMNS = 1200
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlotLine:
     """A line to draw: bytes over seconds; times never decrease."""
 
     times_s: tuple[float, ...]
@@ -30,7 +30,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Span:
+class PlotSpan:
     """An unbroken stretch of one kind of work of one block, on one stream."""
 
     stream: str
@@ -40,7 +40,7 @@ class Span:
     end_s: float
 
 
-def predicted(rows: Sequence[PlanRow]) -> Curve:
+def predicted(rows: Sequence[PlanRow]) -> PlotLine:
     """Return device bytes as the plan's rows state them: the peak during each row, then what is resident after it."""
     points: list[tuple[float, int]] = []
     for row in rows:
@@ -48,7 +48,7 @@ def predicted(rows: Sequence[PlanRow]) -> Curve:
     return thin(points)
 
 
-def measured(samples: Sequence[MemorySample], series: str) -> Curve:
+def measured(samples: Sequence[MemorySample], series: str) -> PlotLine:
     """Return the device bytes of one series of allocator events, as steps."""
     points: list[tuple[float, int]] = []
     for sample in samples:
@@ -59,7 +59,7 @@ def measured(samples: Sequence[MemorySample], series: str) -> Curve:
     return thin(points)
 
 
-def thin(points: Sequence[tuple[float, int]], columns: int = _COLUMNS) -> Curve:
+def thin(points: Sequence[tuple[float, int]], columns: int = _COLUMNS) -> PlotLine:
     """Keep at most four points for each column: its first, lowest, highest and last, in order; so no peak is lost."""
     if len(points) > 4 * columns:
         start, end = points[0][0], points[-1][0]
@@ -74,7 +74,7 @@ def thin(points: Sequence[tuple[float, int]], columns: int = _COLUMNS) -> Curve:
                 bucket, column = [], at
             bucket.append(point)
         points = kept + _corners(bucket)
-    return Curve(tuple(t for t, _ in points), tuple(b for _, b in points))
+    return PlotLine(tuple(t for t, _ in points), tuple(b for _, b in points))
 
 
 def _corners(bucket: list[tuple[float, int]]) -> list[tuple[float, int]]:
@@ -85,9 +85,9 @@ def _corners(bucket: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return [bucket[i] for i in sorted(chosen)]
 
 
-def turns(found: Sequence[Span]) -> list[list[Span]]:
+def turns(found: Sequence[PlotSpan]) -> list[list[PlotSpan]]:
     """Return unbroken stretches of one block's forward, or of its backward with recomputation and updates."""
-    groups: list[list[Span]] = []
+    groups: list[list[PlotSpan]] = []
     for span in found:
         last = groups[-1][-1] if groups else None
         forward = span.kind == "forward"
@@ -102,10 +102,10 @@ def turns(found: Sequence[Span]) -> list[list[Span]]:
     return groups
 
 
-def spans(rows: Sequence[PlanRow], nodes: Sequence[ComputeNode]) -> list[Span]:
+def spans(rows: Sequence[PlanRow], nodes: Sequence[ComputeNode]) -> list[PlotSpan]:
     """Return compute rows on the compute stream, with neighbours of one kind and block merged."""
     by_node = {n.node: n for n in nodes}
-    found: list[Span] = []
+    found: list[PlotSpan] = []
     for row in rows:
         if row.action != "compute":
             continue
@@ -113,7 +113,7 @@ def spans(rows: Sequence[PlanRow], nodes: Sequence[ComputeNode]) -> list[Span]:
         kind: Kind = "recompute" if row.recompute else node.phase
         last = found[-1] if found else None
         if last is not None and last.kind == kind and last.block == node.block:
-            found[-1] = Span("compute", kind, node.block, last.start_s, row.end_s)
+            found[-1] = PlotSpan("compute", kind, node.block, last.start_s, row.end_s)
         else:
-            found.append(Span("compute", kind, node.block, row.start_s, row.end_s))
+            found.append(PlotSpan("compute", kind, node.block, row.start_s, row.end_s))
     return found

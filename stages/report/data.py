@@ -11,7 +11,7 @@ import polars as pl
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.run import MemorySample, StepRecord
-from stowage.stages.report.curves import Curve, measured, predicted
+from stowage.stages.report.curves import PlotLine, measured, predicted
 from stowage.stages.report.units import MIB
 
 SHARES = 200
@@ -62,7 +62,7 @@ def memory_frame(plan_rows: Sequence[PlanRow], memory: Sequence[MemorySample]) -
     return shares.with_columns(pl.col("share") * (100 / SHARES)).rename({"share": "share_percent"})
 
 
-def _highest(curve: Curve, name: str) -> pl.DataFrame:
+def _highest(curve: PlotLine, name: str) -> pl.DataFrame:
     """Return the highest bytes of each piece of the iteration."""
     start, end = (curve.times_s[0], curve.times_s[-1]) if curve.times_s else (0.0, 0.0)
     span = (end - start) or 1.0

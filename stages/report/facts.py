@@ -16,7 +16,7 @@ from stowage.stages.report.units import NOTHING, percent, ratio, seconds, size, 
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportFacts:
     """Numbers that were measured; None where they were not.
 
     Attributes:
@@ -36,14 +36,14 @@ class Facts:
     loss_difference: float
 
 
-def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> Facts:
+def gather(steps: Sequence[StepRecord], memory: Iterable[MemorySample] = ()) -> ReportFacts:
     """Gather facts from the records of a run; both may be empty."""
     highest = frame_of(MemorySample, memory).group_by("series").agg(pl.col("resident_bytes").max())
     peaks: dict[str, int] = dict(highest.iter_rows())
     measured = max([s.peak_bytes for s in steps if s.peak_bytes >= 0] + [peaks.get("measured", -1)])
     compared = [s for s in steps if not math.isnan(s.eager_loss)]
     medians = frame_of(StepRecord, timed(steps)).select(pl.col("time_s", "eager_time_s").drop_nans().median())
-    return Facts(
+    return ReportFacts(
         peak_bytes=None if measured < 0 else measured,
         eager_peak_bytes=peaks.get("eager"),
         step_s=medians["time_s"].item(),
@@ -88,7 +88,7 @@ def same_loss(step: StepRecord) -> bool:
 
 
 @dataclass(frozen=True)
-class Line:
+class FactLine:
     """One row of the headline table, as text."""
 
     label: str
@@ -98,25 +98,25 @@ class Line:
     note: str = ""
 
 
-def headline(summary: PlanSummary, facts: Facts) -> list[Line]:
+def headline(summary: PlanSummary, facts: ReportFacts) -> list[FactLine]:
     """Return the rows of the headline table; the prediction for plain PyTorch is that of keep-all."""
     s, f = summary, facts
 
-    def peak(label: str, mine: int | None, eager: int | None, note: str) -> Line:
-        return Line(label, size(mine), size(eager), times(ratio(mine, eager)), note)
+    def peak(label: str, mine: int | None, eager: int | None, note: str) -> FactLine:
+        return FactLine(label, size(mine), size(eager), times(ratio(mine, eager)), note)
 
-    def time(label: str, mine: float | None, eager: float | None, note: str) -> Line:
-        return Line(label, seconds(mine), seconds(eager), times(ratio(mine, eager)), note)
+    def time(label: str, mine: float | None, eager: float | None, note: str) -> FactLine:
+        return FactLine(label, seconds(mine), seconds(eager), times(ratio(mine, eager)), note)
 
     spare = s.device_budget_bytes - (s.device_peak_bytes if f.peak_bytes is None else f.peak_bytes)
     moved = [
-        Line(
+        FactLine(
             "Below the device", size(s.lower_tier_bytes), NOTHING, NOTHING,
             f"each step moves {size(s.offload_bytes)} down, {size(s.reload_bytes)} up, and waits {seconds(s.wait_s)}",
         )
     ]  # fmt: skip
     return [
-        Line(
+        FactLine(
             "Device budget", size(s.device_budget_bytes), NOTHING, NOTHING,
             f"{size(spare)} to spare" if spare >= 0 else f"exceeded by {size(-spare)}",
         ),
@@ -145,7 +145,7 @@ def off_by(measured: float | None, predicted: float) -> str:
     return f"{100 * (measured - predicted) / predicted:+.1f}% against the prediction"
 
 
-def verdict(facts: Facts) -> str:
+def verdict(facts: ReportFacts) -> str:
     """Say in one sentence whether the losses are equal."""
     f = facts
     if not f.compared:

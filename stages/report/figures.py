@@ -17,7 +17,7 @@ from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import SHARED
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.report.activations import FATES, BlockFates, Fate
-from stowage.stages.report.curves import KINDS, Curve, Kind, Span, turns
+from stowage.stages.report.curves import KINDS, Kind, PlotLine, PlotSpan, turns
 from stowage.stages.report.units import byte_unit, size
 
 KIND_COLOURS: dict[Kind, str] = {
@@ -65,7 +65,7 @@ def render(draw: Callable[[], Figure]) -> tuple[str, bytes]:
     return text[text.index("<svg") :], png.getvalue()
 
 
-def memory_figure(plan: Curve, measured: Curve, eager: Curve, budget_bytes: int) -> Figure:
+def memory_figure(plan: PlotLine, measured: PlotLine, eager: PlotLine, budget_bytes: int) -> Figure:
     """Draw device bytes over one iteration.
 
     Each line has its own clock: measuring slows an iteration, so x is a share of the iteration's own time.
@@ -93,7 +93,7 @@ def memory_figure(plan: Curve, measured: Curve, eager: Curve, budget_bytes: int)
     return figure
 
 
-def _memory_lines(plan: Curve, measured: Curve, eager: Curve) -> list[tuple[Curve, str, str, float, int]]:
+def _memory_lines(plan: PlotLine, measured: PlotLine, eager: PlotLine) -> list[tuple[PlotLine, str, str, float, int]]:
     return [
         (plan, "predicted", _PLAN, 2.4, 3),
         (measured, "measured", _MEASURED, 0.9, 4),
@@ -101,7 +101,7 @@ def _memory_lines(plan: Curve, measured: Curve, eager: Curve) -> list[tuple[Curv
     ]
 
 
-def timeline_figure(spans: Sequence[Span]) -> Figure:
+def timeline_figure(spans: Sequence[PlotSpan]) -> Figure:
     """Draw one lane for each stream; bars are coloured by kind of work, with the block's number where it fits."""
     streams = list(dict.fromkeys(s.stream for s in spans)) or ["compute"]
     figure = Figure(figsize=(10, 1.5 + 0.75 * len(streams)), layout="constrained")
@@ -128,7 +128,7 @@ def timeline_figure(spans: Sequence[Span]) -> Figure:
     return figure
 
 
-def _number_blocks(axes: Any, spans: Sequence[Span], lane: int, end: float, factor: float) -> None:
+def _number_blocks(axes: Any, spans: Sequence[PlotSpan], lane: int, end: float, factor: float) -> None:
     """Write the blocks' numbers on the bars; where most are too thin for it, some of them above the lane."""
 
     def fits(block: int, width_s: float) -> bool:
@@ -152,7 +152,7 @@ def _number_blocks(axes: Any, spans: Sequence[Span], lane: int, end: float, fact
             last = middle
 
 
-def _share(spans: Sequence[Span], kind: Kind) -> str:
+def _share(spans: Sequence[PlotSpan], kind: Kind) -> str:
     total = sum(s.end_s - s.start_s for s in spans)
     mine = sum(s.end_s - s.start_s for s in spans if s.kind == kind)
     return f"{100 * mine / total:.0f}%" if total else ""

@@ -10,7 +10,7 @@ from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.ir.run import StepRecord, TraceSpan
 from stowage.stages.report.activations import BlockFates
 from stowage.stages.report.block_tables import fate_legend, treatment_table
-from stowage.stages.report.facts import Facts, headline, overhead, verdict
+from stowage.stages.report.facts import ReportFacts, headline, overhead, verdict
 from stowage.stages.report.iterations import loss_table, slow_iterations
 from stowage.stages.report.streams import streams_tables
 from stowage.stages.report.units import percent, seconds, size
@@ -40,7 +40,7 @@ class Page:
 
     title: str
     summary: PlanSummary
-    facts: Facts
+    facts: ReportFacts
     fates: Sequence[BlockFates]
     options: Sequence[Option]
     steps: Sequence[StepRecord]
@@ -116,7 +116,7 @@ class Page:
         return f"<figure>{svg}</figure>"
 
 
-def _lead(summary: PlanSummary, facts: Facts) -> str:
+def _lead(summary: PlanSummary, facts: ReportFacts) -> str:
     measured = facts.peak_bytes is not None
     peak = facts.peak_bytes if facts.peak_bytes is not None else summary.device_peak_bytes
     eager = facts.eager_peak_bytes if facts.eager_peak_bytes is not None else summary.keep_all_peak_bytes
@@ -128,7 +128,7 @@ def _lead(summary: PlanSummary, facts: Facts) -> str:
     )
 
 
-def _headline_table(summary: PlanSummary, facts: Facts, peak_at: str) -> str:
+def _headline_table(summary: PlanSummary, facts: ReportFacts, peak_at: str) -> str:
     rows = [
         f'<tr><td>{escape(r.label)}</td><td class="n main">{escape(r.plan)}</td><td class="n">{escape(r.eager)}</td>'
         f'<td class="n">{escape(r.ratio)}</td><td class="quiet note">{escape(r.note)}</td></tr>'
@@ -176,7 +176,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table><tbody>{body}</tbody></table>" if body else '<p class="quiet">None were named.</p>'
 
 
-def _verdict(facts: Facts) -> str:
+def _verdict(facts: ReportFacts) -> str:
     """Return the sentence on the losses, red where losses differ."""
     text = escape(verdict(facts))
     return text if facts.equal == facts.compared else f'<span class="bad">{text}</span>'

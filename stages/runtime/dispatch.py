@@ -28,7 +28,7 @@ def below_autograd() -> Iterator[None]:
             _C._push_on_torch_function_stack(mode)
 
 
-class Outside:
+class OutsideDispatch:
     """Remembers how calls were dispatched where this object was made."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from stowage.stages.ir.trace import Constant, Value
 from stowage.stages.runtime.dispatch import below_autograd
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.executors.verbs import Iteration
-from stowage.stages.runtime.observe.tracing import Recorder
+from stowage.stages.runtime.observe.tracing import IterationRecorder
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.randomness import RandomStates
 from stowage.stages.runtime.updates import PerParameterUpdates
@@ -133,7 +133,7 @@ class Program:
             offloading.adopt(parameters)
         self.updates = PerParameterUpdates(optimizer, parameters) if optimizer is not None else None
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
-        self.recorder: Recorder | None = None
+        self.recorder: IterationRecorder | None = None
         self.on_update: Callable[[str, torch.Tensor], None] | None = None
         self._random = RandomStates(self.device)
         self.numbers: Mapping[str, Any] = {}

@@ -11,7 +11,7 @@ from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.of_trace import program_of
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.proposal import Decision, Proposal
 from stowage.stages.solve.referee import Referee
 from stowage.stages.solve.request import PlanRequest
@@ -60,7 +60,7 @@ def same_rows(
 
 
 def _solved(
-    trace: TraceTables, nodes: Sequence[ComputeNode], proposal: Proposal, program: Program, request: PlanRequest
+    trace: TraceTables, nodes: Sequence[ComputeNode], proposal: Proposal, program: StepProgram, request: PlanRequest
 ) -> Solved | None:
     referee = Referee(program, request.device_budget_bytes)
     try:

@@ -22,7 +22,7 @@ from stowage.stages.ir.updates import left_behind
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Execution
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.proposal import Decision, JudgedPlan
 from stowage.stages.solve.referee import Referee
 from stowage.stages.solve.request import PlanRequest
@@ -110,7 +110,7 @@ class _Planner:
         self._staged = tier_in_use
         temporary = {s.storage for s in trace.storages if s.role == "temporary"}
         kept = temporary.intersection(trace.values[v].storage for v in left_behind(trace))
-        self._program = Program(trace.storages, nodes, keep=frozenset(kept))
+        self._program = StepProgram(trace.storages, nodes, keep=frozenset(kept))
         self._size = self._program.nbytes
         self._executions = _labelled(nodes)
         self._level = self._program.profile(self._executions)

@@ -14,7 +14,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.program.chain import Chain, Execution, once
 from stowage.stages.solve.program.order import Order
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.proposal import Decision, Proposal, Proposals, Task
 from stowage.stages.solve.request import COMPARED, FIXED, PlanRequest
 
@@ -36,7 +36,7 @@ class Race:
 
     def __init__(
         self,
-        program: Program,
+        program: StepProgram,
         chain: Chain,
         budget_bytes: int,
         *,

@@ -19,7 +19,7 @@ from stowage.stages.simulate.plan import Outcome
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.request import PlanRequest
 
 
@@ -108,7 +108,7 @@ class Task:
         known: what was found of the same step within other budgets.
     """
 
-    program: Program
+    program: StepProgram
     chain: Chain
     request: PlanRequest
     known: Known = field(default_factory=Known)

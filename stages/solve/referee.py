@@ -10,11 +10,11 @@ from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.known import Known
-from stowage.stages.solve.offload.cpu_updates import CpuUpdates
+from stowage.stages.solve.offload.cpu_updates import UpdatesOnCpu
 from stowage.stages.solve.offload.hiding.shift import shift
 from stowage.stages.solve.offload.placements import places_on_disk
 from stowage.stages.solve.offload.tier import LowerTier
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.proposal import JudgedPlan, Proposal
 
 SAME_SUM = 1e-9
@@ -24,7 +24,7 @@ SAME_SUM = 1e-9
 class Referee:
     """Judges plans of one program within one budget."""
 
-    def __init__(self, program: Program, budget_bytes: int, known: Known | None = None) -> None:
+    def __init__(self, program: StepProgram, budget_bytes: int, known: Known | None = None) -> None:
         self._program = program
         self._budget_bytes = budget_bytes
         self._known = known if known is not None else Known()
@@ -110,7 +110,7 @@ class Referee:
 
     def _updates(self, tier: LowerTier) -> dict[int, float]:
         if tier not in self._cpu_update_s:
-            updates = CpuUpdates(self._program, tier)
+            updates = UpdatesOnCpu(self._program, tier)
             self._cpu_update_s[tier] = {n.node: updates.seconds(n) for n in self._program.nodes if n.phase == "update"}
         return self._cpu_update_s[tier]
 

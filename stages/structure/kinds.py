@@ -37,7 +37,7 @@ _CLOSED: tuple[type, ...] = (
 _OPEN_STANDARD = ("collections", "types", "argparse", "__main__")
 
 
-class Step(NamedTuple):
+class PathStep(NamedTuple):
     """One part of an object.
 
     Attributes:
@@ -103,27 +103,27 @@ def attributes(item: Any) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def steps(item: Any, kind: Kind) -> Iterator[Step]:
+def steps(item: Any, kind: Kind) -> Iterator[PathStep]:
     """Yield the parts of an object of the given kind."""
     if kind == "mapping":
         for position, (key, value) in enumerate(tuple(dict.items(item))):
             name = repr(key) if kind_of(type(key)) == "plain" or _is_plain_tuple(key) else f"key {position}"
-            yield Step(f"[{name}]", str(key) if name[0] != "k" else name, value)
+            yield PathStep(f"[{name}]", str(key) if name[0] != "k" else name, value)
     elif kind == "sequence":
         fields = getattr(type(item), "_fields", None) if isinstance(item, tuple) else None
         for position, value in enumerate(tuple(_iterate(item))):
             if fields and position < len(fields):
-                yield Step(f".{fields[position]}", str(fields[position]), value)
+                yield PathStep(f".{fields[position]}", str(fields[position]), value)
             else:
-                yield Step(f"[{position}]", str(position), value)
+                yield PathStep(f"[{position}]", str(position), value)
     elif kind == "set":
         plain = all(kind_of(type(value)) == "plain" for value in item)
         for position, value in enumerate(sorted(item, key=repr) if plain else tuple(item)):
-            yield Step(f"{{{position}}}", str(position), value)
+            yield PathStep(f"{{{position}}}", str(position), value)
     if has_attributes(item, kind):
         for name, value in attributes(item):
             hidden = is_hidden(item, name)
-            yield Step("" if hidden else f".{name}", "" if hidden else name, value, kind != "object")
+            yield PathStep("" if hidden else f".{name}", "" if hidden else name, value, kind != "object")
 
 
 def has_attributes(item: Any, kind: Kind) -> bool:

@@ -29,7 +29,7 @@ from stowage.stages.ir.updates import (
     state_name,
     update_arguments,
 )
-from stowage.stages.optimizers import Form, KnownOptimizer
+from stowage.stages.optimizers import KnownOptimizer, StateForm
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
 from stowage.stages.trace.lower import call_signature
 
@@ -226,7 +226,7 @@ def _known(
     held = {name: parameters[name] for name in values if name in rules}
     if not held:
         return _Known(rules, {}, False, "")
-    forms = {n: Form(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in held}
+    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in held}
     device = next(iter(parameters.values())).device
     kept = optimizer.kept(held, forms, device)
     states = {

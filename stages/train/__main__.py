@@ -25,7 +25,7 @@ from stowage.stages.settings import load_settings
 from stowage.stages.train.checkpoint import saved_iteration
 from stowage.stages.train.comparison import compare, metrics_of, require_equal
 from stowage.stages.train.identity import checkpoint_of, run_name
-from stowage.stages.train.loop import Run, train_eager, train_planned
+from stowage.stages.train.loop import TrainingRun, train_eager, train_planned
 from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, planned_step, read_source
 from stowage.stages.train.results import write
 from stowage.stages.train.setup import Setup
@@ -52,7 +52,7 @@ def main() -> None:
     folder = STORE / "checkpoints" / file_name(summary.plan_hash, "a plan")
     steps = settings.train.steps
     checkpoint = checkpoint_of(folder, name, steps, saved_iteration(checkpoint_of(folder, name, steps, None)))
-    eager = Run()
+    eager = TrainingRun()
     with Progress() as bar:
         if settings.train.compare_eager:
             task = bar.add_task("plain PyTorch", total=steps)

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """The result of a loop: one record for each iteration, memory of the measured one, spans of the traced one."""
 
     records: list[StepRecord] = field(default_factory=list)
@@ -65,7 +65,7 @@ def _loop(
     scheduler: Any,
     step: Callable[[Any], torch.Tensor],
     measure: Callable[[Any], Measurement],
-    run: Run,
+    run: TrainingRun,
     after: Callable[[int], None],
 ) -> None:
     for iteration in range(start, steps):
@@ -101,12 +101,12 @@ def train_planned(
     checkpoint_every: int,
     run_name: str,
     progress: Progress,
-) -> Run:
+) -> TrainingRun:
     """Train under the plan, from the checkpoint if there is one."""
     program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
     contents = Contents(model, optimizer, program.offloading)
     resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
-    run = Run(records=list(resumed.records) if resumed else [])
+    run = TrainingRun(records=list(resumed.records) if resumed else [])
     start = resumed.iteration if resumed else 0
     progress(start)
 
@@ -149,7 +149,7 @@ def train_eager(
     steps: int,
     measure_every: int,
     progress: Progress,
-) -> Run:
+) -> TrainingRun:
     """Train with plain PyTorch: zero_grad, forward, backward, step."""
 
     def iteration(batch: Any) -> torch.Tensor:
@@ -161,7 +161,7 @@ def train_eager(
             optimizer.step()
         return loss.detach()
 
-    run = Run()
+    run = TrainingRun()
 
     def measure(batch: Any) -> Measurement:
         for parameter in model.parameters():

@@ -18,7 +18,7 @@ from stowage.stages.structure.kinds import attributes, kind_of, slots_of
 from stowage.stages.structure.values import value_text
 from stowage.stages.workload.executed import Executed, is_installed
 from stowage.stages.workload.signature import module_rows, tensor_form
-from stowage.stages.workload.surroundings import MISSING, Look, Place, Read, Surroundings
+from stowage.stages.workload.surroundings import MISSING, Look, Read, SurroundingPlace, Surroundings
 
 LIMIT = 20_000
 """The most objects that are visited; objects further from the roots are ignored."""
@@ -82,7 +82,7 @@ class Reach:
 
     def __init__(self, ran: Executed, model: nn.Module | None, own: Sequence[Any]) -> None:
         self.roots: list[Any] = []
-        self.places: list[Place] = []
+        self.places: list[SurroundingPlace] = []
         self.tensors: dict[str, tuple[int, torch.Tensor]] = {}
         self._ran = ran
         self._inside = {id(module) for module in model.modules()} if model is not None else set()
@@ -113,7 +113,7 @@ class Reach:
             owner, depth, way, root = self._queue.popleft()
             self._visit(owner, depth, way, root)
 
-    def leading_somewhere(self) -> tuple[list[Place], dict[str, tuple[int, torch.Tensor]]]:
+    def leading_somewhere(self) -> tuple[list[SurroundingPlace], dict[str, tuple[int, torch.Tensor]]]:
         """Return the places that are compared or lead to one that is, and the tensors."""
         first = len(self.roots)
         needed = [place.look is not None for place in self.places]
@@ -122,7 +122,7 @@ class Reach:
             if needed[number] and owner >= 0:
                 needed[owner] = True
         number_of = {root: root for root in range(first)}
-        kept: list[Place] = []
+        kept: list[SurroundingPlace] = []
         for number, place in enumerate(self.places):
             if needed[number]:
                 number_of[first + number] = first + len(kept)
@@ -130,7 +130,7 @@ class Reach:
         return kept, {path: (number_of[position], tensor) for path, (position, tensor) in self.tensors.items()}
 
     def _add(self, owner: int, way: _Way, look: Look | None) -> int:
-        self.places.append(Place(way.path, owner, way.read, look))
+        self.places.append(SurroundingPlace(way.path, owner, way.read, look))
         return len(self.roots) + len(self.places) - 1
 
     def _follow(self, owner: int, way: _Way, depth: int, look: Look | None, ways: Iterator[_Way]) -> None:

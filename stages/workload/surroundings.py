@@ -29,7 +29,7 @@ MISSING: Any = _Missing()
 """Stands for something that is no longer there."""
 
 
-class Place(NamedTuple):
+class SurroundingPlace(NamedTuple):
     """Something that was reached.
 
     Attributes:
@@ -54,7 +54,7 @@ class Surroundings:
     """
 
     def __init__(
-        self, roots: Sequence[Any], places: Sequence[Place], tensors: Mapping[str, tuple[int, torch.Tensor]]
+        self, roots: Sequence[Any], places: Sequence[SurroundingPlace], tensors: Mapping[str, tuple[int, torch.Tensor]]
     ) -> None:
         self._roots = list(roots)
         self._places = list(places)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced
+from stowage.flows.benchmarks.gpu.by_rules import ByRules, TracedJob
 from stowage.flows.benchmarks.gpu.peers import Plain
 from stowage.flows.benchmarks.main_job import host_time as _host_time
 from stowage.flows.benchmarks.main_job.host_time import MOVABLE_BYTES, NoLanes, gpt2_job, host_rows, llama_job, text_of
@@ -39,7 +39,7 @@ def test_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_timed_trains(lower_tier: bool | None) -> None:
     """The same numbers as plain PyTorch, so that nothing is left out."""
     job = llama_job(2, 4) if lower_tier is not None else gpt2_job(2, 4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    traced = Traced(job, movable_bytes=MOVABLE_BYTES)
+    traced = TracedJob(job, movable_bytes=MOVABLE_BYTES)
     plan = traced.keep_all() if lower_tier is None else traced.stream_all(lower_tier=lower_tier)
     tier = PinnedTier(lanes=NoLanes()) if lower_tier is not None else None
     ours, plain = ByRules(traced, traced.together(plan), tier), Plain(job)

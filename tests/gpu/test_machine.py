@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stowage.flows.benchmarks.gpu.job import Job, limit_memory
+from stowage.flows.benchmarks.gpu.job import GpuJob, limit_memory
 from stowage.stages.device import device_of
 from stowage.stages.device.rates.host import measure_host_rates
 from stowage.stages.device.tiers.host import pinned_bytes
@@ -21,7 +21,7 @@ def test_the_limit_holds() -> None:
     torch.cuda.empty_cache()
     limit = torch.cuda.memory_reserved() + 256 * MIB
     try:
-        limit_memory(Job("llama", {}, 1, 1, "float32", "cuda", limit, 0))
+        limit_memory(GpuJob("llama", {}, 1, 1, "float32", "cuda", limit, 0))
         kept = torch.empty(128 * MIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stowage.flows.benchmarks.gpu.contestant import WARM_UP, Request, compete
-from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
+from stowage.flows.benchmarks.gpu.job import GpuJob, build_shell, fill, first_weights
 from stowage.flows.benchmarks.gpu.measure import trace_job
 from tests.gpu.cases import LLAMA, LONG, SHORT
 
@@ -18,8 +18,8 @@ STEPS = 2
 """That are timed."""
 
 
-def job(device: str, dtype: str = "float32") -> Job:
-    return Job("llama", dict(LLAMA), 2, SHORT if device == "cpu" else LONG, dtype, device, 1 << 40, 1 << 30)
+def job(device: str, dtype: str = "float32") -> GpuJob:
+    return GpuJob("llama", dict(LLAMA), 2, SHORT if device == "cpu" else LONG, dtype, device, 1 << 40, 1 << 30)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

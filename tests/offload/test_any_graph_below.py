@@ -94,7 +94,7 @@ def tight(prepared: Prepared, lower_tier: LowerTier) -> tuple[int, Solved]:
 @pytest.mark.parametrize("cut", some(["whole", "held"], keep=[]))
 def test_training_from_below_equals_eager(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """O-ILP's own plans, which sweeps beat on models this small."""
-    monkeypatch.setattr(sources.Rules, "propose", lambda self, task: iter(()))
+    monkeypatch.setattr(sources.RuleSource, "propose", lambda self, task: iter(()))
     prepared = chains("transformer")[cut == "held"]
     lower_tier = replace(BELOW, link=SLOW)
     budget, solved = tight(prepared, lower_tier)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 from stowage.stages.ir.errors import TraceError
-from stowage.stages.optimizers import Form, habits_of, kept_states, tensors_in
+from stowage.stages.optimizers import StateForm, habits_of, kept_states, tensors_in
 from stowage.stages.optimizers.content import leaves_of, same_leaf, snapshot
 from tests.optimizers.kinds import ALONE, JOINT, Make, Noisy, ScheduleFree
 
@@ -51,7 +51,7 @@ def kept_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Learnt before the first step."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trained = {n: p for n, p in model.named_parameters() if id(p) in held}
-    forms = {n: Form(tuple(p.shape), p.stride(), p.dtype) for n, p in trained.items()}
+    forms = {n: StateForm(tuple(p.shape), p.stride(), p.dtype) for n, p in trained.items()}
     kept = kept_states(optimizer, trained, forms, habits_of(optimizer), torch.device("cpu"))
     return sum(s.nbytes for s in [*kept.shared, *(s for of in kept.of.values() for s in of)])
 

@@ -21,7 +21,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.options import generate, intervals, tasks
 from stowage.stages.options.exact import raced, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
-from stowage.stages.options.intervals import Answer
+from stowage.stages.options.intervals import IntervalAnswer
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.options.workers import pool
@@ -221,7 +221,9 @@ def test_checkmate_takes_part_where_blocks_are_small(
 ) -> None:
     asked: list[tuple[int, int]] = []
 
-    def noted(answer: Answer, graph: BlockGraph, budgets: tuple[int, int], limits: SolverSettings) -> Answer:
+    def noted(
+        answer: IntervalAnswer, graph: BlockGraph, budgets: tuple[int, int], limits: SolverSettings
+    ) -> IntervalAnswer:
         asked.append(budgets)
         return raced(answer, graph, budgets, limits)
 
@@ -261,7 +263,7 @@ def test_backward_nodes_once_is_the_answer_where_time_for_more_is_short(
     assert all(len(stages) == 1 for k, stages in (cut.executions or {}).items() if k > graph.forward_count)
 
 
-def _with_share(monkeypatch: pytest.MonkeyPatch, graph: BlockGraph, peak: int, share: float) -> Answer:
+def _with_share(monkeypatch: pytest.MonkeyPatch, graph: BlockGraph, peak: int, share: float) -> IntervalAnswer:
     monkeypatch.setattr(intervals, "_SHORT", share)
     return solve_exactly("retention", graph, (peak, peak), LIMITS, computations=3, within=None, near=None)
 
@@ -280,9 +282,9 @@ def test_tight_rows_start_from_the_smallest_peak_and_spend_less_on_what_is_not_p
 
     def solve(
         formulation: str, block: BlockGraph, pair: tuple[int, int], settings: SolverSettings, **starts: object
-    ) -> Answer:
+    ) -> IntervalAnswer:
         asked.append((pair[1], settings.time_limit_s, starts["within"]))
-        return Answer(answer, unproven, None)
+        return IntervalAnswer(answer, unproven, None)
 
     monkeypatch.setattr(tasks, "solve_exactly", solve)
     monkeypatch.setattr(tasks, "best_within", lambda *_: None)

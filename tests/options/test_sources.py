@@ -20,7 +20,7 @@ from stowage.stages.options import sources, store
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.intervals import answering
 from stowage.stages.options.parameters import search_of
-from stowage.stages.options.sources import SOURCES, Cluster, Exact, Fixed, Frontier, Source
+from stowage.stages.options.sources import SOURCES, ClusterSource, Exact, Fixed, Frontier, OptionSource
 from stowage.stages.options.store import OptionStore, option_key
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition.clusters.partition import Limits
@@ -34,7 +34,7 @@ LIMITS = SolverSettings(time_limit_s=2.0)
 CODE = "tests.options.test_sources"
 
 
-def add(monkeypatch: pytest.MonkeyPatch, source: Source) -> None:
+def add(monkeypatch: pytest.MonkeyPatch, source: OptionSource) -> None:
     """One more row, for all who read the table."""
     for module in (sources, store):
         monkeypatch.setattr(module, "SOURCES", (*SOURCES, source))
@@ -124,7 +124,7 @@ def test_one_of_clusters_is_asked_by_its_name(monkeypatch: pytest.MonkeyPatch) -
         top_peaks=3,
         cluster_formulation="toy",
     )
-    add(monkeypatch, Cluster("toy", CODE, ToyClusters))
+    add(monkeypatch, ClusterSource("toy", CODE, ToyClusters))
     assert formulations(graph, size, clusters=rows)["toy"] > 0
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from stowage.flows import fit
-from stowage.stages import partition as cut
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.defaults import MAX_EXACT_NODES
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import HELD, UNHELD
+from stowage.stages.partition import chains as cut
 from stowage.stages.partition import make_chains
 from stowage.stages.trace import trace_step
 from tests.solve.synthetic_steps import costs_for

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from stowage.flows import best_batch, curve, fit
-from stowage.flows.planning.curve import Curve
 from stowage.flows.planning.curve_card import LARGEST
+from stowage.flows.planning.curve_result import Curve
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.table import read_rows

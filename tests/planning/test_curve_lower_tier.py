@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stowage.flows import Offload, curve
-from stowage.flows.planning.curve import Curve
+from stowage.flows.planning.curve_result import Curve
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.table import read_rows
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stowage.stages.runtime.dispatch import Outside, below_autograd
+from stowage.stages.runtime.dispatch import OutsideDispatch, below_autograd
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import eager_step, prepare, program_of, same
@@ -48,7 +48,7 @@ def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def test_below_and_outside_again() -> None:
     before = state()
-    outside = Outside()
+    outside = OutsideDispatch()
     with below_autograd():
         inside = state()
         assert inside != before

@@ -45,7 +45,7 @@ def test_of_a_plan_that_offloads_o_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
         return answers[-1][1]
 
     monkeypatch.setattr(search, "o_ilp", asked)
-    monkeypatch.setattr(sources.Rules, "propose", lambda self, task: iter(()))
+    monkeypatch.setattr(sources.RuleSource, "propose", lambda self, task: iter(()))
     prepared = prepared_zoo("resnet")
     summary = solve(prepared, prepared.solve().summary.smallest_feasible_bytes, "offmate", BELOW).summary
     assert summary.method == "offmate"

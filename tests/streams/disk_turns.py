@@ -15,7 +15,7 @@ import pytest
 from stowage.stages.device.tiers import disk
 from stowage.stages.device.tiers.base import Stream
 from stowage.stages.device.tiers.disk_mover import Mover
-from stowage.stages.device.tiers.lanes import Job, Lanes, Staging, _Lane
+from stowage.stages.device.tiers.lanes import LaneJob, Lanes, Staging, _Lane
 from stowage.stages.runtime.offload import cpu_updates as lower_tier
 from tests.streams.clocks import Clock, join
 from tests.streams.device_mode import HostMode
@@ -25,7 +25,7 @@ from tests.streams.turns import Agent
 UPDATES = "CPU updates"
 
 
-class _Job(Job):
+class _Job(LaneJob):
     """Whose wait lets others go on."""
 
     machine: Machine
@@ -56,7 +56,7 @@ class _Mover(Mover):
 
     machine: Machine
 
-    def __call__(self, job: Job, chunk: int, staging: Staging) -> None:
+    def __call__(self, job: LaneJob, chunk: int, staging: Staging) -> None:
         assert isinstance(job, _Job)
         agent = self.machine.current
         assert agent is not None
@@ -100,8 +100,8 @@ class _Lanes(Lanes):
         streams: tuple[Stream, ...],
         threads: int,
         staging_bytes: int,
-        move: Callable[[Job, int, Staging], None],
-        failed: Callable[[Job, Exception], Exception],
+        move: Callable[[LaneJob, int, Staging], None],
+        failed: Callable[[LaneJob, Exception], Exception],
         stagings: Sequence[Staging] | None = None,
     ) -> None:
         self.record = False
@@ -116,7 +116,7 @@ class _Lanes(Lanes):
             for number in range(threads):
                 self.machine.agent(f"disk {stream} thread {number}", self._body(lane, made.pop(0)))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: LaneJob) -> None:
         """See `Lanes`."""
         super().submit(job)
         assert isinstance(job, _Job)
@@ -220,7 +220,7 @@ def taking_turns(machine: Machine) -> Iterator[None]:
     """Threads that are made meanwhile are lanes of the model."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name, kind in (
-            (disk, "Job", _Job),
+            (disk, "LaneJob", _Job),
             (disk, "Mover", _Mover),
             (disk, "Lanes", _Lanes),
             (lower_tier, "ThreadPoolExecutor", _Executor),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stowage.stages.device.tiers import PinnedTier
-from stowage.stages.device.tiers.lanes import Job as Copy
+from stowage.stages.device.tiers.lanes import LaneJob as Copy
 from stowage.stages.device.tiers.lanes import Lanes
 from stowage.stages.ir.errors import StowageError
 from tests.matrix import some

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.stages.train.loop import Run, train_planned
+from stowage.stages.train.loop import TrainingRun, train_planned
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import prepare, program_of
 from tests.solve.prepared import Prepared
@@ -69,7 +69,7 @@ class SmallRun:
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
         self.program = program_of(self.prepared, self.prepared.smallest(), self.model, self.optimizer)
 
-    def train(self, checkpoint: Path, steps: int, every: int = 2, name: str = "run", die_at: int = -1) -> Run:
+    def train(self, checkpoint: Path, steps: int, every: int = 2, name: str = "run", die_at: int = -1) -> TrainingRun:
         """Train; raise `CutOffError` after `die_at` iterations."""
 
         def progress(done: int) -> None:

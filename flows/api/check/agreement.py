@@ -23,7 +23,7 @@ UNSEEN = (
 
 
 @dataclass
-class History:
+class AgreementHistory:
     """The number of calls of a program so far, and the latest call that was compared and agreed."""
 
     calls: int = 0

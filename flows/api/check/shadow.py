@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from stowage.flows.api.check.agreement import History, close, digests, repeats, same_loss
+from stowage.flows.api.check.agreement import AgreementHistory, close, digests, repeats, same_loss
 from stowage.flows.api.check.observer import Observer
 from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
 from stowage.flows.api.check.when import Check
@@ -29,11 +29,11 @@ from stowage.stages.runtime.observe.measure import resident_tensors
 from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorStates, same_state
 from stowage.stages.runtime.shadow.guard import NoRoom, ReadsOffloaded, Room
 from stowage.stages.runtime.shadow.operators import Operators
-from stowage.stages.runtime.shadow.shadow import Compute, Number, Seen, Shadow, digest
+from stowage.stages.runtime.shadow.shadow import Compute, Number, Shadow, ShadowSeen, digest
 from stowage.stages.workload.autocast import without_autocast
 
 if TYPE_CHECKING:
-    from stowage.flows.api.steps import Known
+    from stowage.flows.api.steps import KnownSteps
 
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ COPIES = 3
 
 
 @dataclass
-class _Watched(History):
+class _Watched(AgreementHistory):
     """A program that is checked, with what its check needs."""
 
     shadow: Shadow = field(kw_only=True)
@@ -87,7 +87,7 @@ class Net:
         self._said: set[str] = set()
 
     def run(
-        self, known: Known, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
+        self, known: KnownSteps, batch: Any, work: Callable[[], Result], loss_of: Callable[[Result], torch.Tensor]
     ) -> Result:
         """Run `work`, which runs the program once, outside of autocast; before it, where that is due, plain PyTorch.
 
@@ -171,7 +171,7 @@ class Net:
         )
         return found
 
-    def _plain(self, program: Program, watched: _Watched, batch: Any) -> Seen | None:
+    def _plain(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
         """Return the results of plain PyTorch; None where they cannot be computed now, so that the check waits."""
         held = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.held()])
         free = watched.budget_bytes - held - program.staging_bytes
@@ -192,7 +192,7 @@ class Net:
             self._waits(str(error).rstrip("."))
         return None
 
-    def _whole(self, known: Known, batch: Any) -> PlainStep | None:
+    def _whole(self, known: KnownSteps, batch: Any) -> PlainStep | None:
         """Return the results of a whole iteration of plain PyTorch; None where there is no memory for it."""
         program, micro_batch = known.program, known.micro_batch
         parameters = program.parameters()
@@ -223,7 +223,7 @@ class Net:
             self._say(f"The comparison with plain PyTorch waits: {reason}.")
 
     def _compare(
-        self, program: Program, watched: _Watched, batch: Any, seen: Seen, loss: Number, observer: Observer
+        self, program: Program, watched: _Watched, batch: Any, seen: ShadowSeen, loss: Number, observer: Observer
     ) -> None:
         device = program.device
         if not same_loss(loss, seen.result, device):
@@ -253,7 +253,7 @@ class Net:
                 return False
         return True
 
-    def _compare_all(self, watched: _Watched, known: Known, whole: PlainStep, observer: Observer) -> None:
+    def _compare_all(self, watched: _Watched, known: KnownSteps, whole: PlainStep, observer: Observer) -> None:
         optimizer = self._optimizer if known.micro_batch.update else None
         if observer.wrong:
             what: str | None = f"another gradient of parameter '{observer.wrong[0]}' than plain PyTorch"

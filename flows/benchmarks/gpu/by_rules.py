@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
+from stowage.flows.benchmarks.gpu.job import GpuJob, build_shell, fill, first_weights
 from stowage.flows.benchmarks.gpu.measure import trace_job
 from stowage.flows.planning.by_rules import MOVABLE_BYTES, RulePlan, Rules
 from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime.executors.single import SingleDevice
 
 
-class Traced(Rules):
+class TracedJob(Rules):
     """A job's step, traced on tensors without memory.
 
     Attributes:
         job: the job that was traced.
     """
 
-    def __init__(self, job: Job, *, max_grad_norm: float | None = None, movable_bytes: int = MOVABLE_BYTES) -> None:
+    def __init__(self, job: GpuJob, *, max_grad_norm: float | None = None, movable_bytes: int = MOVABLE_BYTES) -> None:
         """Trace the step.
 
         Args:
@@ -39,7 +39,7 @@ class Traced(Rules):
 class ByRules:
     """A job's model trained under a plan by rules; its weights are made one by one where the plan keeps them."""
 
-    def __init__(self, traced: Traced, plan: RulePlan, tier: Tier | None = None) -> None:
+    def __init__(self, traced: TracedJob, plan: RulePlan, tier: Tier | None = None) -> None:
         """Build the model and bind the plan; `tier` holds the slots, and the caller closes it."""
         job = traced.job
         self.model, layouts = build_shell(job)

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from stowage.flows.benchmarks.gpu.job import Job
+from stowage.flows.benchmarks.gpu.job import GpuJob
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import read_record
@@ -24,7 +24,7 @@ SOURCE = "source.json"
 
 
 @dataclass(frozen=True)
-class Source:
+class CarriedSource:
     """The record of what plans were made from; `source.json` in the file of plans.
 
     Attributes:
@@ -50,10 +50,10 @@ def is_planned(folder: Path) -> bool:
     with tempfile.TemporaryDirectory() as temporary:
         unpack(folder / PLANNED, Path(temporary))
         source = Path(temporary) / SOURCE
-        return source.is_file() and read_record(source, Source).digest == digest_of(folder / MEASURED)
+        return source.is_file() and read_record(source, CarriedSource).digest == digest_of(folder / MEASURED)
 
 
-def carried_job(archive: Path) -> Job:
+def carried_job(archive: Path) -> GpuJob:
     """Return the job that a carried file is about.
 
     Raises:
@@ -61,7 +61,7 @@ def carried_job(archive: Path) -> Job:
     """
     with tempfile.TemporaryDirectory() as temporary:
         unpack(archive, Path(temporary))
-        return read_record(Path(temporary) / "job.json", Job)
+        return read_record(Path(temporary) / "job.json", GpuJob)
 
 
 def pack(path: Path, folder: Path) -> int:

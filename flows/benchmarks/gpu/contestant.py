@@ -2,7 +2,7 @@
 
 `python -m stowage.flows.benchmarks.gpu.contestant REQUEST ANSWER`.
 
-Both are files of JSON: a `Request` and a `Result`.
+Both are files of JSON: a `Request` and a `ContestantResult`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from stowage.flows.benchmarks.gpu.clocks import clocks_now
-from stowage.flows.benchmarks.gpu.job import Job, limit_memory, strictly
+from stowage.flows.benchmarks.gpu.job import GpuJob, limit_memory, strictly
 from stowage.flows.benchmarks.gpu.peers import DeepSpeed, FullySharded, HostOptimizer, Plain, UnavailableError
 from stowage.flows.benchmarks.gpu.pinned import Pinned
-from stowage.flows.benchmarks.gpu.planned import Planned
+from stowage.flows.benchmarks.gpu.planned import PlannedContestant
 from stowage.flows.benchmarks.gpu.process import obey
 from stowage.stages.device.peaks import NOT_COUNTED, Peaks
 from stowage.stages.ir.command import Parser
@@ -61,7 +61,7 @@ class Request:
     trace_file: str
     limit_bytes: int = -1
 
-    def limit(self, job: Job) -> int:
+    def limit(self, job: GpuJob) -> int:
         """Return the limit in bytes, -1 for none."""
         if not self.limited:
             return -1
@@ -69,7 +69,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Result:
+class ContestantResult:
     """A contestant's result.
 
     Attributes:
@@ -122,7 +122,7 @@ class Result:
         return (max(self.times_s) - min(self.times_s)) / self.time_s if len(self.times_s) > 1 else float("nan")
 
 
-def make(request: Request, job: Job) -> Any:
+def make(request: Request, job: GpuJob) -> Any:
     """Make the contestant, ready for its first iteration.
 
     Raises:
@@ -140,29 +140,29 @@ def make(request: Request, job: Job) -> Any:
         case "zero-3":
             return DeepSpeed(job, stage=3)
         case "stowage":
-            return Planned(job, Path(request.plan), Path(request.offload_dir))
+            return PlannedContestant(job, Path(request.plan), Path(request.offload_dir))
         case _:
             raise StowageError(f"There is no contestant '{request.kind}'.")
 
 
-def compete(request: Request) -> Result:
+def compete(request: Request) -> ContestantResult:
     """Run the iterations and return the result."""
-    job = Job(**request.job)
+    job = GpuJob(**request.job)
     with strictly(job.strict):
         try:
             return _competed(request, job)
         except torch.OutOfMemoryError as error:
-            return Result(note=_out_of_memory(error, request.limit(job), job.device == "cuda"))
+            return ContestantResult(note=_out_of_memory(error, request.limit(job), job.device == "cuda"))
         except UnavailableError as error:
-            return Result(note=str(error))
+            return ContestantResult(note=str(error))
         except StowageError as error:
-            return Result(note=f"refused: {error}")
+            return ContestantResult(note=f"refused: {error}")
         except Exception as error:  # a peer's own failure is a result, too
             traceback.print_exc()
-            return Result(note=f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            return ContestantResult(note=f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
 
-def _competed(request: Request, job: Job) -> Result:
+def _competed(request: Request, job: GpuJob) -> ContestantResult:
     began = time.perf_counter()
     if request.limited:
         limit_memory(job, request.limit(job))
@@ -191,11 +191,11 @@ def _competed(request: Request, job: Job) -> Result:
     digest = weights_digest(contestant) if job.strict else ""
     if request.trace_file:
         contestant.write_trace(job.batch(WARM_UP + request.steps + 1), Path(request.trace_file))
-    summary = contestant.summary if isinstance(contestant, Planned) else None
+    summary = contestant.summary if isinstance(contestant, PlannedContestant) else None
     pinned: Pinned | None = getattr(contestant, "pinned", None)
-    if isinstance(contestant, Planned):
+    if isinstance(contestant, PlannedContestant):
         contestant.close()
-    return Result(
+    return ContestantResult(
         note="",
         losses=tuple(losses),
         times_s=tuple(times[WARM_UP:]),
@@ -216,12 +216,12 @@ def _competed(request: Request, job: Job) -> Result:
     )
 
 
-def _clocks(job: Job) -> str:
+def _clocks(job: GpuJob) -> str:
     """Read the clocks while the card is at work or has just been: an idle one slows down at once."""
     return clocks_now() if job.device == "cuda" else ""
 
 
-def _measured_peak(contestant: Any, job: Job, iteration: int) -> int:
+def _measured_peak(contestant: Any, job: GpuJob, iteration: int) -> int:
     """Measure the peak of one more iteration, where the device's allocator keeps no peaks."""
     return int(contestant.measured_peak(job.batch(iteration))) if hasattr(contestant, "measured_peak") else -1
 

@@ -25,7 +25,7 @@ CUBLAS_SETTING, CUBLAS_REPEATS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 @dataclass(frozen=True)
-class Job:
+class GpuJob:
     """One training configuration and its limits; `job.json` among what is carried between machines.
 
     Attributes:
@@ -87,7 +87,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def build_shell(job: Job, layers: int | None = None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def build_shell(job: GpuJob, layers: int | None = None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Build the model without weights: parameters hold nothing, buffers are on the device.
 
     Args:
@@ -104,12 +104,12 @@ def build_shell(job: Job, layers: int | None = None) -> tuple[nn.Module, dict[st
     return model.to(job.device), layouts
 
 
-def parameters_of(job: Job) -> int:
+def parameters_of(job: GpuJob) -> int:
     """Return how many numbers the model has; nothing is put on the device."""
     return sum(p.numel() for p in build_shell(replace(job, device="cpu"))[0].parameters())
 
 
-def layers_of(job: Job) -> int:
+def layers_of(job: GpuJob) -> int:
     """Return how many layers the model has; nothing is put on the device."""
     if "num_hidden_layers" in job.overrides:
         return int(job.overrides["num_hidden_layers"])
@@ -117,7 +117,7 @@ def layers_of(job: Job) -> int:
     return int(getattr(model, "config").num_hidden_layers)  # noqa: B009 - a module's attribute, for mypy
 
 
-def first_weights(job: Job, layouts: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def first_weights(job: GpuJob, layouts: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield initial weights on the device one by one, the same for every contestant.
 
     They are normal numbers of standard deviation 0.02, ones for the weights of normalisations, zeros for biases.
@@ -132,14 +132,14 @@ def first_weights(job: Job, layouts: dict[str, torch.Tensor]) -> Iterator[tuple[
         yield name, made
 
 
-def fill(job: Job, model: nn.Module, layouts: dict[str, torch.Tensor], place: str) -> None:
+def fill(job: GpuJob, model: nn.Module, layouts: dict[str, torch.Tensor], place: str) -> None:
     """Give the parameters of a shell their weights, in memory on `place`."""
     parameters = dict(model.named_parameters())
     for name, tensor in first_weights(job, layouts):
         parameters[name].data = tensor.to(place)
 
 
-def limit_memory(job: Job, limit_bytes: int | None = None) -> None:
+def limit_memory(job: GpuJob, limit_bytes: int | None = None) -> None:
     """Hold this process to a limit, by default the job's, if the device has a way to."""
     if job.device == "cuda":
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

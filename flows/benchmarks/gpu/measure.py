@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from stowage.flows.benchmarks.gpu.carried import MEASURED, pack
-from stowage.flows.benchmarks.gpu.job import Job, build_shell, strictly
+from stowage.flows.benchmarks.gpu.job import GpuJob, build_shell, strictly
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device import device_of
 from stowage.stages.device.rates.host import measure_host_rates
@@ -43,7 +43,7 @@ def fitting_dtype(parameters: int, free_bytes: int) -> str:
     return "float32" if FLOAT32_ROOM * 16 * parameters <= free_bytes else "bfloat16"
 
 
-def trace_job(job: Job, max_grad_norm: float | None = None) -> TraceTables:
+def trace_job(job: GpuJob, max_grad_norm: float | None = None) -> TraceTables:
     """Record one step on tensors without memory.
 
     Raises:
@@ -56,7 +56,7 @@ def trace_job(job: Job, max_grad_norm: float | None = None) -> TraceTables:
     return with_updates(recorded, model, optimizer=optimizer, micro_batch=clipped, label=job.name())
 
 
-def measure_job(job: Job, out: Path, say: Say, *, seconds_per_call: float = 0.05, min_samples: int = 5) -> None:
+def measure_job(job: GpuJob, out: Path, say: Say, *, seconds_per_call: float = 0.05, min_samples: int = 5) -> None:
     """Measure a job on this machine, and write `measured.tar.gz`.
 
     Args:

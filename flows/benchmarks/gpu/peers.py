@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill
+from stowage.flows.benchmarks.gpu.job import GpuJob, build_shell, fill
 from stowage.flows.benchmarks.gpu.pinned import Pinned
 from stowage.stages.ir.errors import StowageError
 from stowage.stages.runtime.observe.measure import measure_iteration
@@ -27,7 +27,7 @@ def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
 class Plain:
     """Plain PyTorch with everything on the device."""
 
-    def __init__(self, job: Job, layers: int | None = None) -> None:
+    def __init__(self, job: GpuJob, layers: int | None = None) -> None:
         self.model, layouts = build_shell(job, layers)
         fill(job, self.model, layouts, job.device)
         self.optimizer = job.make_optimizer(self.model.parameters())
@@ -59,7 +59,7 @@ class HostOptimizer:
         pinned: counts what pinning host memory takes.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: GpuJob) -> None:
         self.pinned = Pinned()
         self.model, layouts = build_shell(job)
         fill(job, self.model, layouts, job.device)
@@ -112,7 +112,7 @@ class HostOptimizer:
 class FullySharded:
     """FSDP2 with `CPUOffloadPolicy`, a group for each layer, `gradient_checkpointing_enable`; one process."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: GpuJob) -> None:
         if not distributed.is_available():
             raise UnavailableError("this PyTorch has no torch.distributed")
         from torch.distributed.device_mesh import init_device_mesh
@@ -156,7 +156,7 @@ class DeepSpeed:
     With bfloat16 weights it keeps float32 masters: more bytes and other numbers than the other peers.
     """
 
-    def __init__(self, job: Job, stage: int = 3) -> None:
+    def __init__(self, job: GpuJob, stage: int = 3) -> None:
         try:
             import deepspeed
         except ImportError as error:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, SOURCE, Source, digest_of, pack, unpack
-from stowage.flows.benchmarks.gpu.job import Job
+from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, SOURCE, CarriedSource, digest_of, pack, unpack
+from stowage.flows.benchmarks.gpu.job import GpuJob
 from stowage.flows.benchmarks.gpu.measure import Library, Say
 from stowage.flows.planning.step import Effort, Planned, cost_traces, plan_costed
 from stowage.stages.ir.costs import Cost, DeviceDescription
@@ -39,7 +39,7 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, st
     with tempfile.TemporaryDirectory() as temporary:
         measured, planned = Path(temporary) / "measured", Path(temporary) / "planned"
         unpack(out / MEASURED, measured)
-        job = read_record(measured / "job.json", Job)
+        job = read_record(measured / "job.json", GpuJob)
         target = read_record(measured / "device.json", DeviceDescription)
         kept = read_record(measured / "library.json", Library).device_bytes
         trace = TraceTables.load(measured / "trace")
@@ -67,12 +67,12 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, st
         if not planned.is_dir():
             raise failed[-1]
         shutil.copy(measured / "job.json", planned / "job.json")
-        write_record(planned / SOURCE, Source(digest_of(out / MEASURED)))
+        write_record(planned / SOURCE, CarriedSource(digest_of(out / MEASURED)))
         nbytes = pack(out / PLANNED, planned)
     say(f"{out / PLANNED}: {nbytes / 1e6:.1f} MB")
 
 
-def lower_tier_of_job(job: Job, target: DeviceDescription, folder: Path) -> LowerTier | None:
+def lower_tier_of_job(job: GpuJob, target: DeviceDescription, folder: Path) -> LowerTier | None:
     """Return the lower tier of a job: pinned host memory, or the disk of a machine without a GPU."""
     if job.device == "cuda":
         return lower_tier_of(target, host_budget=job.host_bytes, disk_budget=None, offload_dir=None)

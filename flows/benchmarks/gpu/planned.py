@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stowage.flows.benchmarks.gpu.job import Job, build_shell, fill, first_weights
+from stowage.flows.benchmarks.gpu.job import GpuJob, build_shell, fill, first_weights
 from stowage.flows.benchmarks.gpu.pinned import CountedLanes, Pinned
 from stowage.stages.device.tiers import PinnedTier, Tier, open_tier
 from stowage.stages.ir.files import write_atomically
@@ -24,7 +24,7 @@ from stowage.stages.runtime.observe.measure import measure_program
 from stowage.stages.runtime.observe.tracing import trace_iteration
 
 
-class Planned:
+class PlannedContestant:
     """A model trained under the plan in `folder`.
 
     Attributes:
@@ -32,7 +32,7 @@ class Planned:
         pinned: counts what pinning host memory takes.
     """
 
-    def __init__(self, job: Job, folder: Path, offload_dir: Path) -> None:
+    def __init__(self, job: GpuJob, folder: Path, offload_dir: Path) -> None:
         self.pinned = Pinned()
         self.summary = read_record(folder / "summary.json", PlanSummary)
         self._nodes = read_rows(folder / "nodes.parquet", ComputeNode)
@@ -50,7 +50,7 @@ class Planned:
             fill(job, self.model, layouts, job.device)
         self._program = executor.bind(plan)
 
-    def _tier(self, job: Job, offload_dir: Path) -> Tier:
+    def _tier(self, job: GpuJob, offload_dir: Path) -> Tier:
         """Open pinned host memory as the lower tier of a GPU: these plans put nothing on a disk there."""
         if job.device != "cuda":
             return open_tier(job.device, offload_dir)

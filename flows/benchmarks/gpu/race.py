@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows.benchmarks.gpu.carried import PLANNED, unpack
-from stowage.flows.benchmarks.gpu.contestant import Request, Result, request_text
-from stowage.flows.benchmarks.gpu.job import CUBLAS_REPEATS, CUBLAS_SETTING, Job, layers_of
+from stowage.flows.benchmarks.gpu.contestant import ContestantResult, Request, request_text
+from stowage.flows.benchmarks.gpu.job import CUBLAS_REPEATS, CUBLAS_SETTING, GpuJob, layers_of
 from stowage.flows.benchmarks.gpu.measure import Say
 from stowage.flows.benchmarks.gpu.process import run_process
 from stowage.flows.benchmarks.gpu.table import EXTRAPOLATED, REFERENCE, REPEATED, GpuRow, extrapolate, rows_of
@@ -68,7 +68,7 @@ def few_layers(layers: int) -> tuple[int, int]:
 
 
 def contestants(
-    job: Job, plans: Mapping[str, Path], steps: int, out: Path, scratch: Path, layers: int
+    job: GpuJob, plans: Mapping[str, Path], steps: int, out: Path, scratch: Path, layers: int
 ) -> dict[str, Request]:
     """Return the requests of all contestants by name; of a strict job only plans, and plain PyTorch twice."""
     common = asdict(job)
@@ -134,7 +134,7 @@ def race(
     """
     with tempfile.TemporaryDirectory() as temporary:
         unpack(out / PLANNED, Path(temporary))
-        job = read_record(Path(temporary) / "job.json", Job)
+        job = read_record(Path(temporary) / "job.json", GpuJob)
         folders = sorted((Path(temporary) / "plans").iterdir(), reverse=True)
         layers = layers_of(job)
         plans = {f.name: f for f in folders}
@@ -176,7 +176,7 @@ def like(names: Collection[str], parts: Collection[str]) -> list[str]:
     return [n for n in names if any(n.lower() == p or (p not in whole and p in n.lower()) for p in wanted)]
 
 
-def _said(result: Result) -> str:
+def _said(result: ContestantResult) -> str:
     if result.note:
         return result.note
     peak = f", peak {result.peak_bytes / 1e9:.2f} GB" if result.peak_bytes >= 0 else ""
@@ -193,7 +193,7 @@ class Results:
     """The results of all contestants so far.
 
     Attributes:
-        by_name: name -> `Result` as a dictionary.
+        by_name: name -> `ContestantResult` as a dictionary.
         asked: name -> digest of what was asked.
     """
 
@@ -226,7 +226,7 @@ def _environment(allocator: str, strict: bool = False) -> dict[str, str]:
     return found | ({CUBLAS_SETTING: CUBLAS_REPEATS} if strict else {})
 
 
-def _run(request: Request, scratch: Path, timeout_s: float, allocator: str, say: Say) -> Result:
+def _run(request: Request, scratch: Path, timeout_s: float, allocator: str, say: Say) -> ContestantResult:
     asked, answer = scratch / "request.json", scratch / "answer.json"
     answer.unlink(missing_ok=True)
     asked.write_text(request_text(request))
@@ -234,17 +234,17 @@ def _run(request: Request, scratch: Path, timeout_s: float, allocator: str, say:
     log = scratch / "log"
     ended = run_process([*CONTESTANT, str(asked), str(answer)], log, limit_s=timeout_s, environment=environment)
     if ended.code == 0 and answer.is_file():
-        return _result(vars(read_record(answer, Result)))
+        return _result(vars(read_record(answer, ContestantResult)))
     for line in ended.lines[-LOG_LINES:]:
         say(f"    {line}")
-    return Result(note=ended.why() if ended.code is None else f"died: {ended.why()}")
+    return ContestantResult(note=ended.why() if ended.code is None else f"died: {ended.why()}")
 
 
-def _result(content: Mapping[str, Any]) -> Result:
-    return record_of(Result, {name: [*v] if isinstance(v, tuple) else v for name, v in content.items()})
+def _result(content: Mapping[str, Any]) -> ContestantResult:
+    return record_of(ContestantResult, {name: [*v] if isinstance(v, tuple) else v for name, v in content.items()})
 
 
-def _table(out: Path, job: Job, everyone: Mapping[str, Request], layers: int) -> list[GpuRow]:
+def _table(out: Path, job: GpuJob, everyone: Mapping[str, Request], layers: int) -> list[GpuRow]:
     known = _known(out).by_name
     results = {name: _result(known[name]) for name in everyone if name in known}
     notes = {name: "keeps all weights on the device" for name in results if everyone[name].kind in KEEP_WEIGHTS}

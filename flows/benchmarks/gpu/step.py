@@ -1,6 +1,6 @@
 """Runs one step of `first`, or of `race`, in this process.
 
-`python -m stowage.flows.benchmarks.gpu.step REQUEST ANSWER`: both are files of JSON, what is asked and an `Answer`.
+`python -m stowage.flows.benchmarks.gpu.step REQUEST ANSWER`: both are files of JSON, what is asked and an `StepAnswer`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from stowage.flows.benchmarks.gpu.first import card, chain, exact, tests, times
 from stowage.flows.benchmarks.gpu.job import CUBLAS_REPEATS, CUBLAS_SETTING
 from stowage.flows.benchmarks.gpu.process import obey
-from stowage.flows.benchmarks.gpu.steps import Answer
+from stowage.flows.benchmarks.gpu.steps import StepAnswer
 from stowage.stages.ir.command import Parser
 from stowage.stages.ir.files import write_atomically
 
-KINDS: dict[str, Callable[[dict[str, Any]], Answer]] = {
+KINDS: dict[str, Callable[[dict[str, Any]], StepAnswer]] = {
     "card": card.look,
     "profile": times.profile,
     "tests": tests.run,

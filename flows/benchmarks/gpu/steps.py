@@ -32,7 +32,7 @@ NOT_ASKED = "not asked: no card"
 
 
 @dataclass(frozen=True)
-class Step:
+class CommandStep:
     """One thing to find out.
 
     Attributes:
@@ -95,7 +95,7 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepAnswer:
     """The answer of a step's process.
 
     Attributes:
@@ -125,7 +125,7 @@ class Runner:
         show: called with all results at the start and after every step.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[CommandStep]
     folder: Path
     say: Callable[[str], None]
     show: Show
@@ -194,13 +194,13 @@ class Runner:
                 ) from None
             yield
 
-    def _file(self, step: Step, kind: str) -> Path:
+    def _file(self, step: CommandStep, kind: str) -> Path:
         return self.folder / f"{1 + [*self.steps].index(step):02d}-{step.name}.{kind}"
 
-    def _run(self, step: Step, results: Mapping[str, StepResult], left_s: float) -> StepResult:
+    def _run(self, step: CommandStep, results: Mapping[str, StepResult], left_s: float) -> StepResult:
         missing = [name for name in step.after if name not in results or results[name].status != "held"]
         if missing:
-            said = Answer("not run", f"it goes on from {missing[0]}, which is: {_status(results, missing[0])}")
+            said = StepAnswer("not run", f"it goes on from {missing[0]}, which is: {_status(results, missing[0])}")
             return self._kept(step, results, said)
         limit_s, is_last = min(step.limit_s, left_s), left_s < step.limit_s
         request, answer, log = (self._file(step, kind) for kind in ("request", "answer", "log"))
@@ -211,9 +211,9 @@ class Runner:
         told = _answer(found) if found is not None else None
         if ended.code is None:
             why = ended.why() + (", where the time of the whole call ended" if is_last else "")
-            said = Answer("not run" if is_last else "timed out", why)
+            said = StepAnswer("not run" if is_last else "timed out", why)
         elif ended.code != 0 or told is None:
-            said = Answer("fell", ended.why(), told.numbers if told else {}, told.lines if told else ())
+            said = StepAnswer("fell", ended.why(), told.numbers if told else {}, told.lines if told else ())
         else:
             said = told
         for file in (request, answer):
@@ -222,9 +222,9 @@ class Runner:
 
     def _kept(
         self,
-        step: Step,
+        step: CommandStep,
         results: Mapping[str, StepResult],
-        said: Answer,
+        said: StepAnswer,
         log: tuple[str, ...] = (),
         seconds: float = 0.0,
     ) -> StepResult:
@@ -252,9 +252,9 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _answer(found: Mapping[str, Any]) -> Answer | None:
+def _answer(found: Mapping[str, Any]) -> StepAnswer | None:
     try:
-        return Answer(found["status"], found["why"], found["numbers"], tuple(found["lines"]))
+        return StepAnswer(found["status"], found["why"], found["numbers"], tuple(found["lines"]))
     except (KeyError, TypeError):
         return None
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stowage.flows.benchmarks.gpu.contestant import Result
+from stowage.flows.benchmarks.gpu.contestant import ContestantResult
 from stowage.stages.ir.errors import MIB
 
 REFERENCE = "plain PyTorch, no limit"
@@ -22,20 +22,20 @@ class GpuRow:
         contestant: its name.
         note: why there are no numbers, or how they came about.
         limit_bytes: limit of the process on the device, -1 for none.
-        requested_bytes: see `Result`.
-        peak_bytes: see `Result`.
-        reserved_bytes: see `Result`.
-        retries: see `Result`.
-        timed_retries: see `Result`.
-        out_of_memory: see `Result`.
-        host_bytes: see `Result`.
-        prepare_s: see `Result`.
-        pin_s: see `Result`.
-        time_s: see `Result`; NaN where there is none.
-        spread: see `Result`.
+        requested_bytes: see `ContestantResult`.
+        peak_bytes: see `ContestantResult`.
+        reserved_bytes: see `ContestantResult`.
+        retries: see `ContestantResult`.
+        timed_retries: see `ContestantResult`.
+        out_of_memory: see `ContestantResult`.
+        host_bytes: see `ContestantResult`.
+        prepare_s: see `ContestantResult`.
+        pin_s: see `ContestantResult`.
+        time_s: see `ContestantResult`; NaN where there is none.
+        spread: see `ContestantResult`.
         time_ratio: ratio to plain PyTorch without a limit, measured or else extrapolated; NaN where there is none.
-        predicted_time_s: see `Result`.
-        predicted_peak_bytes: see `Result`.
+        predicted_time_s: see `ContestantResult`.
+        predicted_peak_bytes: see `ContestantResult`.
         clocks: the card's clocks before and after the timed iterations.
         losses: losses of every iteration.
         losses_equal: the losses are plain PyTorch's, bit for bit; None where one of them has none.
@@ -67,7 +67,9 @@ class GpuRow:
     weights_equal: bool | None
 
 
-def extrapolate(few: int, one: Result, more: int, other: Result, layers: int) -> Result | None:
+def extrapolate(
+    few: int, one: ContestantResult, more: int, other: ContestantResult, layers: int
+) -> ContestantResult | None:
     """Extrapolate time and peak of plain PyTorch to `layers` from two models with fewer: both grow by layer.
 
     None where one of the two has no numbers. The times are the median, and the bounds that follow from the spread of
@@ -85,14 +87,16 @@ def extrapolate(few: int, one: Result, more: int, other: Result, layers: int) ->
         for unit, result in (((1.0, 0.0), one), ((0.0, 1.0), other))
     )
     known = one.peak_bytes >= 0 and other.peak_bytes >= 0
-    return Result(
+    return ContestantResult(
         note="",
         times_s=(time_s - unsure, time_s, time_s + unsure),
         peak_bytes=int(line(one.peak_bytes, other.peak_bytes)) if known else -1,
     )
 
 
-def rows_of(results: Mapping[str, Result], limits: Mapping[str, int], notes: Mapping[str, str]) -> list[GpuRow]:
+def rows_of(
+    results: Mapping[str, ContestantResult], limits: Mapping[str, int], notes: Mapping[str, str]
+) -> list[GpuRow]:
     """Make the table, in the order of `results`.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any
 
 from stowage.flows.benchmarks.gpu.carried import MEASURED, carried_job, is_planned
 from stowage.flows.benchmarks.gpu.first.chain import what_to_carry, why_no_plan
-from stowage.flows.benchmarks.gpu.job import Job, layers_of, parameters_of
+from stowage.flows.benchmarks.gpu.job import GpuJob, layers_of, parameters_of
 from stowage.flows.benchmarks.gpu.measure import Say
 from stowage.flows.benchmarks.gpu.process import answer_of, run_process
 from stowage.flows.benchmarks.gpu.race import ALLOCATOR, race
@@ -42,7 +42,7 @@ FLATTERED = (
 
 
 @dataclass(frozen=True)
-class Effort:
+class RaceEffort:
     """Limits on the time that things may take.
 
     Attributes:
@@ -75,13 +75,13 @@ class Raced:
     missing: list[str]
 
 
-def jobs_of(job: Job, dtypes: Sequence[str], *, strict: bool = True) -> dict[str, Job]:
+def jobs_of(job: GpuJob, dtypes: Sequence[str], *, strict: bool = True) -> dict[str, GpuJob]:
     """Return one job for each type, and a strict one of the first with fewer layers; by the names of their folders."""
     found = {dtype: replace(job, dtype=dtype) for dtype in dtypes}
     return found | ({"strict": strict_of(replace(job, dtype=dtypes[0]))} if strict else {})
 
 
-def strict_of(job: Job) -> Job:
+def strict_of(job: GpuJob) -> GpuJob:
     """Return a job with kernels that repeat bit for bit, and with so few layers that a card holds all of it."""
     layers = layers_of(job)
     few = min(STRICT_LAYERS, layers)
@@ -93,10 +93,10 @@ def strict_of(job: Job) -> Job:
 
 
 def run_race(
-    jobs: Mapping[str, Job],
+    jobs: Mapping[str, GpuJob],
     out: Path,
     say: Say,
-    effort: Effort,
+    effort: RaceEffort,
     *,
     fractions: Sequence[float],
     method: str,
@@ -161,7 +161,7 @@ def run_race(
     return Raced(tables, missing)
 
 
-def _is_measured(job: Job, folder: Path) -> bool:
+def _is_measured(job: GpuJob, folder: Path) -> bool:
     """Return whether the folder's measurements are of this very job; the host's free memory does not count."""
     if not (folder / MEASURED).is_file():
         return False
@@ -174,7 +174,7 @@ def _is_measured(job: Job, folder: Path) -> bool:
     return True
 
 
-def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort, until: float) -> bool:
+def _measure(name: str, job: GpuJob, folder: Path, say: Say, effort: RaceEffort, until: float) -> bool:
     """Measure in a process of its own, whose device memory is free afterwards; return False where time is up first."""
     folder.mkdir(parents=True, exist_ok=True)
     request, answer, log = (folder / f"measure.{kind}" for kind in ("request", "answer", "log"))
@@ -205,7 +205,14 @@ def _measure(name: str, job: Job, folder: Path, say: Say, effort: Effort, until:
 
 
 def _plan(
-    name: str, folder: Path, say: Say, effort: Effort, fractions: Sequence[float], method: str, stores: Path, anew: bool
+    name: str,
+    folder: Path,
+    say: Say,
+    effort: RaceEffort,
+    fractions: Sequence[float],
+    method: str,
+    stores: Path,
+    anew: bool,
 ) -> list[str]:
     """Plan what has no plan, if this machine can; return what is missing otherwise."""
     why = why_no_plan()
@@ -231,7 +238,7 @@ def _plan(
     return []
 
 
-def report_of(jobs: Mapping[str, Job], tables: Mapping[str, list[GpuRow]]) -> str:
+def report_of(jobs: Mapping[str, GpuJob], tables: Mapping[str, list[GpuRow]]) -> str:
     """Return all tables for a terminal, each with notes on how to read it."""
     parts = [
         "\n".join([jobs[name].name(), *(f"  {note}" for note in notes_of(jobs[name], rows)), text_of(rows)])
@@ -240,7 +247,7 @@ def report_of(jobs: Mapping[str, Job], tables: Mapping[str, list[GpuRow]]) -> st
     return "\n\n".join(parts)
 
 
-def notes_of(job: Job, rows: list[GpuRow]) -> list[str]:
+def notes_of(job: GpuJob, rows: list[GpuRow]) -> list[str]:
     """Return notes that one needs to read a table."""
     found = [noise_text(rows)]
     if job.dtype == "float32" and not job.strict:
@@ -269,7 +276,9 @@ def about_of(row: GpuRow) -> str:
     return ", ".join(parts)
 
 
-def _write_page(out: Path, jobs: Mapping[str, Job], tables: Mapping[str, list[GpuRow]], missing: Sequence[str]) -> None:
+def _write_page(
+    out: Path, jobs: Mapping[str, GpuJob], tables: Mapping[str, list[GpuRow]], missing: Sequence[str]
+) -> None:
     lines = ["# The race", ""]
     for text in missing:
         lines += [f"- {text}"]

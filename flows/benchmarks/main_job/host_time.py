@@ -28,8 +28,8 @@ from stowage.flows.api.choices import Choices
 from stowage.flows.api.fit import make_step
 from stowage.flows.api.steps import Steps
 from stowage.flows.api.training_step import TrainingStep
-from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced
-from stowage.flows.benchmarks.gpu.job import Job
+from stowage.flows.benchmarks.gpu.by_rules import ByRules, TracedJob
+from stowage.flows.benchmarks.gpu.job import GpuJob
 from stowage.flows.benchmarks.gpu.peers import Plain
 from stowage.flows.planning.by_rules import RulePlan
 from stowage.stages.device.tiers import PinnedTier
@@ -114,21 +114,21 @@ class NoLanes:
         """Do nothing: no memory is cached."""
 
 
-def gpt2_job(layers: int, heads: int, **more: Any) -> Job:
+def gpt2_job(layers: int, heads: int, **more: Any) -> GpuJob:
     """Make the job of a GPT-2 with a width of one number for each head."""
     sizes = {"n_layer": layers, "n_head": heads, "n_embd": heads, "vocab_size": 256, "n_positions": 8}
     return _job("gpt2", sizes | {"bos_token_id": 0, "eos_token_id": 0} | more)
 
 
-def llama_job(layers: int, heads: int) -> Job:
+def llama_job(layers: int, heads: int) -> GpuJob:
     """Make the job of a Llama with two numbers for each head, which rotary embeddings need."""
     sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads}
     width = {"hidden_size": 2 * heads, "intermediate_size": 2 * heads, "vocab_size": 256}
     return _job("llama", sizes | width | {"max_position_embeddings": 8})
 
 
-def _job(architecture: str, overrides: dict[str, Any]) -> Job:
-    return Job(architecture, overrides, 1, 2, "float32", "cpu", 1 << 40, 1 << 40)
+def _job(architecture: str, overrides: dict[str, Any]) -> GpuJob:
+    return GpuJob(architecture, overrides, 1, 2, "float32", "cpu", 1 << 40, 1 << 40)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, Traced, RulePlan]:
+def _step_of(job: GpuJob, folder: Path) -> tuple[TrainingStep, TracedJob, RulePlan]:
     """Make the step that `fit` makes, with a card's plan in the place of its own; return that plan too."""
     plain = Plain(job)
     choices = Choices("1GiB", cache_dir=folder, quick=True, check="never", say=_nothing)
@@ -150,7 +150,7 @@ def _step_of(job: Job, folder: Path) -> tuple[TrainingStep, Traced, RulePlan]:
     step(job.batch(0))
     known = step.programs.latest
     assert known is not None
-    traced = Traced(job)
+    traced = TracedJob(job)
     plan = traced.together(traced.keep_all())
     known.program._step = ByRules(traced, plan).program._step
     return step, traced, plan
@@ -170,7 +170,7 @@ def _median_s(work: Callable[[], object]) -> float:
 
 
 def _row(
-    model: str, plan: str, counted: tuple[Traced, RulePlan], step: Callable[[], object], plain: Any, batch: Any
+    model: str, plan: str, counted: tuple[TracedJob, RulePlan], step: Callable[[], object], plain: Any, batch: Any
 ) -> HostTimeRow:
     traced, rules = counted
 
@@ -214,13 +214,13 @@ def host_rows(layers: int = 12, heads: int = 12, *, big_layers: int = 32, big_he
     return found
 
 
-def _kept(job: Job, name: str, folder: Path) -> HostTimeRow:
+def _kept(job: GpuJob, name: str, folder: Path) -> HostTimeRow:
     batch, (step, traced, plan) = job.batch(0), _step_of(job, folder)
     return _row(name, "keep all", (traced, plan), lambda: step(batch), Plain(job), batch)
 
 
-def _streamed(job: Job, name: str, plan: str, *, lower_tier: bool) -> HostTimeRow:
-    traced = Traced(job, movable_bytes=MOVABLE_BYTES)
+def _streamed(job: GpuJob, name: str, plan: str, *, lower_tier: bool) -> HostTimeRow:
+    traced = TracedJob(job, movable_bytes=MOVABLE_BYTES)
     rules = traced.together(traced.stream_all(lower_tier=lower_tier))
     rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules change labels row by row
     tier = PinnedTier(lanes=NoLanes())

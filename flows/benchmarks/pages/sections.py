@@ -17,7 +17,7 @@ from stowage.flows.benchmarks.pages.planning_tables import (
     PARTITION,
 )
 from stowage.flows.benchmarks.pages.remat_tables import REMAT_ACCURACY, REMAT_METHODS, REMAT_PEERS, REMAT_SHARES
-from stowage.flows.benchmarks.pages.table import COMMAND, Column, Page, Section, text
+from stowage.flows.benchmarks.pages.table import COMMAND, Column, Section, TablePage, text
 
 MAIN_JOB = Section(
     "main_job",
@@ -121,14 +121,14 @@ TORTURE = Section(
 )
 
 PAGES = (
-    Page("main_job", "The main job", "", (MAIN_JOB, FIRST_MINUTE)),
-    Page(
+    TablePage("main_job", "The main job", "", (MAIN_JOB, FIRST_MINUTE)),
+    TablePage(
         "planning_time",
         "How long planning takes",
         "",
         (BIG, GROWTH, PARTITION, DEPTH, CLUSTER_SIZES, OPTIMUM, H_ILP, NEW_LENGTH, CHECKS),
     ),
-    Page(
+    TablePage(
         "remat",
         "Recomputation in models that are no chain",
         "U-Nets, encoder-decoders, Mixers, scans, … at shares of the *activation budget* that keeping everything "
@@ -142,8 +142,8 @@ PAGES = (
         "`regnet`, `mixer` and `gpt2`.",
         (REMAT_PEERS, REMAT_SHARES, REMAT_METHODS, REMAT_ACCURACY),
     ),
-    Page("quarter", "A quarter of the memory", "", (QUARTER,)),
-    Page("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
-    Page("host", "What a step costs the host", "", (HOST,)),
-    Page("torture", "What was tried at random", "", (TORTURE,)),
+    TablePage("quarter", "A quarter of the memory", "", (QUARTER,)),
+    TablePage("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
+    TablePage("host", "What a step costs the host", "", (HOST,)),
+    TablePage("torture", "What was tried at random", "", (TORTURE,)),
 )

@@ -50,7 +50,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Page:
+class TablePage:
     """One page of `docs/measured`."""
 
     name: str

@@ -12,7 +12,7 @@ import polars as pl
 from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.pages.measurement import Measurement, read_measurement
 from stowage.flows.benchmarks.pages.sections import FIRST_MINUTE_IN_README, IN_README, PAGES
-from stowage.flows.benchmarks.pages.table import Column, Page, Section
+from stowage.flows.benchmarks.pages.table import Column, Section, TablePage
 from stowage.stages.ir.files import write_atomically
 
 WRITTEN = (
@@ -75,7 +75,7 @@ def _cell(column: Column, row: Mapping[str, Any]) -> str | None:
     return f"**{column.write(value)}**" if stands_out else column.write(value)
 
 
-def page_text(page: Page, folder: Path) -> str:
+def page_text(page: TablePage, folder: Path) -> str:
     """Write one page."""
     parts = [f"# {page.title}", WRITTEN, page.intro]
     for section in page.sections:

@@ -41,9 +41,9 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     stores = Path(request["home"])
     parameters = list(case.model.parameters())
     if request["runs"] == "planner":
-        from stowage.flows.benchmarks.remat.plans import Planner  # imports solvers, which peers do not need
+        from stowage.flows.benchmarks.remat.plans import RematPlanner  # imports solvers, which peers do not need
 
-        planner = Planner(case, stores, quick=request["quick"])
+        planner = RematPlanner(case, stores, quick=request["quick"])
         return planner.reply, planner.about() | {"peers": available(case)}
     about: dict[str, Any] = {}
     if request["runs"] == "plan":

@@ -24,7 +24,7 @@ One iteration differs from the next by up to 20% on a shared machine, so that a 
 """
 
 
-class Planner:
+class RematPlanner:
     """Answers which plans there are; processes that run them find them in `stores`.
 
     Args:

@@ -26,7 +26,7 @@ from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream, Tran
 from stowage.stages.device.tiers.cuda_lanes import DeviceLanes
 from stowage.stages.device.tiers.disk_file import PAGE, open_best, open_file
 from stowage.stages.device.tiers.disk_mover import Mover
-from stowage.stages.device.tiers.lanes import Job, Lanes, Staging
+from stowage.stages.device.tiers.lanes import LaneJob, Lanes, Staging
 from stowage.stages.device.tiers.layout import check_movable, is_dense, packed
 from stowage.stages.device.tiers.slots import Slots
 from stowage.stages.ir.errors import StowageError, size_text
@@ -95,7 +95,7 @@ class DiskTier:
         self._sizes: dict[str, int] = {}
         self._gaps: list[tuple[int, int]] = []
         """Start and bytes of room that was released, in order; no two touch."""
-        self._last: dict[str, list[Job]] = {}
+        self._last: dict[str, list[LaneJob]] = {}
         """For each slot its last offload, then the reloads since that are not complete."""
         self._issue = threading.Lock()
         # The threads' functions do not refer to the tier, or it would never be collected.
@@ -208,7 +208,7 @@ class DiskTier:
         """Implement `HostMemory.keep`; the content is written when it returns."""
         self._start(OFFLOAD, name, tensor, None).wait()
 
-    def _start(self, stream: Stream, name: str, tensor: torch.Tensor, device: DeviceLanes | None) -> Job:
+    def _start(self, stream: Stream, name: str, tensor: torch.Tensor, device: DeviceLanes | None) -> LaneJob:
         check_movable(name, tensor, ("cpu" if device is None else device.kind,))
         with self._issue:
             (self._slots.write if stream == OFFLOAD else self._slots.read)(name, tensor)
@@ -220,7 +220,7 @@ class DiskTier:
                     else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 )
             chunks = max(1, -(-moved.numel() * moved.element_size() // self._chunk))
-            job = Job(stream, name, moved, self._place[name], chunks)
+            job = LaneJob(stream, name, moved, self._place[name], chunks)
             if device is not None:
                 job.ready = device.record(device.compute())
             if stream == RELOAD and moved.data_ptr() != tensor.data_ptr():
@@ -285,7 +285,7 @@ def _close(lanes: Lanes, handle: int) -> None:
     os.close(handle)
 
 
-def _explain(folder: str, job: Job, error: Exception) -> Exception:
+def _explain(folder: str, job: LaneJob, error: Exception) -> Exception:
     verb = "written to" if job.stream == OFFLOAD else "read from"
     why = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
     return StowageError(

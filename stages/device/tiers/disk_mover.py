@@ -11,7 +11,7 @@ from typing import Any
 from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Stream
 from stowage.stages.device.tiers.cuda_lanes import DeviceLanes
 from stowage.stages.device.tiers.disk_file import PAGE
-from stowage.stages.device.tiers.lanes import Job, Staging
+from stowage.stages.device.tiers.lanes import LaneJob, Staging
 from stowage.stages.device.tiers.layout import flat_bytes
 
 
@@ -25,7 +25,7 @@ class Mover:
         self._memory, self._offset = memory_alignment, offset_alignment
         self._lanes = lanes
 
-    def __call__(self, job: Job, chunk: int, staging: Staging) -> None:
+    def __call__(self, job: LaneJob, chunk: int, staging: Staging) -> None:
         """Transfer one chunk: straight between tensor and file where that is possible, the rest through `staging`."""
         start = chunk * self._chunk
         length = min(self._chunk, job.nbytes - start)
@@ -51,7 +51,7 @@ class Mover:
             self._read(padded, position + straight)
             ctypes.memmove(address + straight, staging.address, rest)
 
-    def _of_device(self, job: Job, start: int, length: int, staging: Staging) -> None:
+    def _of_device(self, job: LaneJob, start: int, length: int, staging: Staging) -> None:
         """Transfer the whole chunk through `staging`, which the device reaches by itself."""
         lanes, tensor, memory = self._lanes, job.tensor, staging.tensor
         assert lanes is not None

@@ -48,7 +48,7 @@ class Staging:
         return Staging(memoryview(memory).cast("B"), tensor)
 
 
-class Job:
+class LaneJob:
     """One transfer: the `Transfer` that callers have, and what the threads need to know of it."""
 
     def __init__(self, stream: Stream, name: str, tensor: torch.Tensor, slot: int, chunks: int) -> None:
@@ -64,7 +64,7 @@ class Job:
         """For a tensor on a device, the event after which its memory may be copied or written."""
         self.unpack: Callable[[], object] | None = None
         """Run after the last chunk of a reload."""
-        self.after: list[Job] = []
+        self.after: list[LaneJob] = []
         """Jobs that must be complete before this one starts; those that it reads from must not have failed."""
         self.claimed = 0
         self.left = chunks
@@ -94,8 +94,8 @@ class Job:
 class _Lane:
     def __init__(self, lock: threading.Lock) -> None:
         self.ready = threading.Condition(lock)
-        self.unclaimed: deque[Job] = deque()
-        self.unfinished: deque[Job] = deque()
+        self.unclaimed: deque[LaneJob] = deque()
+        self.unfinished: deque[LaneJob] = deque()
 
 
 class Lanes:
@@ -109,8 +109,8 @@ class Lanes:
         streams: tuple[Stream, ...],
         threads: int,
         staging_bytes: int,
-        move: Callable[[Job, int, Staging], None],
-        failed: Callable[[Job, Exception], Exception],
+        move: Callable[[LaneJob, int, Staging], None],
+        failed: Callable[[LaneJob, Exception], Exception],
         stagings: Sequence[Staging] | None = None,
     ) -> None:
         """Start the threads.
@@ -140,7 +140,7 @@ class Lanes:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: LaneJob) -> None:
         """Queue a job."""
         lane = self._lanes[job.stream]
         with self._lock:
@@ -195,7 +195,7 @@ class Lanes:
             self._account(lane, job, error)
             del job
 
-    def _claim(self, lane: _Lane) -> tuple[Job, int] | None:
+    def _claim(self, lane: _Lane) -> tuple[LaneJob, int] | None:
         """Return the next chunk of the lane's first transfer, if that may start. Call it with the lock taken."""
         if self._stopped or not lane.unclaimed:
             return None
@@ -212,7 +212,7 @@ class Lanes:
             lane.unclaimed.popleft()
         return job, job.claimed - 1
 
-    def _account(self, lane: _Lane, job: Job, error: Exception | None) -> None:
+    def _account(self, lane: _Lane, job: LaneJob, error: Exception | None) -> None:
         """Count a chunk; after a transfer's last one complete it, and those behind it that only waited for it."""
         with self._lock:
             if error is not None and job.error is None:

@@ -15,7 +15,7 @@ from stowage.stages.ir.errors import IllegalPlanError, StowageError
 
 
 @dataclass(frozen=True)
-class Layout:
+class TransferLayout:
     """The mapping of a slot's bytes to elements.
 
     Attributes:
@@ -28,7 +28,7 @@ class Layout:
     order: tuple[torch.dtype, tuple[int, ...], tuple[int, ...]] | None
     raw: bool
 
-    def fits(self, written: Layout) -> bool:
+    def fits(self, written: TransferLayout) -> bool:
         """Return whether bytes written with the layout `written` mean the same when read with this one."""
         return self.nbytes == written.nbytes and (self.raw or written.raw or self.order == written.order)
 
@@ -49,12 +49,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def layout_of(tensor: torch.Tensor) -> Layout:
+def layout_of(tensor: torch.Tensor) -> TransferLayout:
     """Return the layout that a slot has after `tensor` is offloaded into it."""
     nbytes = tensor.numel() * tensor.element_size()
     if tensor.is_contiguous() or not is_dense(tensor):
-        return Layout(nbytes, None, tensor.dtype == torch.uint8 and tensor.dim() == 1)
-    return Layout(nbytes, (tensor.dtype, tuple(tensor.shape), tensor.stride()), False)
+        return TransferLayout(nbytes, None, tensor.dtype == torch.uint8 and tensor.dim() == 1)
+    return TransferLayout(nbytes, (tensor.dtype, tuple(tensor.shape), tensor.stride()), False)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from stowage.stages.device.tiers.layout import Layout, layout_of
+from stowage.stages.device.tiers.layout import TransferLayout, layout_of
 from stowage.stages.ir.errors import IllegalPlanError, StowageError
 
 
@@ -15,7 +15,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._nbytes: dict[str, int] = {}
-        self._written: dict[str, Layout] = {}
+        self._written: dict[str, TransferLayout] = {}
 
     def new(self, slots: Mapping[str, int]) -> dict[str, int]:
         """Return the slots that are not known yet.

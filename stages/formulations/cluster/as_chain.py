@@ -21,7 +21,7 @@ from functools import cached_property
 
 from stowage.stages.formulations.chain.rk_rotor import ChainBlock, ChainOption
 from stowage.stages.formulations.cluster.lazy import repeatable
-from stowage.stages.formulations.cluster.problem import HProblem, Way
+from stowage.stages.formulations.cluster.problem import ClusterWay, HProblem
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ class HChain:
         """Return the values of forward node k that are not resident."""
         return [d for d in self.data.graph.nodes[k].makes if d not in self._resident]
 
-    def _highest(self, k: int, way: Way) -> int:
+    def _highest(self, k: int, way: ClusterWay) -> int:
         """Return the most bytes while a forward node runs, without its inputs."""
         own = self._own(k)
         return max(s.internal_bytes + sum(self.data.nbytes[d] for d in own if d not in s.unborn) for s in way.steps)
 
-    def _options(self, k: int, way: Way) -> tuple[ChainOption, ChainOption]:
+    def _options(self, k: int, way: ClusterWay) -> tuple[ChainOption, ChainOption]:
         """Make the option of block k for a way, and its last-run option, when the next block needs nothing of it."""
         data, own = self.data, self._own(k)
         backward = [(b, self._backward_way(b, way)) for b, o in self.owner.items() if o == k]
@@ -168,11 +168,13 @@ class HChain:
             return option, ChainOption(time_s, 0, 0, backward_peak)
         return option, ChainOption(time_s + again, way.phantom_bytes + kept, forward_peak, backward_peak)
 
-    def _backward_way(self, b: int, way: Way) -> Way:
+    def _backward_way(self, b: int, way: ClusterWay) -> ClusterWay:
         wanted = way.option if b in self.data.backward_of else None
         return next(other for other in self.data.ways[b] if other.option == wanted)
 
-    def _highest_backward(self, k: int, way: Way, backward: list[tuple[int, Way]], kept: int, linked: int) -> int:
+    def _highest_backward(
+        self, k: int, way: ClusterWay, backward: list[tuple[int, ClusterWay]], kept: int, linked: int
+    ) -> int:
         """Return the most bytes while the backward nodes of block k run, above what `_block` counts as resident.
 
         In the last block the loss counts too.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.cluster.lazy import HCandidate, HChoice, candidate_of, repeatable
-from stowage.stages.formulations.cluster.problem import HProblem, Way
+from stowage.stages.formulations.cluster.problem import ClusterWay, HProblem
 
 _MOST_PASSES = 200
 
@@ -146,7 +146,7 @@ def _values_cut(data: HProblem, current: HCandidate, where: int) -> Iterator[_Mo
         yield _Move(seconds, nbytes, after - before, replace(current.choice, cuts=current.choice.cuts | {cut}))
 
 
-def _most(way: Way) -> int:
+def _most(way: ClusterWay) -> int:
     return max(step.internal_bytes for step in way.steps)
 
 

@@ -12,7 +12,14 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from stowage.stages.formulations.cluster.problem import HProblem
-from stowage.stages.formulations.cluster.staged_order import Event, Execution, HRuns, HStagedCost, cost_of, timeline
+from stowage.stages.formulations.cluster.staged_order import (
+    ClusterExecution,
+    Event,
+    HRuns,
+    HStagedCost,
+    cost_of,
+    timeline,
+)
 
 # Cuts of cuts could multiply: from this many runs on, the last copy is kept.
 _MOST_RUNS = 8
@@ -55,7 +62,7 @@ def runs_of(data: HProblem, choice: HChoice) -> HRuns:
     cuts: dict[int, list[int]] = {}
     for k, stage in sorted(choice.cuts):
         cuts.setdefault(k, []).append(stage)
-    runs: dict[int, list[Execution]] = {}
+    runs: dict[int, list[ClusterExecution]] = {}
     for k in range(data.size - 1, -1, -1):
         stages[k] = _stages(data, choice, k, stages, cuts.get(k, [])) if repeatable(data, k) else [k]
         runs[k] = _with_options(data, choice, k, stages[k])
@@ -92,14 +99,14 @@ def _reads(data: HProblem, choice: HChoice, r: int, d: int) -> bool:
     return any(d in way.reads for way in data.ways[r] if way.option == choice.options[j])
 
 
-def _with_options(data: HProblem, choice: HChoice, k: int, stages: list[int]) -> list[Execution]:
+def _with_options(data: HProblem, choice: HChoice, k: int, stages: list[int]) -> list[ClusterExecution]:
     """Give the option to the last run that can serve backward; a kept phantom is in memory at the loss."""
     j = data.cluster_of.get(k)
     if j is None:
-        return [Execution(t) for t in stages]
+        return [ClusterExecution(t) for t in stages]
     cluster, option = data.graph.clusters[j], choice.options[j]
     if k == cluster.backward:
-        return [Execution(t, option) for t in stages]
+        return [ClusterExecution(t, option) for t in stages]
     limit = cluster.backward if j in choice.dropped else data.graph.loss
     serving = bisect_right(stages, limit) - 1
-    return [Execution(t, option if i == serving else None) for i, t in enumerate(stages)]
+    return [ClusterExecution(t, option if i == serving else None) for i, t in enumerate(stages)]

@@ -16,7 +16,7 @@ from stowage.stages.ir.h_graph import HGraph, HNode, HRun, HStep, HValue
 
 
 @dataclass(frozen=True)
-class Way:
+class ClusterWay:
     """One way to execute a node.
 
     Attributes:
@@ -49,18 +49,18 @@ class HProblem:
     graph: HGraph
 
     @cached_property
-    def ways(self) -> tuple[tuple[Way, ...], ...]:
+    def ways(self) -> tuple[tuple[ClusterWay, ...], ...]:
         """Return the ways of each node, options in order, then the plain way."""
         return tuple(
             tuple(self._way(k, option, run) for option, run in self.graph.runs(k).items())
             for k in range(len(self.graph.nodes))
         )
 
-    def _way(self, k: int, option: int | None, run: HRun) -> Way:
+    def _way(self, k: int, option: int | None, run: HRun) -> ClusterWay:
         reads = tuple(sorted({*self.graph.nodes[k].reads, *run.reads}))
         j = self.cluster_of.get(k)
         phantom = 0 if j is None or option is None else self.graph.clusters[j].options[option].phantom_bytes
-        return Way(option, run.time_s, reads, distinct_steps(run.steps), phantom)
+        return ClusterWay(option, run.time_s, reads, distinct_steps(run.steps), phantom)
 
     @cached_property
     def size(self) -> int:

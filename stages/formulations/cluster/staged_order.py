@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stowage.stages.formulations.cluster.problem import HProblem, Way
+from stowage.stages.formulations.cluster.problem import ClusterWay, HProblem
 from stowage.stages.ir.h_graph import HAction, HSchedule
 
 
 @dataclass(frozen=True, order=True)
-class Execution:
+class ClusterExecution:
     """An execution of a node in a stage, with an option of its cluster or the plain way (None)."""
 
     stage: int
     option: int | None = None
 
 
-HRuns = Mapping[int, Sequence[Execution]]
+HRuns = Mapping[int, Sequence[ClusterExecution]]
 """Executions of each node, ascending; the first is in the stage of the node's own number."""
 
 
@@ -40,7 +40,7 @@ class Event:
 
     stage: int
     node: int
-    way: Way
+    way: ClusterWay
     made: tuple[int, ...]
     freed: tuple[int, ...]
     drops_phantom: bool
@@ -118,11 +118,11 @@ def schedule_of(problem: HProblem, events: Sequence[Event]) -> HSchedule:
     return HSchedule(tuple(rows))
 
 
-def _way_of(problem: HProblem, k: int, run: Execution) -> Way:
+def _way_of(problem: HProblem, k: int, run: ClusterExecution) -> ClusterWay:
     return next(way for way in problem.ways[k] if way.option == run.option)
 
 
-def _until(problem: HProblem, places: Sequence[tuple[int, int, Way]]) -> dict[tuple[int, int], int]:
+def _until(problem: HProblem, places: Sequence[tuple[int, int, ClusterWay]]) -> dict[tuple[int, int], int]:
     """Return the event of the last use of each contribution (event, value); the event itself if it has none.
 
     A use is served by the latest run of every contributor; values that stay are used after the last event.
@@ -141,7 +141,7 @@ def _until(problem: HProblem, places: Sequence[tuple[int, int, Way]]) -> dict[tu
     return until
 
 
-def _phantoms_until(problem: HProblem, places: Sequence[tuple[int, int, Way]]) -> dict[int, int]:
+def _phantoms_until(problem: HProblem, places: Sequence[tuple[int, int, ClusterWay]]) -> dict[int, int]:
     """Return, for each event that makes or uses a phantom, the event after which it is freed."""
     found: dict[int, int] = {}
     making: dict[int, list[int]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.cluster.offered_options import select_options, share_counts
 from stowage.stages.ir.h_graph import HCluster, HGraph, HNode, HOption, HRun, HSchedule, HStep, HValue
-from stowage.stages.options.clusters.lift import Line, line_of
+from stowage.stages.options.clusters.lift import LiftedLine, line_of
 from stowage.stages.options.clusters.order import backward_order
 from stowage.stages.options.clusters.regions import Region, Single
 
@@ -16,12 +16,12 @@ from stowage.stages.options.clusters.regions import Region, Single
 class RegionOption:
     """A schedule of a region: its executions, and the option that others see (see `lift`)."""
 
-    line: Line
+    line: LiftedLine
     seen: HOption
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedCluster:
     """The results of solving a region: its plain run of forward alone, and its options."""
 
     plain: HRun
@@ -29,7 +29,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterPlace:
     """The meaning of a node of the H-Graph: nodes of the region, or a part of a member."""
 
     nodes: tuple[int, ...]
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Level:
+class ClusterLevel:
     """A region as an H-Graph.
 
     Attributes:
@@ -50,10 +50,10 @@ class Level:
 
     region: Region
     graph: HGraph
-    places: tuple[Place | None, ...]
-    solved: Mapping[int, Solved]
+    places: tuple[ClusterPlace | None, ...]
+    solved: Mapping[int, SolvedCluster]
 
-    def line(self, schedule: HSchedule) -> Line:
+    def line(self, schedule: HSchedule) -> LiftedLine:
         """Convert a schedule to executions of the region's nodes."""
         parts: tuple[list[int], list[int]] = ([], [])
         behind = False
@@ -68,7 +68,7 @@ class Level:
             parts[behind].extend(self._nodes(place, action.option, number))
         return line_of(self.region.graph, *parts)
 
-    def _nodes(self, place: Place, option: int | None, number: Mapping[int, int]) -> Iterable[int]:
+    def _nodes(self, place: ClusterPlace, option: int | None, number: Mapping[int, int]) -> Iterable[int]:
         if place.member < 0:
             return place.nodes
         inside = self.region.members[place.member]
@@ -81,7 +81,7 @@ class Level:
         return (number[inside.nodes[i]] for i in own)
 
 
-def level_of(region: Region, solved: Mapping[str, Solved], most_options: int) -> Level:
+def level_of(region: Region, solved: Mapping[str, SolvedCluster], most_options: int) -> ClusterLevel:
     """Make the H-Graph of a region.
 
     Args:
@@ -95,14 +95,14 @@ def level_of(region: Region, solved: Mapping[str, Solved], most_options: int) ->
     return _Maker(region, {key: _selected(solved[key], share[key]) for key in inside}).level()
 
 
-def _selected(known: Solved, count: int) -> Solved:
+def _selected(known: SolvedCluster, count: int) -> SolvedCluster:
     by_name = {option.seen.name: option for option in known.options}
     chosen = select_options([option.seen for option in known.options], count)
-    return Solved(known.plain, tuple(by_name[seen.name] for seen in chosen))
+    return SolvedCluster(known.plain, tuple(by_name[seen.name] for seen in chosen))
 
 
 class _Maker:
-    def __init__(self, region: Region, solved: Mapping[str, Solved]) -> None:
+    def __init__(self, region: Region, solved: Mapping[str, SolvedCluster]) -> None:
         self.region, self.solved = region, solved
         graph = region.graph
         number = {k: i for i, k in enumerate(region.nodes)}
@@ -116,23 +116,23 @@ class _Maker:
         self.number, self.place = number, place
         self.values = tuple(HValue(graph.allocations[a].name, graph.allocations[a].nbytes) for a in visible)
 
-    def level(self) -> Level:
+    def level(self) -> ClusterLevel:
         region, graph = self.region, self.region.graph
         nodes: list[HNode] = []
-        places: list[Place | None] = []
+        places: list[ClusterPlace | None] = []
         forward_of: dict[int, int] = {}
         backward_of: dict[int, int] = {}
-        known: dict[int, Solved] = {}
+        known: dict[int, SolvedCluster] = {}
         for m, member in enumerate(region.members):
             if isinstance(member, Single):
                 k = self.number[member.forward]
                 nodes.append(self._single(k))
-                places.append(Place((k,)))
+                places.append(ClusterPlace((k,)))
                 continue
             known[m] = self.solved[member.key]
             forward_of[m] = len(nodes)
             nodes.append(self._forward(member, known[m]))
-            places.append(Place((), m))
+            places.append(ClusterPlace((), m))
         loss = len(nodes)
         nodes.append(HNode("loss", self._known(graph.output), self._known(graph.incoming), HRun(0.0), once=True))
         places.append(None)
@@ -141,17 +141,17 @@ class _Maker:
             if isinstance(member, Single):
                 (k,) = (self.number[k] for k in behind.nodes)
                 nodes.append(self._single(k))
-                places.append(Place((k,)))
+                places.append(ClusterPlace((k,)))
             else:
                 backward_of[behind.member] = len(nodes)
                 nodes.append(self._backward(member))
-                places.append(Place((), behind.member, backward=True))
+                places.append(ClusterPlace((), behind.member, backward=True))
         clusters = tuple(
             HCluster(forward_of[m], backward_of[m], tuple(self._option(region.members[m], o) for o in known[m].options))
             for m in sorted(backward_of)
         )
         made = HGraph(tuple(nodes), loss, self.values, clusters, self._known(graph.outgoing))
-        return Level(region, made, tuple(places), known)
+        return ClusterLevel(region, made, tuple(places), known)
 
     def _known(self, allocations: Iterable[int]) -> tuple[int, ...]:
         """Return the positions of allocations of the region among the values."""
@@ -167,7 +167,7 @@ class _Maker:
         run = HRun(node.time_s, (HStep(node.workspace_bytes),))
         return HNode(node.name, self._known(node.reads), self._known(node.creates), run, node.once)
 
-    def _forward(self, inside: Region, known: Solved) -> HNode:
+    def _forward(self, inside: Region, known: SolvedCluster) -> HNode:
         graph, count = inside.graph, inside.graph.forward_count
         reads = {-1 - e for k in range(count) for e in inside.external_reads[k]}
         once = any(n.once and n.creates for n in graph.nodes[:count])

@@ -16,14 +16,14 @@ MOST_STEPS = 12
 
 
 @dataclass(frozen=True)
-class Line:
+class LiftedLine:
     """Nodes of a region in the order in which they run; a node may run again."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
 
 
-def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) -> Line:
+def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) -> LiftedLine:
     """Leave out repeated executions whose results nobody reads; first executions stay, since some have effects."""
     rows, border = [*forward, *backward], len(forward)
     seen: set[int] = set()
@@ -41,10 +41,10 @@ def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) 
             kept[i >= border].append(rows[i])
             wanted.difference_update(node.creates)
             wanted.update(node.reads)
-    return Line(tuple(kept[0][::-1]), tuple(kept[1][::-1]))
+    return LiftedLine(tuple(kept[0][::-1]), tuple(kept[1][::-1]))
 
 
-def schedule_of(graph: BlockGraph, line: Line) -> BlockSchedule:
+def schedule_of(graph: BlockGraph, line: LiftedLine) -> BlockSchedule:
     """Make the schedule of these executions, with every copy freed right after its last use."""
     copies = _copies(graph, line)
     dying: dict[int, list[int]] = defaultdict(list)
@@ -63,10 +63,10 @@ def plain_run(region: Region) -> HRun:
     """Run forward alone, keeping what others need (fast-forward); values are named as in `lift`."""
     rows = tuple(a.index for a in fast_forward(region.graph).forward if a.kind == "compute")
     alone = replace(region, graph=replace(region.graph, incoming=(), outgoing=()))
-    return _run(alone, Line(rows, ()), backward=False)
+    return _run(alone, LiftedLine(rows, ()), backward=False)
 
 
-def lift(region: Region, line: Line, name: str) -> HOption:
+def lift(region: Region, line: LiftedLine, name: str) -> HOption:
     """Make the option that others see of a schedule of a region.
 
     Values in steps and reads are allocations of the region, and −1 − e for the one at position e of `external`.
@@ -76,13 +76,13 @@ def lift(region: Region, line: Line, name: str) -> HOption:
     return HOption(name, phantom, _run(region, line, backward=False), _run(region, line, backward=True))
 
 
-def _rows(line: Line) -> list[tuple[int, int]]:
+def _rows(line: LiftedLine) -> list[tuple[int, int]]:
     """Return (position, node) pairs; the position between both parts is the loss's."""
     border = len(line.forward)
     return [*enumerate(line.forward), *((border + 1 + i, k) for i, k in enumerate(line.backward))]
 
 
-def _copies(graph: BlockGraph, line: Line) -> dict[tuple[int, int], int]:
+def _copies(graph: BlockGraph, line: LiftedLine) -> dict[tuple[int, int], int]:
     """Return the position of the last use of each copy (allocation, position where made); past the end if it stays."""
     border, end = len(line.forward), len(line.forward) + len(line.backward) + 1
     rows = dict(_rows(line))
@@ -104,7 +104,7 @@ def _copies(graph: BlockGraph, line: Line) -> dict[tuple[int, int], int]:
     return last
 
 
-def _own_copies(region: Region, line: Line) -> list[tuple[int, int, int]]:
+def _own_copies(region: Region, line: LiftedLine) -> list[tuple[int, int, int]]:
     """Return (allocation, position where made, position of last use) of every copy that is used inside alone."""
     graph, border = region.graph, len(line.forward)
     leaving, outgoing = set(graph.output), set(graph.outgoing)
@@ -115,7 +115,7 @@ def _own_copies(region: Region, line: Line) -> list[tuple[int, int, int]]:
     ]
 
 
-def _run(region: Region, line: Line, *, backward: bool) -> HRun:
+def _run(region: Region, line: LiftedLine, *, backward: bool) -> HRun:
     """Describe one part as its parent sees it."""
     graph, border = region.graph, len(line.forward)
     change: dict[int, int] = defaultdict(int)
@@ -163,7 +163,7 @@ class _Crossing:
     optional: frozenset[int]
 
 
-def _crossing(region: Region, line: Line, *, backward: bool) -> _Crossing:
+def _crossing(region: Region, line: LiftedLine, *, backward: bool) -> _Crossing:
     graph, border = region.graph, len(line.forward)
     leaving, outgoing = set(graph.output), set(graph.outgoing)
     born: dict[int, int] = {}

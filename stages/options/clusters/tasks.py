@@ -11,7 +11,7 @@ from stowage.stages.formulations.cluster.policies import keep_all
 from stowage.stages.formulations.cluster.staged_order import cost_of, timeline
 from stowage.stages.ir.defaults import CLUSTER_FORMULATION
 from stowage.stages.ir.h_graph import HGraph
-from stowage.stages.options.sources import Cluster, source_of
+from stowage.stages.options.sources import ClusterSource, source_of
 from stowage.stages.simulate.h_graph import replay_h_graph
 from stowage.stages.solver.outcome import SolverSettings
 
@@ -53,10 +53,10 @@ class HTasks:
         Args:
             graph: the cluster.
             settings: limits of each solve.
-            formulation: the name of a `Cluster` source.
+            formulation: the name of a `ClusterSource` source.
         """
         self._graph = graph
-        self._solver = source_of(Cluster, formulation, "options.cluster_formulation").prepare(graph, settings)
+        self._solver = source_of(ClusterSource, formulation, "options.cluster_formulation").prepare(graph, settings)
 
     def ends(self) -> Ends:
         """Find the smallest peak."""

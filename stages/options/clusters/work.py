@@ -15,10 +15,10 @@ from typing import Literal
 from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.options.clusters.explore import HExploration, HFound
-from stowage.stages.options.clusters.graphs import Level, RegionOption, Solved, level_of
-from stowage.stages.options.clusters.lift import Line, lift, line_of, plain_run, schedule_of
+from stowage.stages.options.clusters.graphs import ClusterLevel, RegionOption, SolvedCluster, level_of
+from stowage.stages.options.clusters.lift import LiftedLine, lift, line_of, plain_run, schedule_of
 from stowage.stages.options.clusters.regions import Region, regions_of
-from stowage.stages.options.sources import Cluster, source_of
+from stowage.stages.options.sources import ClusterSource, source_of
 from stowage.stages.options.tasks import Found, GridSize
 from stowage.stages.options.workers.pool import Job
 from stowage.stages.solver.outcome import SolverSettings
@@ -55,8 +55,8 @@ class HierarchyWork:
             for member in region.regions():
                 self._above.setdefault(member.key, set()).add(region.key)
         self._missing = {key: {m.key for m in region.regions()} for key, region in self._regions.items()}
-        self._lines: dict[str, dict[_Way, list[Line]]] = {key: {} for key in self._regions}
-        self._solved: dict[str, Solved] = {}
+        self._lines: dict[str, dict[_Way, list[LiftedLine]]] = {key: {} for key in self._regions}
+        self._solved: dict[str, SolvedCluster] = {}
 
     def first(self) -> list[Job]:
         """Return jobs for all regions from their nodes, and for those with nothing but nodes inside as H-Graphs."""
@@ -93,11 +93,11 @@ class HierarchyWork:
             return self._known(region, "level", [level.line(f.schedule) for f in found])
 
         name = self.size.cluster_formulation
-        share = source_of(Cluster, name, "options.cluster_formulation").share
+        share = source_of(ClusterSource, name, "options.cluster_formulation").share
         limits = replace(self.settings, time_limit_s=self.settings.time_limit_s * share)
         return [HExploration(level.graph, peaks, saves, limits, follow, name).first()]
 
-    def _known(self, region: Region, way: _Way, lines: Iterable[Line]) -> Iterable[Job]:
+    def _known(self, region: Region, way: _Way, lines: Iterable[LiftedLine]) -> Iterable[Job]:
         """Store the options of a region when all its ways are done, and start the regions that waited for it."""
         ways, arrived = self._ways(region), self._lines[region.key]
         arrived[way] = list(lines)
@@ -105,13 +105,13 @@ class HierarchyWork:
             return
         distinct = list(dict.fromkeys(line for one in ways for line in arrived[one]))
         options = tuple(RegionOption(line, lift(region, line, str(i))) for i, line in enumerate(distinct))
-        self._solved[region.key] = Solved(plain_run(region), options)
+        self._solved[region.key] = SolvedCluster(plain_run(region), options)
         for key in sorted(self._above.get(region.key, ())):
             self._missing[key].discard(region.key)
             if not self._missing[key]:
                 yield from self._by_level(self._regions[key])
 
-    def _whole(self, level: Level, found: Iterable[HFound]) -> Iterable[Job]:
+    def _whole(self, level: ClusterLevel, found: Iterable[HFound]) -> Iterable[Job]:
         """Make schedules of the block itself."""
         floor_s = sum(node.time_s for node in self.block.nodes)
         schedules: list[Found] = []
@@ -131,7 +131,7 @@ def _inside_first(region: Region) -> Iterator[Region]:
     yield region
 
 
-def _lines(region: Region, found: Iterable[Found]) -> Iterator[Line]:
+def _lines(region: Region, found: Iterable[Found]) -> Iterator[LiftedLine]:
     for one in found:
         parts = [
             [a.index for a in part if a.kind == "compute"] for part in (one.schedule.forward, one.schedule.backward)

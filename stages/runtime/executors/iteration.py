@@ -12,9 +12,9 @@ from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.updates import gradient_slot
 from stowage.stages.runtime.clipping import apply_scale, clip_scale
-from stowage.stages.runtime.dispatch import Outside, below_autograd
+from stowage.stages.runtime.dispatch import OutsideDispatch, below_autograd
 from stowage.stages.runtime.executors.verbs import Form
-from stowage.stages.runtime.observe.tracing import Recorder
+from stowage.stages.runtime.observe.tracing import IterationRecorder
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.offload.transfers import noted_release
 from stowage.stages.runtime.random.randomness import RandomStates
@@ -68,12 +68,12 @@ class SingleIteration:
         update_some: Callable[[Mapping[str, torch.Tensor]], None],
         update_all: Callable[[Mapping[str, torch.Tensor]], None],
         offloading: Offloading | None = None,
-        recorder: Recorder | None = None,
+        recorder: IterationRecorder | None = None,
         on_update: Callable[[str, torch.Tensor], None] | None = None,
         number: Mapping[str, Any] | None = None,
         updated: list[str] | None = None,
     ) -> None:
-        self._outside = Outside()
+        self._outside = OutsideDispatch()
         self._updated = updated if updated is not None else []
         self.number = number or {}
         self.parameter = parameter

@@ -58,7 +58,7 @@ class _DeviceClock:
         return self._zero_s + 1e-3 * float(self._zero.elapsed_time(mark))
 
 
-class Recorder:
+class IterationRecorder:
     """Records when steps, waits and updates of one iteration begin and end."""
 
     def __init__(self, device: torch.device) -> None:
@@ -108,7 +108,7 @@ class _Offloading(Protocol):
 
 
 class _Traceable(Protocol):
-    recorder: Recorder | None
+    recorder: IterationRecorder | None
 
     @property
     def device(self) -> torch.device: ...
@@ -124,7 +124,7 @@ def trace_iteration(program: _Traceable, work: Callable[[], Result]) -> tuple[Re
     one began.
     """
     offloading = program.offloading
-    recorder = program.recorder = Recorder(program.device)
+    recorder = program.recorder = IterationRecorder(program.device)
     if offloading is not None:
         offloading.record(True)
     try:

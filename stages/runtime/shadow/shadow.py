@@ -49,7 +49,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ShadowSeen:
     """The results of a plain forward.
 
     Attributes:
@@ -92,7 +92,7 @@ class Shadow:
     _drops: bool = True
     _written: tuple[str, ...] | None = None
 
-    def run(self, batch: Any, room: Room, offloading: Offloading | None) -> Seen:
+    def run(self, batch: Any, room: Room, offloading: Offloading | None) -> ShadowSeen:
         """Run the forward within `room`; generators, buffers, attributes and gradients are afterwards as before.
 
         Raises:
@@ -116,7 +116,7 @@ class Shadow:
         offloading: Offloading | None,
         generators: GeneratorStates,
         state: PythonState,
-    ) -> Seen:
+    ) -> ShadowSeen:
         light = self._written is not None and self.peak_bytes <= room.nbytes and offloading is None
         while True:
             saved = Saved()
@@ -137,7 +137,7 @@ class Shadow:
                 state.restore()
                 generators.restore()
 
-    def _lightly(self, batch: Any, saved: Saved, device: torch.device | None) -> Seen:
+    def _lightly(self, batch: Any, saved: Saved, device: torch.device | None) -> ShadowSeen:
         """Run without looking at operators: an earlier run has told what the forward takes and writes."""
         buffers = dict(self.model.named_buffers())
         for name in self._written or ():
@@ -146,7 +146,7 @@ class Shadow:
 
     def _guarded(
         self, batch: Any, saved: Saved, room: Room, offloading: Offloading | None, device: torch.device | None
-    ) -> Seen:
+    ) -> ShadowSeen:
         lending = Lending(self.model, offloading, self.reads) if offloading is not None else None
         guard = Guard(room, lending.offloaded if lending is not None else None, saved, self.known)
         with guard, lending.around(guard) if lending is not None else contextlib.nullcontext():
@@ -158,11 +158,11 @@ class Shadow:
             self._written = tuple(seen.buffers)
         return seen
 
-    def _seen(self, result: Any, saved: Saved, device: torch.device | None) -> Seen:
+    def _seen(self, result: Any, saved: Saved, device: torch.device | None) -> ShadowSeen:
         buffers = {
             name: digest(buffer) for name, buffer in self.model.named_buffers() if buffer.untyped_storage() in saved
         }
-        return Seen(result, GeneratorStates.now(device or torch.device("cpu")), buffers)
+        return ShadowSeen(result, GeneratorStates.now(device or torch.device("cpu")), buffers)
 
     def _result(self, batch: Any) -> Any:
         drops = self._drops and self.gradients

@@ -7,17 +7,17 @@ import math
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.updates import can_move
 from stowage.stages.solve.offload.tier import LowerTier
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 
 
-class CpuUpdates:
+class UpdatesOnCpu:
     """Knows how long updates of one program take the CPU.
 
     Attributes:
         clipping: norms of gradients, and the scale that clips all of them, without which no update can start.
     """
 
-    def __init__(self, program: Program, tier: LowerTier) -> None:
+    def __init__(self, program: StepProgram, tier: LowerTier) -> None:
         self._program = program
         self._tier = tier
         self.clipping = frozenset(s for n in program.nodes if n.phase == "update" for s in n.creates)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.updates import can_move, gradient_slot
-from stowage.stages.solve.offload.cpu_updates import CpuUpdates
+from stowage.stages.solve.offload.cpu_updates import UpdatesOnCpu
 from stowage.stages.solve.offload.insertion import StepTransfers, insert_transfers
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain, Execution, once
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from stowage.stages.solve.proposal import Decision, Proposal
 
 
@@ -25,7 +25,7 @@ class Offloader:
         clipping: norms of gradients, and the scale that clips all of them.
     """
 
-    def __init__(self, program: Program, chain: Chain, lower_tier: LowerTier) -> None:
+    def __init__(self, program: StepProgram, chain: Chain, lower_tier: LowerTier) -> None:
         self.program = program
         self.chain = chain
         self.lower_tier = lower_tier
@@ -40,7 +40,7 @@ class Offloader:
             for s, name in waiting.items()
             if lower_tier.gradients and program.nbytes[s] >= lower_tier.smallest_bytes
         }
-        self._cpu_updates = CpuUpdates(program, lower_tier)
+        self._cpu_updates = UpdatesOnCpu(program, lower_tier)
         self.clipping = self._cpu_updates.clipping
 
     def cpu_update_s(self, node: ComputeNode) -> float:

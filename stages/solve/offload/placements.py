@@ -14,7 +14,7 @@ from stowage.stages.solve.offload.tier import LowerTier
 
 
 @dataclass(frozen=True)
-class Moving:
+class MovingStorage:
     """Counts what a plan transfers.
 
     Attributes:
@@ -28,7 +28,9 @@ class Moving:
     update_bytes: int
 
     @staticmethod
-    def of(steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]) -> Moving:
+    def of(
+        steps: Sequence[Step], state: TierState, nodes: Sequence[ComputeNode], sizes: Sequence[int]
+    ) -> MovingStorage:
         """Count what a plan transfers that has no placements yet."""
         copies = Counter(dict.fromkeys(state.offloaded | state.copied, 0))
         copies.update(s.storage for s in steps if ACTIONS[s.kind].moves)
@@ -39,7 +41,7 @@ class Moving:
             copies.update(dict.fromkeys(changed, 2))
             gradients |= copies.keys() & (set(node.reads) - set(node.mutates))
             update_bytes = max(update_bytes, sum(sizes[s] for s in changed))
-        return Moving(copies, frozenset(gradients), update_bytes)
+        return MovingStorage(copies, frozenset(gradients), update_bytes)
 
 
 def places_on_disk(
@@ -62,13 +64,15 @@ def places_on_disk(
     """
     if tier.placement == "host" and tier.disk is None:
         return frozenset()
-    moving = Moving.of(steps, state, nodes, sizes)
+    moving = MovingStorage.of(steps, state, nodes, sizes)
     if tier.placement == "disk":
         return frozenset(moving.copies)
     return storages_on_disk(moving, sizes, wanted, tier.capacity_bytes)
 
 
-def storages_on_disk(moving: Moving, sizes: Sequence[int], wanted: frozenset[int], host_bytes: int) -> frozenset[int]:
+def storages_on_disk(
+    moving: MovingStorage, sizes: Sequence[int], wanted: frozenset[int], host_bytes: int
+) -> frozenset[int]:
     """Choose the storages that are placed on the disk behind the host.
 
     What is wanted there is placed there first; then, while the host is too full, what is copied least; and what is

@@ -48,7 +48,7 @@ def offload_sources(
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
         sweep = not fitting or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
-        yield Rules(offloader, orders if sweep else ())
+        yield RuleSource(offloader, orders if sweep else ())
 
 
 def gradients_wait(offloader: Offloader) -> bool:
@@ -61,7 +61,7 @@ def gradients_wait(offloader: Offloader) -> bool:
 
 
 @dataclass(frozen=True)
-class Rules:
+class RuleSource:
     """Proposes plans that need no solver: fixed policies, and plans by Belady's rule from some orders."""
 
     offloader: Offloader

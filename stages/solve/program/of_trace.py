@@ -8,15 +8,15 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import ADD, CLIP, left_behind, pinned, taken_gradients
 from stowage.stages.solve.program.chain import Execution
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 
 
-def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> Program:
+def program_of(trace: TraceTables, nodes: Sequence[ComputeNode]) -> StepProgram:
     """Return the program that plans of a trace are made for."""
     taken = taken_gradients(trace.calls)
     storage_of = [v.storage for v in trace.values]
     waiting = frozenset(s.storage for s in trace.storages if s.role == "gradient")
-    return Program(
+    return StepProgram(
         trace.storages,
         nodes,
         keep=frozenset(storage_of[v] for v in left_behind(trace)),
@@ -41,7 +41,7 @@ def eager_peak_bytes(trace: TraceTables, nodes: Sequence[ComputeNode]) -> int:
     Additions to waiting gradients take place during backward, as eager's do.
     """
     program = program_of(trace, nodes)
-    program = Program(program.storages, nodes, program.keep)
+    program = StepProgram(program.storages, nodes, program.keep)
     late = [n.phase == "update" and trace.calls[n.calls[0]].target != ADD for n in nodes]
     order = [n for n in nodes if not late[n.node]] + [n for n in nodes if late[n.node]]
     return program.peak_bytes([Execution(n.node, "eager") for n in order])

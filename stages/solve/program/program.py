@@ -29,7 +29,7 @@ def shared_storages(nodes: Iterable[ComputeNode]) -> set[int]:
     return made.intersection(s for n in nodes if n.block != SHARED for s in n.reads)
 
 
-class Program:
+class StepProgram:
     """Storages and nodes, and what of them an iteration leaves behind.
 
     Attributes:

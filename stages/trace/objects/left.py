@@ -21,7 +21,7 @@ from torch import nn
 from stowage.stages.ir.errors import StaleStep, TraceError
 from stowage.stages.structure import tensors_of
 from stowage.stages.trace.lines import source_line
-from stowage.stages.trace.objects.preserve import Change, Snapshot, Way
+from stowage.stages.trace.objects.preserve import Change, PreserveWay, Snapshot
 from stowage.stages.workload.outputs import OutputForm
 
 HOOKS = frozenset(
@@ -45,7 +45,7 @@ class Place:
         key: attribute or key; None for the members of a list or set, and for the content of a cell.
     """
 
-    way: Way
+    way: PreserveWay
     holder: Any
     key: Any
 

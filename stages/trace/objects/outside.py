@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from stowage.stages.trace.objects.preserve import Way
+from stowage.stages.trace.objects.preserve import PreserveWay
 
 
 class Outside(Mapping[str, torch.Tensor]):
@@ -16,7 +16,7 @@ class Outside(Mapping[str, torch.Tensor]):
     refers to is known by reference alone.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], ways: Mapping[str, Way]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], ways: Mapping[str, PreserveWay]) -> None:
         self._tensors = dict(tensors)
         self._ways = {name: way for name, way in ways.items() if way.steps}
 

@@ -46,7 +46,7 @@ Step = tuple[str, Any]
 _LONGEST = 64
 
 
-class Way(NamedTuple):
+class PreserveWay(NamedTuple):
     """A way through the user's objects.
 
     Attributes:
@@ -147,13 +147,13 @@ class Snapshot:
                 self._via.setdefault(id(part), (item, step))
                 queue.append(part)
 
-    def way_to(self, holder: Any) -> Way:
+    def way_to(self, holder: Any) -> PreserveWay:
         """Return the way from one of the roots to a holder, by which a later replacement of it can be found."""
         steps: list[Step] = []
         while id(holder) in self._via and len(steps) < _LONGEST:
             holder, step = self._via[id(holder)]
             steps.append(step)
-        return Way(holder, tuple(reversed(steps)))
+        return PreserveWay(holder, tuple(reversed(steps)))
 
     def _look(self, item: Any) -> Iterator[tuple[Step, Any]]:
         if isinstance(item, types.FunctionType):

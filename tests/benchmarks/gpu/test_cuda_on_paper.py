@@ -15,7 +15,7 @@ import torch
 from stowage.flows.benchmarks.gpu import contestant as _gpu_contestant
 from stowage.flows.benchmarks.gpu.contestant import Request, compete
 from stowage.flows.benchmarks.gpu.first.first import llama
-from stowage.flows.benchmarks.gpu.job import Job, limit_memory
+from stowage.flows.benchmarks.gpu.job import GpuJob, limit_memory
 from stowage.flows.benchmarks.gpu.lanes import GARBAGE, HostLanes, LateCudaLanes, late_lanes
 from stowage.flows.benchmarks.gpu.pinned import CountedLanes, Pinned
 from stowage.flows.benchmarks.gpu.race import REFERENCE, contestants
@@ -152,14 +152,14 @@ def test_limits_are_fractions_of_the_card(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=100 * (1 + i)))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", asked.append)
-    job = Job("llama", {}, 1, 1, "float32", "cuda", 50, 0)
+    job = GpuJob("llama", {}, 1, 1, "float32", "cuda", 50, 0)
     for limit in (None, 100, 1000):
         limit_memory(job, limit)
     assert asked == [0.25, 0.5, 1.0]
 
 
 def test_the_looser_limit_is_the_process_s(tmp_path: Path) -> None:
-    job = Job("llama", {}, 1, 1, "float32", "cuda", 50, 0)
+    job = GpuJob("llama", {}, 1, 1, "float32", "cuda", 50, 0)
     limits = {n: r.limit(job) for n, r in contestants(job, {}, 1, tmp_path, tmp_path, 32).items()}
     assert limits["FSDP2, CPUOffloadPolicy"] == 50
     assert limits["FSDP2, CPUOffloadPolicy, 2 × the limit"] == 100

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced
-from stowage.flows.benchmarks.gpu.first.exact import Run, difference, lanes, noise, plain_run, ruled_run, strict
+from stowage.flows.benchmarks.gpu.by_rules import ByRules, TracedJob
+from stowage.flows.benchmarks.gpu.first.exact import ExactRun, difference, lanes, noise, plain_run, ruled_run, strict
 from stowage.flows.benchmarks.gpu.first.first import gpt2, llama
-from stowage.flows.benchmarks.gpu.job import Job, strictly
+from stowage.flows.benchmarks.gpu.job import GpuJob, strictly
 from stowage.flows.benchmarks.gpu.lanes import HostLanes, Late
 from stowage.stages.device.tiers import host
 
@@ -22,10 +22,10 @@ STEPS = 3
 
 
 @pytest.mark.parametrize("job", [GPT2, LLAMA], ids=["gpt2 with dropout", "llama in bfloat16"])
-def test_every_rule_is_plain_pytorch(job: Job) -> None:
+def test_every_rule_is_plain_pytorch(job: GpuJob) -> None:
     expected = plain_run(job, STEPS)
     assert len(set(expected.losses)) == STEPS
-    traced = Traced(job)
+    traced = TracedJob(job)
     kept = traced.keep_all()
     plans = {
         "keep": kept,
@@ -45,7 +45,7 @@ def test_every_rule_is_plain_pytorch(job: Job) -> None:
 
 def test_clipping_by_rules() -> None:
     """The scale of clipping goes down for updates by the CPU, once."""
-    traced = Traced(LLAMA, max_grad_norm=0.1)
+    traced = TracedJob(LLAMA, max_grad_norm=0.1)
     plan = traced.stream_all(lower_tier=True)
     kept = ruled_run(traced, traced.keep_all(), STEPS)
     assert difference(ruled_run(traced, plan, STEPS), kept).equal
@@ -53,7 +53,7 @@ def test_clipping_by_rules() -> None:
 
 
 def test_weights_come_back_from_below() -> None:
-    traced = Traced(LLAMA)
+    traced = TracedJob(LLAMA)
     tier = host.PinnedTier(lanes=HostLanes())
     contestant = ByRules(traced, traced.stream_all(), tier)
     assert contestant.offloading is not None
@@ -93,7 +93,7 @@ def _unordered(self: HostLanes, stream: Any, event: Any) -> None:
 @pytest.mark.parametrize("late", ["offload", "reload"])
 def test_late_lanes_find_a_missing_wait(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an offload two are missing: the plan's own, and the one of a reload of the same slot."""
-    traced = Traced(LLAMA)
+    traced = TracedJob(LLAMA)
     plan = traced.stream_all()
     kept = ruled_run(traced, traced.keep_all(), 2)
     assert difference(ruled_run(traced, plan, 2, (late,), 1e-3), kept).equal
@@ -135,12 +135,12 @@ def test_noise_is_measured() -> None:
 
 
 def test_differences_are_seen() -> None:
-    one = Run([2.0, 1.0], {"a": torch.ones(2)}, 1.0)
+    one = ExactRun([2.0, 1.0], {"a": torch.ones(2)}, 1.0)
     assert str(difference(one, one)) == "equal"
-    later = difference(Run([2.0, 1.5], {"a": torch.tensor([1.0, 1.25])}, 1.0), one)
+    later = difference(ExactRun([2.0, 1.5], {"a": torch.tensor([1.0, 1.25])}, 1.0), one)
     assert (later.equal, later.loss, later.weight, later.first) == (False, 0.5, 0.25, 1)
     assert str(later) == "losses within 5.0e-01 from iteration 1 on, weights within 2.5e-01"
-    nothing = Run([2.0, float("nan")], {"a": torch.tensor([float("nan"), 1.0])}, 1.0)
+    nothing = ExactRun([2.0, float("nan")], {"a": torch.tensor([float("nan"), 1.0])}, 1.0)
     same = difference(nothing, nothing)
     assert not same.equal
     assert same.loss != same.loss

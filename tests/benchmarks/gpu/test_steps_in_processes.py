@@ -15,7 +15,7 @@ import pytest
 
 from stowage.flows.benchmarks.gpu import steps as _gpu_steps
 from stowage.flows.benchmarks.gpu.process import run_process
-from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Runner, Step, StepResult
+from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, CommandStep, Runner, StepResult
 from stowage.flows.pipeline.project import import_path
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.ir.table import read_record
@@ -31,11 +31,11 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(import_path(ROOT)))
 
 
-def a_step(name: str, does: str, tmp_path: Path, limit_s: float = 60.0, after: tuple[str, ...] = ()) -> Step:
-    return Step(name, f"about {name}", limit_s, {"does": does, "runs": str(tmp_path / "runs")}, after=after)
+def a_step(name: str, does: str, tmp_path: Path, limit_s: float = 60.0, after: tuple[str, ...] = ()) -> CommandStep:
+    return CommandStep(name, f"about {name}", limit_s, {"does": does, "runs": str(tmp_path / "runs")}, after=after)
 
 
-def runner(tmp_path: Path, steps: Sequence[Step]) -> Runner:
+def runner(tmp_path: Path, steps: Sequence[CommandStep]) -> Runner:
     return Runner(steps, tmp_path / "steps", lambda text: None, lambda results: None)
 
 

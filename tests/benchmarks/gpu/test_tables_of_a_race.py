@@ -13,8 +13,8 @@ import pytest
 
 from stowage.flows.benchmarks.gpu import whole_race as _gpu_whole_race
 from stowage.flows.benchmarks.gpu.carried import pack, unpack
-from stowage.flows.benchmarks.gpu.contestant import Result
-from stowage.flows.benchmarks.gpu.job import Job, layers_of
+from stowage.flows.benchmarks.gpu.contestant import ContestantResult
+from stowage.flows.benchmarks.gpu.job import GpuJob, layers_of
 from stowage.flows.benchmarks.gpu.measure import fitting_dtype
 from stowage.flows.benchmarks.gpu.race import _environment, _said, few_layers, like
 from stowage.flows.benchmarks.gpu.table import (
@@ -27,7 +27,7 @@ from stowage.flows.benchmarks.gpu.table import (
     rows_of,
     text_of,
 )
-from stowage.flows.benchmarks.gpu.whole_race import Effort, about_of, jobs_of, notes_of, run_race, strict_of
+from stowage.flows.benchmarks.gpu.whole_race import RaceEffort, about_of, jobs_of, notes_of, run_race, strict_of
 from stowage.stages.ir.errors import StowageError, TableError
 
 LAYERS = {
@@ -71,23 +71,26 @@ def test_the_type_follows_the_host_memory() -> None:
 def test_fewer_layers_than_there_are() -> None:
     assert few_layers(32) == (8, 16)
     assert few_layers(3) == (1, 2)
-    assert layers_of(Job("llama", {}, 1, 16, "float32", "cpu", 1, 1)) == 32
+    assert layers_of(GpuJob("llama", {}, 1, 16, "float32", "cpu", 1, 1)) == 32
 
 
 def test_layers_are_extrapolated_along_a_line() -> None:
-    two, four = Result("", times_s=(1.0, 3.0, 2.0), peak_bytes=100), Result("", times_s=(3.0,), peak_bytes=160)
+    two, four = (
+        ContestantResult("", times_s=(1.0, 3.0, 2.0), peak_bytes=100),
+        ContestantResult("", times_s=(3.0,), peak_bytes=160),
+    )
     whole = extrapolate(2, two, 4, four, 32)
     assert whole is not None
     assert whole.time_s == pytest.approx(2.0 + 0.5 * 30)
     assert whole.times_s == pytest.approx((17.0 - 14.0, 17.0, 17.0 + 14.0)), "14 times the spread of the smaller one"
     assert whole.peak_bytes == 100 + 30 * 30
-    assert extrapolate(2, two, 4, Result("does not fit"), 32) is None
+    assert extrapolate(2, two, 4, ContestantResult("does not fit"), 32) is None
 
 
 def test_rows_compare_with_the_best_reference() -> None:
-    ours = Result("", losses=(2.0, 1.0), times_s=(3.0,))
-    plain = Result("", losses=(2.0, 1.001), times_s=(2.0,))
-    line = Result("", times_s=(1.5,))
+    ours = ContestantResult("", losses=(2.0, 1.0), times_s=(3.0,))
+    plain = ContestantResult("", losses=(2.0, 1.001), times_s=(2.0,))
+    line = ContestantResult("", times_s=(1.5,))
     limits, notes = {"ours": 10, REFERENCE: -1}, {EXTRAPOLATED: "so"}
     row = rows_of({"ours": ours, REFERENCE: plain, EXTRAPOLATED: line}, limits, notes)[0]
     assert (row.time_ratio, row.losses_equal, row.limit_bytes) == (1.5, False, 10)
@@ -102,7 +105,7 @@ def test_rows_compare_with_the_best_reference() -> None:
 
 def test_what_an_allocator_tells_is_in_the_table() -> None:
     """As on a card that is short of memory and gets warm."""
-    ours = Result(
+    ours = ContestantResult(
         "",
         losses=(2.0, 1.0),
         times_s=(1.0, 1.1, 0.9),
@@ -134,7 +137,7 @@ def test_what_an_allocator_tells_is_in_the_table() -> None:
 
 
 def test_noise_of_plain_pytorch_is_told() -> None:
-    plain = Result("", losses=(2.0, 1.0), times_s=(1.0,))
+    plain = ContestantResult("", losses=(2.0, 1.0), times_s=(1.0,))
     other = replace(plain, losses=(2.0, 1.001))
     equal, unequal = (rows_of({REFERENCE: plain, REPEATED: each}, {}, {}) for each in (plain, other))
     assert noise_text(equal).endswith("over 2 iterations: losses equal")
@@ -143,7 +146,7 @@ def test_noise_of_plain_pytorch_is_told() -> None:
 
 
 def test_float32_is_said_to_flatter() -> None:
-    job = Job("llama", {"num_hidden_layers": 4}, 1, 16, "float32", "cpu", 10, 10)
+    job = GpuJob("llama", {"num_hidden_layers": 4}, 1, 16, "float32", "cpu", 10, 10)
     assert any("float32 without TF32" in note for note in notes_of(job, []))
     assert not any("TF32" in note for note in notes_of(replace(job, dtype="bfloat16"), []))
     assert any("must be equal" in note for note in notes_of(replace(job, strict=True), []))
@@ -151,7 +154,7 @@ def test_float32_is_said_to_flatter() -> None:
 
 def test_the_strict_job_is_smaller_where_the_job_is_large() -> None:
     tiny = {**LAYERS, "num_hidden_layers": 32}
-    large = Job("llama", tiny, 1, 16, "bfloat16", "cpu", 1200, 0)
+    large = GpuJob("llama", tiny, 1, 16, "bfloat16", "cpu", 1200, 0)
     reduced = strict_of(large)
     assert reduced.strict
     assert reduced.overrides == {**tiny, "num_hidden_layers": 8}
@@ -185,14 +188,14 @@ def test_names_of_contestants() -> None:
 
 
 def test_measuring_ends_with_the_time_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job("llama", LAYERS, 1, 16, "float32", "cpu", 10, 10)
+    job = GpuJob("llama", LAYERS, 1, 16, "float32", "cpu", 10, 10)
     how: Any = {"fractions": (0.95,), "method": "auto", "home": tmp_path / "home"}
     monkeypatch.setattr(_gpu_whole_race, "PROCESS", (sys.executable, "-c", "import time; time.sleep(600)"))
     for budget_s, when in ((1.0, "while"), (0.0, "before")):
-        raced = run_race({"one": job}, tmp_path, lambda t: None, Effort(1, 0.0, 1, budget_s=budget_s), **how)
+        raced = run_race({"one": job}, tmp_path, lambda t: None, RaceEffort(1, 0.0, 1, budget_s=budget_s), **how)
         assert raced.missing == [f"one: the time was used up {when} measuring"]
         assert raced.missing[0] in (tmp_path / "race.md").read_text()
         assert raced.tables == {}
     monkeypatch.setattr(_gpu_whole_race, "PROCESS", (sys.executable, "-c", "print('it broke'); raise SystemExit(3)"))
     with pytest.raises(StowageError, match=r"one: measuring ended with exit status 3: it broke \(.*measure.log has"):
-        run_race({"one": job}, tmp_path, lambda t: None, Effort(1, 0.0, 1), **how)
+        run_race({"one": job}, tmp_path, lambda t: None, RaceEffort(1, 0.0, 1), **how)

@@ -18,7 +18,7 @@ from stowage.flows import gpu
 from stowage.flows.benchmarks.gpu import race as _gpu_race
 from stowage.flows.benchmarks.gpu import whole_race
 from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, is_planned, pack, unpack
-from stowage.flows.benchmarks.gpu.contestant import Request, Result
+from stowage.flows.benchmarks.gpu.contestant import ContestantResult, Request
 from stowage.flows.benchmarks.gpu.race import (
     CHROME_TRACE,
     LOOSE_PEERS,
@@ -237,10 +237,10 @@ def test_plans_of_another_measuring_do_not_count(out: Path, tmp_path: Path) -> N
 def test_a_contestant_is_asked_again_only_for_something_else(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    def run(request: Request, *rest: object) -> Result:
+    def run(request: Request, *rest: object) -> ContestantResult:
         ran.append(f"{request.kind} {request.steps}")
         notes = {3: "died: of something", 4: "stopped after 10 s"}
-        return Result(notes.get(request.steps, ""), losses=(1.0,), times_s=(1.0,))
+        return ContestantResult(notes.get(request.steps, ""), losses=(1.0,), times_s=(1.0,))
 
     monkeypatch.setattr(_gpu_race, "_run", run)
     kept = (out / RESULTS).read_bytes(), (out / TABLE).read_bytes()

@@ -13,7 +13,7 @@ from stowage.stages.formulations.block.retention import smallest_peak, solve_exe
 from stowage.stages.formulations.block.staged_order import StagedGraph, cost_of, timeline
 from stowage.stages.formulations.cluster.retention.solve import h_retention
 from stowage.stages.ir.block import BlockGraph
-from stowage.stages.options.clusters.graphs import RegionOption, Solved, level_of
+from stowage.stages.options.clusters.graphs import RegionOption, SolvedCluster, level_of
 from stowage.stages.options.clusters.lift import lift, plain_run, schedule_of
 from stowage.stages.options.clusters.regions import Region, regions_of
 from stowage.stages.partition.clusters.partition import Limits
@@ -45,16 +45,16 @@ def small_blocks_of(name: str) -> Iterator[BlockGraph]:
             yield graph
 
 
-def known_inside(top: Region) -> dict[str, Solved]:
+def known_inside(top: Region) -> dict[str, SolvedCluster]:
     """Options of every region inside."""
-    known: dict[str, Solved] = {}
+    known: dict[str, SolvedCluster] = {}
     for region in inside_first(top):
         if region is top:
             continue
         level = level_of(region, known, most_options=60)
         lines = [level.line(f.schedule) for f in explored(level.graph, 4, 3, LIMITS)]
         options = tuple(RegionOption(line, lift(region, line, str(i))) for i, line in enumerate(lines))
-        known[region.key] = Solved(plain_run(region), options)
+        known[region.key] = SolvedCluster(plain_run(region), options)
     return known
 
 

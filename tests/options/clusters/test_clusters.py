@@ -17,8 +17,8 @@ from stowage.stages.formulations.cluster.retention.solve import h_retention
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.plan import Option
 from stowage.stages.options.clusters.explore import HFound
-from stowage.stages.options.clusters.graphs import Level, RegionOption, Solved, level_of
-from stowage.stages.options.clusters.lift import Line, lift, plain_run, schedule_of
+from stowage.stages.options.clusters.graphs import ClusterLevel, RegionOption, SolvedCluster, level_of
+from stowage.stages.options.clusters.lift import LiftedLine, lift, plain_run, schedule_of
 from stowage.stages.options.clusters.owners import owners
 from stowage.stages.options.clusters.regions import Region, regions_of
 from stowage.stages.options.clusters.work import HierarchyWork
@@ -44,9 +44,9 @@ def inside_first(region: Region) -> Iterator[Region]:
     yield region
 
 
-def solved_upwards(top: Region) -> Iterator[tuple[Level, list[tuple[HFound, Line]]]]:
+def solved_upwards(top: Region) -> Iterator[tuple[ClusterLevel, list[tuple[HFound, LiftedLine]]]]:
     """Every region as an H-Graph with its schedules, those inside before those that hold them."""
-    known: dict[str, Solved] = {}
+    known: dict[str, SolvedCluster] = {}
     for region in inside_first(top):
         level = level_of(region, known, most_options=60)
         level.graph.check()
@@ -54,10 +54,10 @@ def solved_upwards(top: Region) -> Iterator[tuple[Level, list[tuple[HFound, Line
         yield level, found
         if region is not top:
             options = (RegionOption(line, lift(region, line, str(i))) for i, (_, line) in enumerate(found))
-            known[region.key] = Solved(plain_run(region), tuple(options))
+            known[region.key] = SolvedCluster(plain_run(region), tuple(options))
 
 
-def cost(region: Region, line: Line) -> BlockCost:
+def cost(region: Region, line: LiftedLine) -> BlockCost:
     return replay_block(region.graph, schedule_of(region.graph, line))
 
 

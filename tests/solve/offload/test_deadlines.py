@@ -7,16 +7,16 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stowage.stages.solve.offload.hiding.deadlines import Task, earliest_deadline_first
+from stowage.stages.solve.offload.hiding.deadlines import UpdateTask, earliest_deadline_first
 
 WHOLE = st.integers(0, 20).map(float)
 
 
-def task(row: int, release_s: float, deadline_s: float, time_s: float) -> Task:
-    return Task(row, (), row, release_s, deadline_s, time_s)
+def task(row: int, release_s: float, deadline_s: float, time_s: float) -> UpdateTask:
+    return UpdateTask(row, (), row, release_s, deadline_s, time_s)
 
 
-def latest(order: list[Task]) -> float:
+def latest(order: list[UpdateTask]) -> float:
     """How late the latest task of an order ends."""
     now, worst = 0.0, float("-inf")
     for t in order:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
-from stowage.stages.solve.offload.placements import Moving, storages_on_disk
+from stowage.stages.solve.offload.placements import MovingStorage, storages_on_disk
 from tests.simulate.small_plans import GRADIENT, NODES, STORAGES, WEIGHT, X
 
 SIZES = [10, 20, 30, 40]
-MOVING = Moving(Counter({0: 3, 1: 2, 2: 1, 3: 2}), frozenset(), 0)
+MOVING = MovingStorage(Counter({0: 3, 1: 2, 2: 1, 3: 2}), frozenset(), 0)
 NONE = frozenset[int]()
 
 
@@ -46,7 +46,7 @@ def test_what_a_plan_moves() -> None:
     away = TierState(frozenset({WEIGHT}), copied=frozenset({WEIGHT}))
     rows = [Step(-1, WEIGHT, "", "reload"), Step(-1, X, "", "offload"), Step(-1, X, "", "reload")]
     sizes = [s.nbytes for s in STORAGES]
-    assert Moving.of(rows, away, NODES, sizes) == Moving(Counter({WEIGHT: 1, X: 2}), frozenset(), 0)
+    assert MovingStorage.of(rows, away, NODES, sizes) == MovingStorage(Counter({WEIGHT: 1, X: 2}), frozenset(), 0)
     rows += [Step(-1, GRADIENT, "", "offload"), Step(4, WEIGHT, "", "update")]
-    found = Moving.of(rows, away, NODES, sizes)
-    assert found == Moving(Counter({WEIGHT: 3, X: 2, GRADIENT: 1}), frozenset({GRADIENT}), 1000)
+    found = MovingStorage.of(rows, away, NODES, sizes)
+    assert found == MovingStorage(Counter({WEIGHT: 3, X: 2, GRADIENT: 1}), frozenset({GRADIENT}), 1000)

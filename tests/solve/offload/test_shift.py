@@ -13,7 +13,7 @@ from stowage.stages.ir.machine import Link, TierState
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.offload.hiding.shift import shift
-from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline
+from stowage.stages.solve.offload.hiding.timeline import FreeRunning, PlanTimeline
 from stowage.stages.solve.offload.insertion import StepTransfers, insert_transfers
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.streaming import Streaming
@@ -105,7 +105,7 @@ def test_computing_that_never_waits_sees_everything_that_is_late() -> None:
     for i, step in enumerate(steps):
         if step.kind != "compute":
             of.setdefault(step.storage, []).append(i)
-    first, *others = sorted(w.late_s for w in Timeline(steps, outcome, of).waits())[::-1]
+    first, *others = sorted(w.late_s for w in PlanTimeline(steps, outcome, of).waits())[::-1]
     assert first > 9 > 1 > sum(others), "the first takes nearly all the time"
     late = FreeRunning(steps, outcome, of).waits()
     assert len(late) == 7

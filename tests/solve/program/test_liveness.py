@@ -10,7 +10,7 @@ from stowage.stages.formulations.chain.rk_rotor import RkRotor
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.of_trace import program_of
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 from tests.matrix import examples
 from tests.simulate.small_plans import KEEP, NODES, STORAGES, node, storage
 from tests.solve.judged import replayed
@@ -24,7 +24,7 @@ def runs(*nodes: int) -> list[Execution]:
     return [Execution(n, f"row {i}") for i, n in enumerate(nodes)]
 
 
-def leanest(trace: TraceTables) -> tuple[Program, list[Execution]]:
+def leanest(trace: TraceTables) -> tuple[StepProgram, list[Execution]]:
     """RK-Rotor's sequence for the fewest slots."""
     prepared = prepare_trace(trace)
     chain = Chain(prepared.blocks, prepared.nodes, prepared.options)
@@ -37,7 +37,7 @@ def leanest(trace: TraceTables) -> tuple[Program, list[Execution]]:
 
 
 def test_everything_is_freed_after_its_last_use() -> None:
-    program = Program(STORAGES, NODES, KEEP)
+    program = StepProgram(STORAGES, NODES, KEEP)
     steps = program.steps(runs(0, 1, 2, 3, 4))
     assert [(s.node, s.storage) for s in steps] == [
         (0, -1), (1, -1), (2, -1), (3, -1), (-1, 1), (-1, 2), (4, -1), (-1, 4),
@@ -45,20 +45,20 @@ def test_everything_is_freed_after_its_last_use() -> None:
 
 
 def test_copies_are_freed_one_by_one() -> None:
-    program = Program(STORAGES, NODES, KEEP)
+    program = StepProgram(STORAGES, NODES, KEEP)
     steps = [s.node if s.node >= 0 else f"-{s.storage}" for s in program.steps(runs(0, 1, 2, 1, 3, 4))]
     assert steps == [0, 1, 2, "-2", 1, 3, "-1", "-2", 4, "-4"]
 
 
 def test_dead_repetitions_go_and_first_executions_stay() -> None:
-    program = Program(STORAGES, NODES, KEEP)
+    program = StepProgram(STORAGES, NODES, KEEP)
     assert program.without_dead(runs(0, 1, 2, 1, 3, 4)) == runs(0, 1, 2, 1, 3, 4)
     kept = program.without_dead(runs(0, 1, 2, 3, 1, 4))
     assert [e.node for e in kept] == [0, 1, 2, 3, 4]
 
 
 def test_retaining_by_hand() -> None:
-    program = Program(STORAGES, NODES, KEEP)
+    program = StepProgram(STORAGES, NODES, KEEP)
     executions = runs(0, 1, 2, 1, 3, 4)
     # Node 3 needs 2031 bytes either way; the update's 2501 bind, and hold neither copy.
     assert program.peak_bytes(executions) == 2501
@@ -66,7 +66,7 @@ def test_retaining_by_hand() -> None:
 
 
 @st.composite
-def repeated(draw: st.DrawFn) -> tuple[Program, list[Execution]]:
+def repeated(draw: st.DrawFn) -> tuple[StepProgram, list[Execution]]:
     """Nodes that make two storages each, run again and again between others that read one or the other."""
     count = draw(st.integers(2, 5))
     sizes = st.integers(1, 50)
@@ -83,14 +83,14 @@ def repeated(draw: st.DrawFn) -> tuple[Program, list[Execution]]:
         storages.append(storage(len(storages), storages[takes[0]].nbytes if takes else draw(sizes)))
         nodes.append(node(len(nodes), sorted(reads), [storages[-1].storage], phase="backward", takes=tuple(takes)))
         order.append(nodes[-1].node)
-    program = Program(storages, nodes, frozenset({storages[-1].storage}))
+    program = StepProgram(storages, nodes, frozenset({storages[-1].storage}))
     return program, program.without_dead(runs(*order))
 
 
 @settings(max_examples=examples(400), **QUICK)
 @given(repeated(), st.floats(0, 0.6))
 def test_removing_several_repetitions_of_a_node_keeps_the_budget(
-    found: tuple[Program, list[Execution]], share: float
+    found: tuple[StepProgram, list[Execution]], share: float
 ) -> None:
     program, executions = found
     assert program.peak_bytes(executions) == replayed(program, executions).peak_bytes

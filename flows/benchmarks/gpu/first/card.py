@@ -16,7 +16,7 @@ import torch
 
 from stowage.flows.benchmarks.gpu.clocks import clocks_now, driver
 from stowage.flows.benchmarks.gpu.job import CUBLAS_SETTING
-from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Answer
+from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, StepAnswer
 from stowage.stages.device.heap import available_bytes
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -36,7 +36,7 @@ WRITE_BYTES = 8 << 20
 PINNED_BYTES = 1 << 30
 
 
-def look(asked: dict[str, Any]) -> Answer:
+def look(asked: dict[str, Any]) -> StepAnswer:
     """Report versions, card, clocks, attention, free memory, and rates of pinning and direct writes."""
     cuda = asked["device"] == "cuda"
     numbers: dict[str, Any] = {
@@ -52,7 +52,7 @@ def look(asked: dict[str, Any]) -> Answer:
         "direct write": _direct_write(asked["device"], asked["folder"]),
     }
     attention = ", ".join(f"{name}: {choice}" for name, choice in numbers["attention"].items())
-    return Answer(
+    return StepAnswer(
         "held", numbers=numbers, lines=(f"attention is {attention}", f"direct write: {numbers['direct write']}")
     )
 

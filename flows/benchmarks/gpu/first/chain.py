@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, is_planned
-from stowage.flows.benchmarks.gpu.job import Job
+from stowage.flows.benchmarks.gpu.job import GpuJob
 from stowage.flows.benchmarks.gpu.measure import measure_job
 from stowage.flows.benchmarks.gpu.race import CHROME_TRACE, like, race
-from stowage.flows.benchmarks.gpu.steps import Answer
+from stowage.flows.benchmarks.gpu.steps import StepAnswer
 from stowage.flows.benchmarks.gpu.table import GpuRow, text_of
 
 SOLVERS = ("pulp", "highspy", "ortools")
@@ -34,10 +34,10 @@ class Told:
         self.lines.append(text)
 
 
-def measure(asked: dict[str, Any]) -> Answer:
+def measure(asked: dict[str, Any]) -> StepAnswer:
     """Measure rates, trace and costs."""
     told = Told()
-    job = Job(**asked["job"] | {"host_bytes": asked["host_bytes"]})
+    job = GpuJob(**asked["job"] | {"host_bytes": asked["host_bytes"]})
     measure_job(
         job,
         Path(asked["folder"]),
@@ -46,7 +46,7 @@ def measure(asked: dict[str, Any]) -> Answer:
         min_samples=asked["min_samples"],
     )
     size = (Path(asked["folder"]) / MEASURED).stat().st_size
-    return Answer("held", numbers={"rates": told.lines[0], "bytes to carry": size}, lines=tuple(told.lines))
+    return StepAnswer("held", numbers={"rates": told.lines[0], "bytes to carry": size}, lines=tuple(told.lines))
 
 
 def why_no_plan() -> str:
@@ -69,30 +69,30 @@ def what_to_carry(folder: Path, why: str) -> str:
     )
 
 
-def plan(asked: dict[str, Any]) -> Answer:
+def plan(asked: dict[str, Any]) -> StepAnswer:
     """Plan here, or take the plans that were carried here."""
     folder = Path(asked["folder"])
     if not (folder / MEASURED).is_file():
-        return Answer("not run", "nothing was measured before")
+        return StepAnswer("not run", "nothing was measured before")
     why = why_no_plan()
     if why:
         if is_planned(folder):
-            return Answer("held", lines=(f"{folder / PLANNED} was carried here",))
-        return Answer("not run", what_to_carry(folder, why))
+            return StepAnswer("held", lines=(f"{folder / PLANNED} was carried here",))
+        return StepAnswer("not run", what_to_carry(folder, why))
     from stowage.flows.benchmarks.gpu.plan import plan_job
     from stowage.flows.planning.step import QUICK
 
     told = Told()
     stores = folder / "stores"
     plan_job(folder, told, fractions=asked["fractions"], method=asked["method"], stores=stores, effort=QUICK)
-    return Answer("held", lines=tuple(told.lines))
+    return StepAnswer("held", lines=tuple(told.lines))
 
 
-def train(asked: dict[str, Any]) -> Answer:
+def train(asked: dict[str, Any]) -> StepAnswer:
     """Train the contestants that are asked for."""
     folder = Path(asked["folder"])
     if not is_planned(folder):
-        return Answer("not run", f"{folder / PLANNED} is not there yet, or is of another measuring")
+        return StepAnswer("not run", f"{folder / PLANNED} is not there yet, or is of another measuring")
     told = Told()
     timeout_s = max(10.0, asked["limit_s"] - SPARE_S)
     rows = race(folder, told, steps=asked["steps"], only=asked["only"], timeout_s=timeout_s)
@@ -104,8 +104,8 @@ def train(asked: dict[str, Any]) -> Answer:
     if asked["traced"] and not wrong and not (folder / CHROME_TRACE).is_file():
         wrong.append(f"{folder / CHROME_TRACE} was not written")
     if wrong:
-        return Answer("fell", "; ".join(wrong), numbers)
-    return Answer("held", numbers=numbers, lines=tuple(_line(row) for row in chosen))
+        return StepAnswer("fell", "; ".join(wrong), numbers)
+    return StepAnswer("held", numbers=numbers, lines=tuple(_line(row) for row in chosen))
 
 
 def peaks_of(row: GpuRow) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced, weights_of
-from stowage.flows.benchmarks.gpu.job import Job, strictly
+from stowage.flows.benchmarks.gpu.by_rules import ByRules, TracedJob, weights_of
+from stowage.flows.benchmarks.gpu.job import GpuJob, strictly
 from stowage.flows.benchmarks.gpu.lanes import Late, late_lanes
 from stowage.flows.benchmarks.gpu.peers import Plain
-from stowage.flows.benchmarks.gpu.steps import Answer
+from stowage.flows.benchmarks.gpu.steps import StepAnswer
 from stowage.flows.planning.by_rules import RulePlan
 from stowage.stages.device.tiers import PinnedTier
 
@@ -28,7 +28,7 @@ Adam divides by the root of the second moment, and near zero one rounding counts
 
 
 @dataclass(frozen=True)
-class Run:
+class ExactRun:
     """A few iterations.
 
     Attributes:
@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Difference:
+class WeightDifference:
     """The difference between two runs.
 
     Attributes:
@@ -65,11 +65,11 @@ class Difference:
         return f"losses within {self.loss:.1e}{when}, weights within {self.weight:.1e}"
 
 
-def difference(one: Run, other: Run) -> Difference:
+def difference(one: ExactRun, other: ExactRun) -> WeightDifference:
     """Compare two runs; NaN differs from everything, itself included."""
     unequal = [i for i, (a, b) in enumerate(zip(one.losses, other.losses, strict=True)) if a != b]
     pairs = [(w, other.weights[name]) for name, w in one.weights.items()]
-    return Difference(
+    return WeightDifference(
         equal=not unequal and all(torch.equal(a, b) for a, b in pairs),
         loss=_worst(abs(a / b - 1) if b else abs(a) for a, b in zip(one.losses, other.losses)),
         weight=_worst(float((a.float() - b.float()).abs().max()) for a, b in pairs if a.numel()),
@@ -83,26 +83,28 @@ def _worst(values: Iterable[float]) -> float:
     return math.nan if any(v != v for v in found) else max(found, default=0.0)
 
 
-def plain_run(job: Job, steps: int) -> Run:
+def plain_run(job: GpuJob, steps: int) -> ExactRun:
     """Run a few iterations of plain PyTorch."""
     contestant = Plain(job)
     losses, seconds = _iterate(contestant, job, steps)
-    return Run(losses, weights_of(contestant.model), seconds)
+    return ExactRun(losses, weights_of(contestant.model), seconds)
 
 
-def ruled_run(traced: Traced, plan: RulePlan, steps: int, late: Sequence[Late] = (), late_s: float = 0.0) -> Run:
+def ruled_run(
+    traced: TracedJob, plan: RulePlan, steps: int, late: Sequence[Late] = (), late_s: float = 0.0
+) -> ExactRun:
     """Run a few iterations under a plan by rules, with lanes that are late."""
     tier = PinnedTier(lanes=late_lanes(traced.job.device, late, late_s)) if plan.slots else None
     try:
         contestant = ByRules(traced, plan, tier)
         losses, seconds = _iterate(contestant, traced.job, steps)
-        return Run(losses, contestant.weights(), seconds)
+        return ExactRun(losses, contestant.weights(), seconds)
     finally:
         if tier is not None:
             tier.close()
 
 
-def _iterate(contestant: Any, job: Job, steps: int) -> tuple[list[float], float]:
+def _iterate(contestant: Any, job: GpuJob, steps: int) -> tuple[list[float], float]:
     torch.manual_seed(job.seed)
     losses, seconds = [], 0.0
     for iteration in range(steps):
@@ -113,23 +115,23 @@ def _iterate(contestant: Any, job: Job, steps: int) -> tuple[list[float], float]
     return losses, seconds
 
 
-def tidy(job: Job) -> None:
+def tidy(job: GpuJob) -> None:
     """Release what the last run still occupies."""
     gc.collect()
     if job.device == "cuda":
         torch.cuda.empty_cache()
 
 
-def strict(asked: dict[str, Any]) -> Answer:
+def strict(asked: dict[str, Any]) -> StepAnswer:
     """Compare every job under every plan by rules with plain PyTorch, with kernels that repeat bit for bit."""
     numbers: dict[str, Any] = {}
     fallen: list[str] = []
     with strictly():
         for content in asked["jobs"]:
-            job = Job(**content)
+            job = GpuJob(**content)
             expected = plain_run(job, asked["steps"])
             found = {"plain again": difference(plain_run(job, asked["steps"]), expected)}
-            traced = Traced(job)
+            traced = TracedJob(job)
             plans = {
                 "keep all": traced.keep_all(),
                 "recompute all": traced.recompute_all(),
@@ -147,17 +149,17 @@ LATE: tuple[tuple[Late, ...], ...] = ((), ("offload",), ("reload",), ("offload",
 """Combinations of lanes that are delayed, on time first."""
 
 
-def lanes(asked: dict[str, Any]) -> Answer:
+def lanes(asked: dict[str, Any]) -> StepAnswer:
     """Compare everything streamed, while copies or computing are late, with everything kept."""
-    job = Job(**asked["job"])
+    job = GpuJob(**asked["job"])
     numbers: dict[str, Any] = {}
     fallen: list[str] = []
     with strictly():
-        traced = Traced(job)
+        traced = TracedJob(job)
         kept = ruled_run(traced, traced.keep_all(), asked["steps"])
         numbers["plain PyTorch"] = str(difference(plain_run(job, asked["steps"]), kept))
         for lower_tier in (False, True):
-            on_time: Run | None = None
+            on_time: ExactRun | None = None
             plan = traced.stream_all(lower_tier=lower_tier)
             for late in LATE:
                 tidy(job)
@@ -178,9 +180,9 @@ def lanes(asked: dict[str, Any]) -> Answer:
     return _answer(fallen, "other numbers: a wait is missing", numbers)
 
 
-def noise(asked: dict[str, Any]) -> Answer:
+def noise(asked: dict[str, Any]) -> StepAnswer:
     """Run plain PyTorch twice without strictness, to learn how equal two runs can be expected to be."""
-    job = Job(**asked["job"])
+    job = GpuJob(**asked["job"])
     runs = [plain_run(job, asked["steps"]) for _ in _tidied(job, asked["times"])]
     worst = [difference(a, b) for a, b in itertools.pairwise(runs)]
     text = next((str(d) for d in worst if not d.equal), "equal")
@@ -191,22 +193,22 @@ def noise(asked: dict[str, Any]) -> Answer:
         "iterations": asked["steps"],
         "job": job.name(),
     }
-    return Answer(
+    return StepAnswer(
         "held", numbers=numbers, lines=(f"plain PyTorch against itself, {asked['steps']} iterations: {text}",)
     )
 
 
-def _tidied(job: Job, times: int) -> Iterable[int]:
+def _tidied(job: GpuJob, times: int) -> Iterable[int]:
     for number in range(times):
         tidy(job)
         yield number
 
 
-def _is_rounding(found: Difference) -> bool:
+def _is_rounding(found: WeightDifference) -> bool:
     return found.loss <= ROUNDING and found.weight <= ROUNDING
 
 
-def _answer(fallen: Sequence[str], what: str, numbers: dict[str, Any]) -> Answer:
+def _answer(fallen: Sequence[str], what: str, numbers: dict[str, Any]) -> StepAnswer:
     if not fallen:
-        return Answer("held", numbers=numbers, lines=("all of them gave the same bits",))
-    return Answer("fell", f"{'; '.join(fallen)}: {what}", numbers)
+        return StepAnswer("held", numbers=numbers, lines=("all of them gave the same bits",))
+    return StepAnswer("fell", f"{'; '.join(fallen)}: {what}", numbers)

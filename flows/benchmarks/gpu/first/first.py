@@ -11,8 +11,8 @@ from typing import Any
 
 from stowage.flows.benchmarks.gpu.first.page import PAGE, page_of
 from stowage.flows.benchmarks.gpu.first.tests import TESTS
-from stowage.flows.benchmarks.gpu.job import Job
-from stowage.flows.benchmarks.gpu.steps import Runner, Step, StepResult
+from stowage.flows.benchmarks.gpu.job import GpuJob
+from stowage.flows.benchmarks.gpu.steps import CommandStep, Runner, StepResult
 from stowage.stages.ir.files import write_atomically
 
 BUDGET_S = 600.0
@@ -30,7 +30,7 @@ GPT2_VOCABULARY = 256
 
 
 @dataclass(frozen=True)
-class Sizes:
+class JobSizes:
     """Sizes of everything that is run.
 
     Attributes:
@@ -45,18 +45,18 @@ class Sizes:
         method: the method of planning.
     """
 
-    dropout: Job
-    strict: tuple[Job, ...]
-    streamed: Job
-    measured: Job
-    small: Job
+    dropout: GpuJob
+    strict: tuple[GpuJob, ...]
+    streamed: GpuJob
+    measured: GpuJob
+    small: GpuJob
     steps: tuple[int, int]
     late_s: float
     pinned_bytes: int
     method: str
 
 
-def gpt2(layers: int, width: int, batch: int, length: int, device: str) -> Job:
+def gpt2(layers: int, width: int, batch: int, length: int, device: str) -> GpuJob:
     """Make the job of a GPT-2 over bytes in float32, with its dropout."""
     overrides = {
         "n_layer": layers,
@@ -65,10 +65,10 @@ def gpt2(layers: int, width: int, batch: int, length: int, device: str) -> Job:
         "vocab_size": GPT2_VOCABULARY,
         "n_positions": length,
     }
-    return Job("gpt2", overrides, batch, length, "float32", device, 12 * 10**9, 10**9)
+    return GpuJob("gpt2", overrides, batch, length, "float32", device, 12 * 10**9, 10**9)
 
 
-def llama(layers: int, width: int, vocabulary: int, batch: int, length: int, dtype: str, device: str) -> Job:
+def llama(layers: int, width: int, vocabulary: int, batch: int, length: int, dtype: str, device: str) -> GpuJob:
     """Make the job of a Llama with heads of 64."""
     heads = max(1, width // 64)
     overrides = {
@@ -79,13 +79,13 @@ def llama(layers: int, width: int, vocabulary: int, batch: int, length: int, dty
         "num_key_value_heads": heads,
         "vocab_size": vocabulary,
     }
-    return Job("llama", overrides, batch, length, dtype, device, 12 * 10**9, 10**9)
+    return GpuJob("llama", overrides, batch, length, dtype, device, 12 * 10**9, 10**9)
 
 
-def sizes_of(device: str) -> Sizes:
+def sizes_of(device: str) -> JobSizes:
     """Return sizes that keep a card busy, or that a CPU does in seconds."""
     if device == "cuda":
-        return Sizes(
+        return JobSizes(
             dropout=gpt2(12, 768, 4, 256, device),
             strict=(
                 gpt2(2, 256, 2, 512, device),
@@ -93,7 +93,7 @@ def sizes_of(device: str) -> Sizes:
                 llama(2, 256, 512, 2, 512, "bfloat16", device),
             ),
             streamed=llama(8, 1024, 32000, 2, 512, "bfloat16", device),
-            measured=Job("llama", {"num_hidden_layers": 8}, 4, 512, "bfloat16", device, 12 * 10**9, 10**9),
+            measured=GpuJob("llama", {"num_hidden_layers": 8}, 4, 512, "bfloat16", device, 12 * 10**9, 10**9),
             small=gpt2(12, 768, 4, 256, device),
             steps=(3, 20),
             late_s=1e-3,
@@ -101,11 +101,11 @@ def sizes_of(device: str) -> Sizes:
             method="auto",
         )
     measured = llama(4, 256, 256, 1, 16, "float32", device)
-    return Sizes(
+    return JobSizes(
         dropout=gpt2(2, 64, 2, 32, device),
         strict=(gpt2(1, 64, 2, 32, device), llama(1, 64, 256, 2, 32, "bfloat16", device)),
         streamed=llama(2, 64, 256, 2, 32, "float32", device),
-        measured=Job(**{**asdict(measured), "limit_bytes": 30_000_000}),
+        measured=GpuJob(**{**asdict(measured), "limit_bytes": 30_000_000}),
         small=gpt2(2, 64, 2, 32, device),
         steps=(2, 5),
         late_s=2e-4,
@@ -114,16 +114,16 @@ def sizes_of(device: str) -> Sizes:
     )
 
 
-def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
+def steps_of(device: str, out: Path, host_bytes: int) -> list[CommandStep]:
     """Return all steps in order."""
     sizes = sizes_of(device)
     folder = str(out / CARRIED)
     few, many = sizes.steps
 
-    def step(name: str, about: str, limit_s: float, kind: str, **asked: Any) -> Step:
-        return Step(name, about, limit_s, {"kind": kind, "device": device, **asked})
+    def step(name: str, about: str, limit_s: float, kind: str, **asked: Any) -> CommandStep:
+        return CommandStep(name, about, limit_s, {"kind": kind, "device": device, **asked})
 
-    def job(which: Job) -> dict[str, Any]:
+    def job(which: GpuJob) -> dict[str, Any]:
         return asdict(which)
 
     quick = {"seconds_per_call": 0.005, "min_samples": 2}
@@ -154,28 +154,28 @@ def steps_of(device: str, out: Path, host_bytes: int) -> list[Step]:
         ),
         step("noise", "plain PyTorch against itself", 45, "noise", job=job(sizes.streamed), steps=2 * few, times=3),
         step("idle", "the sum of calls against eager steps", 60, "idle", job=job(sizes.streamed), steps=many, **quick),
-        Step(
+        CommandStep(
             "measure",
             "rates, trace and costs of 8 layers",
             120,
             {"kind": "measure", "device": device, "job": job(sizes.measured), "folder": folder, **quick},
             {"host_bytes": host_bytes},  # no part of `asked`, for it differs from call to call
         ),
-        Step(
+        CommandStep(
             "plan",
             "plans for it, where a solver is",
             120,
             {"kind": "plan", "device": device, "folder": folder, "fractions": FRACTIONS, "method": sizes.method},
             after=("measure",),
         ),
-        Step(
+        CommandStep(
             "train",
             "trains under the plans",
             120,
             {"kind": "train", "device": device, "only": ["stowage"], "traced": True, "limit_s": 120, **trained},
             after=("plan",),
         ),
-        Step(
+        CommandStep(
             "no-limit",
             "plain PyTorch without a limit",
             90,

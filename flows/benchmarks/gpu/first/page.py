@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Step, StepResult
+from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, CommandStep, StepResult
 from stowage.stages.ir.errors import size_text
 
 PAGE = "first.md"
@@ -13,7 +13,9 @@ LOG_LINES = 12
 SOLID = ("requested", "allocated", "reserved")
 
 
-def page_of(steps: Sequence[Step], results: Mapping[str, StepResult], device: str, command: str, code: str = "") -> str:
+def page_of(
+    steps: Sequence[CommandStep], results: Mapping[str, StepResult], device: str, command: str, code: str = ""
+) -> str:
     """Return the page in Markdown.
 
     Args:
@@ -48,7 +50,7 @@ def _head(results: Mapping[str, StepResult], device: str, code: str) -> Iterator
         yield f"- when: {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
 
 
-def _table(steps: Sequence[Step], results: Mapping[str, StepResult]) -> Iterator[str]:
+def _table(steps: Sequence[CommandStep], results: Mapping[str, StepResult]) -> Iterator[str]:
     yield "| step | what | result | seconds | |"
     yield "|---|---|---|---|---|"
     for step in steps:
@@ -117,7 +119,7 @@ def _share(value: float) -> str:
     return f"{value:.0%}" if value == value else "–"
 
 
-def _details(steps: Sequence[Step], results: Mapping[str, StepResult]) -> Iterator[str]:
+def _details(steps: Sequence[CommandStep], results: Mapping[str, StepResult]) -> Iterator[str]:
     for step in steps:
         result = results.get(step.name)
         if result is None or result.status == "held":
@@ -137,7 +139,7 @@ def _equalities(numbers: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {name}: {_listed(found)}"
 
 
-def _next(steps: Sequence[Step], results: Mapping[str, StepResult], command: str) -> Iterator[str]:
+def _next(steps: Sequence[CommandStep], results: Mapping[str, StepResult], command: str) -> Iterator[str]:
     left = [step.name for step in steps if step.name not in results or not results[step.name].finished]
     fallen = [name for name, result in results.items() if result.status in ("fell", "timed out")]
     if left:

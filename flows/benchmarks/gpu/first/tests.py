@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Answer
+from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, StepAnswer
 
 TESTS = Path(__file__).resolve().parents[4] / "tests" / "gpu"
 
@@ -50,16 +50,16 @@ class _Counts:
             self.fallen.append(report.nodeid)
 
 
-def run(asked: dict[str, Any]) -> Answer:
+def run(asked: dict[str, Any]) -> StepAnswer:
     """Run the files that are asked for."""
     files = [TESTS / name for name in asked["files"]]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        return Answer("not run", f"{missing[0]} is not here: copy the whole repository")
+        return StepAnswer("not run", f"{missing[0]} is not here: copy the whole repository")
     try:
         pytest: Any = importlib.import_module("pytest")
     except ImportError:
-        return Answer("not run", "pytest is not installed here")
+        return StepAnswer("not run", "pytest is not installed here")
     sys.path.insert(0, str(TESTS.parents[1]))
     counts = _Counts(asked["device"])
     words = [*map(str, files), "-q", "-rs", "--tb=short", "-p", "no:cacheprovider", f"--confcutdir={TESTS}"]
@@ -68,7 +68,7 @@ def run(asked: dict[str, Any]) -> Answer:
     numbers: dict[str, Any] = {**counts.outcomes, "fallen": counts.fallen}
     if counts.fallen or code not in (0, 5):
         first = counts.fallen[0] if counts.fallen else f"pytest ended with status {code}"
-        return Answer("fell", f"{text}; first: {first}", numbers)
+        return StepAnswer("fell", f"{text}; first: {first}", numbers)
     if not counts.outcomes["passed"]:
-        return Answer("not run", NOT_ASKED if asked["device"] != "cuda" else f"no test ran: {text}", numbers)
-    return Answer("held", numbers=numbers, lines=(text,))
+        return StepAnswer("not run", NOT_ASKED if asked["device"] != "cuda" else f"no test ran: {text}", numbers)
+    return StepAnswer("held", numbers=numbers, lines=(text,))

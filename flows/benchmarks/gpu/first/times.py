@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from stowage.flows.benchmarks.gpu.by_rules import ByRules, Traced
+from stowage.flows.benchmarks.gpu.by_rules import ByRules, TracedJob
 from stowage.flows.benchmarks.gpu.first.exact import tidy
-from stowage.flows.benchmarks.gpu.job import Job
+from stowage.flows.benchmarks.gpu.job import GpuJob
 from stowage.flows.benchmarks.gpu.lanes import cycles_per_s, sleep
 from stowage.flows.benchmarks.gpu.measure import trace_job
 from stowage.flows.benchmarks.gpu.peers import Plain
-from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, Answer
+from stowage.flows.benchmarks.gpu.steps import NOT_ASKED, StepAnswer
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device import device_of
 from stowage.stages.ir.costs import Cost, DeviceDescription
@@ -25,9 +25,9 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_trace
 
 
-def profile(asked: dict[str, Any]) -> Answer:
+def profile(asked: dict[str, Any]) -> StepAnswer:
     """Time every distinct call of a job."""
-    job = Job(**asked["job"])
+    job = GpuJob(**asked["job"])
     trace, costs = profiled(job, asked["seconds_per_call"], asked["min_samples"])
     guessed = sorted({c.target for c in trace.calls if costs[c.signature].source != "measured"})
     total = sum_of(trace, costs)
@@ -41,11 +41,11 @@ def profile(asked: dict[str, Any]) -> Answer:
     }
     text = f"{len(costs)} distinct of {len(trace.calls)} calls, {total * 1e3:.1f} ms a step, each call once"
     if guessed:
-        return Answer("fell", f"these calls could not be measured: {', '.join(guessed)}", numbers, (text,))
-    return Answer("held", numbers=numbers, lines=(text,))
+        return StepAnswer("fell", f"these calls could not be measured: {', '.join(guessed)}", numbers, (text,))
+    return StepAnswer("held", numbers=numbers, lines=(text,))
 
 
-def profiled(job: Job, seconds_per_call: float, min_samples: int) -> tuple[TraceTables, dict[str, Cost]]:
+def profiled(job: GpuJob, seconds_per_call: float, min_samples: int) -> tuple[TraceTables, dict[str, Cost]]:
     """Return the trace of a job, and a cost for each of its calls, by signature; keep nothing of it."""
     device = device_of(job.device)
     target = DeviceDescription(device.fingerprint(), job.device, _kind(job), 1, *(1.0,) * 7)
@@ -62,7 +62,7 @@ def profiled(job: Job, seconds_per_call: float, min_samples: int) -> tuple[Trace
     return trace, {c.signature: c for c in costs}
 
 
-def _kind(job: Job) -> Any:
+def _kind(job: GpuJob) -> Any:
     return job.device
 
 
@@ -71,12 +71,12 @@ def sum_of(trace: TraceTables, costs: dict[str, Cost]) -> float:
     return sum(costs[c.signature].time_s for c in trace.calls if not c.is_view)
 
 
-def idle(asked: dict[str, Any]) -> Answer:
+def idle(asked: dict[str, Any]) -> StepAnswer:
     """Compare the sum of all calls' times with eager steps.
 
     The difference is time in which the card waits for the host, less what calls take longer alone.
     """
-    job = Job(**asked["job"])
+    job = GpuJob(**asked["job"])
     trace, costs = profiled(job, asked["seconds_per_call"], asked["min_samples"])
     total = sum_of(trace, costs)
     tidy(job)
@@ -84,14 +84,14 @@ def idle(asked: dict[str, Any]) -> Answer:
     share = 1 - total / found["step, seconds"]
     numbers = {"job": job.name(), "sum of calls, seconds": total, "idle share": share, **found}
     text = f"calls {total * 1e3:.2f} ms, eager step {found['step, seconds'] * 1e3:.2f} ms: idle share {share:.1%}"
-    return Answer("held", numbers=numbers, lines=(text,))
+    return StepAnswer("held", numbers=numbers, lines=(text,))
 
 
-def small(asked: dict[str, Any]) -> Answer:
+def small(asked: dict[str, Any]) -> StepAnswer:
     """Compare a small model under keep-all with eager: where the host is the limit, a planned step starves the card."""
-    job = Job(**asked["job"])
+    job = GpuJob(**asked["job"])
     numbers: dict[str, Any] = {"job": job.name()}
-    traced = Traced(job)
+    traced = TracedJob(job)
     makers: dict[str, Callable[[], Any]] = {
         "eager, fused": lambda: Plain(job),
         "keep all": lambda: ByRules(traced, traced.keep_all()),
@@ -104,10 +104,10 @@ def small(asked: dict[str, Any]) -> Answer:
     numbers["ratio"] = ratio
     lines = [f"keep all takes {ratio:.2f} × eager's time"]
     lines += [f"{name}: {_timed_text(numbers[name])}" for name in makers]
-    return Answer("held", numbers=numbers, lines=tuple(lines))
+    return StepAnswer("held", numbers=numbers, lines=tuple(lines))
 
 
-def timed(contestant: Any, job: Job, steps: int, warm_up: int = 3) -> dict[str, Any]:
+def timed(contestant: Any, job: GpuJob, steps: int, warm_up: int = 3) -> dict[str, Any]:
     """Time single steps, each begun with an idle card, and return medians.
 
     Returns:

@@ -35,7 +35,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from stowage.stages.formulations.block.staged_order import units
-from stowage.stages.formulations.cluster.problem import HProblem, Way
+from stowage.stages.formulations.cluster.problem import ClusterWay, HProblem
 from stowage.stages.solver.milp import pulp
 
 _LARGEST_MEMORY = 1_000_000
@@ -169,5 +169,5 @@ class HIlp:
         return self.P[t, d] + pulp.lpSum(made) - pulp.lpSum(released)
 
 
-def _name(way: Way) -> str:
+def _name(way: ClusterWay) -> str:
     return "plain" if way.option is None else str(way.option)

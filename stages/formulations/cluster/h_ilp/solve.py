@@ -10,7 +10,7 @@ from stowage.stages.formulations.cluster.h_ilp.equations import build
 from stowage.stages.formulations.cluster.h_ilp.model import HIlp
 from stowage.stages.formulations.cluster.policies import Incumbent, Incumbents, settled
 from stowage.stages.formulations.cluster.problem import HProblem
-from stowage.stages.formulations.cluster.staged_order import Execution, HRuns, cost_of, timeline
+from stowage.stages.formulations.cluster.staged_order import ClusterExecution, HRuns, cost_of, timeline
 from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.milp import MilpSolver, solve_milp
 from stowage.stages.solver.outcome import SolverSettings
@@ -118,7 +118,7 @@ def read_runs(model: HIlp) -> HRuns:
     """Read the executions from Comp; when each copy is freed follows from them (`staged_order`)."""
     return {
         k: [
-            Execution(t, way.option)
+            ClusterExecution(t, way.option)
             for t in range(k, model.T)
             for w, way in enumerate(model.data.ways[k])
             if (model.Comp[t, k, w].varValue or 0.0) > 0.5

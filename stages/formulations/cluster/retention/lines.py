@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from stowage.stages.formulations.block.staged_order import units
-from stowage.stages.formulations.cluster.problem import Way
+from stowage.stages.formulations.cluster.problem import ClusterWay
 from stowage.stages.formulations.cluster.retention.model import HRetentionModel
 
 
@@ -28,7 +28,7 @@ def add_lines(model: HRetentionModel, peak: int) -> None:
         model.cp.add(sum(terms) <= peak)
 
 
-def _own(model: HRetentionModel, r: int, way: Way) -> int:
+def _own(model: HRetentionModel, r: int, way: ClusterWay) -> int:
     """Return the most that node r needs at a step of a way.
 
     That is what it keeps by itself, what it reads and still needs, and what it has made by then.

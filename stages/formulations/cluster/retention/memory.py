@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stowage.stages.formulations.block.staged_order import units
-from stowage.stages.formulations.cluster.retention.model import HRetentionModel, Run
+from stowage.stages.formulations.cluster.retention.model import ClusterRun, HRetentionModel
 
 
 def add_peak(model: HRetentionModel, peak: Any) -> None:
@@ -68,7 +68,7 @@ def _internal(model: HRetentionModel) -> list[tuple[Any, int]]:
     return found
 
 
-def _interval(model: HRetentionModel, run: Run, start: Any, size: Any, end: Any, name: str) -> Any:
+def _interval(model: HRetentionModel, run: ClusterRun, start: Any, size: Any, end: Any, name: str) -> Any:
     if run.present is None:
         return model.cp.new_interval_var(start, size, end, name)
     return model.cp.new_optional_interval_var(start, size, end, run.present, name)

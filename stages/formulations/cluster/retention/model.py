@@ -17,7 +17,7 @@ _LARGEST_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
-class Run:
+class ClusterRun:
     """The m-th run of a node: presence literal (None: always), stage, first slot."""
 
     present: Any
@@ -26,7 +26,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class ClusterGroup:
     """Values of the same contributors that are made, read and released at the same steps."""
 
     values: tuple[int, ...]
@@ -51,7 +51,7 @@ class HRetentionModel:
     computations: int
     recompute_backward: bool
     cp: Any = field(default_factory=lambda: cp_model.CpModel())
-    runs: dict[int, list[Run]] = field(default_factory=dict)
+    runs: dict[int, list[ClusterRun]] = field(default_factory=dict)
     ways: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     reads: dict[tuple[int, int, int, int], Any] = field(default_factory=dict)
     starts: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class HRetentionModel:
     saved: dict[int, Any] = field(default_factory=dict)
     phantom_saved: dict[tuple[int, int, int], Any] = field(default_factory=dict)
     later: dict[tuple[int, int], Any] = field(default_factory=dict)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[ClusterGroup] = field(default_factory=list)
 
     @staticmethod
     def of(data: HProblem, budgets: Iterable[int], computations: int, *, recompute_backward: bool) -> HRetentionModel:
@@ -88,7 +88,7 @@ class HRetentionModel:
         return k * self.slots + self.offset[k]
 
 
-def group_values(data: HProblem) -> list[Group]:
+def group_values(data: HProblem) -> list[ClusterGroup]:
     """Merge values made and released together; those without bytes take no memory, but must be there to be read."""
     found: dict[object, list[int]] = {}
     for d in range(len(data.nbytes)):
@@ -97,7 +97,7 @@ def group_values(data: HProblem) -> list[Group]:
         key = (data.contributors[d], data.readers[d], uses, d in data.graph.final)
         found.setdefault(key, []).append(d)
     return [
-        Group(
+        ClusterGroup(
             tuple(same),
             data.contributors[same[0]],
             data.readers[same[0]],
@@ -113,7 +113,7 @@ def add_runs(model: HRetentionModel) -> None:
     cp, T, data = model.cp, model.data.size, model.data
     sharing = {k for group in model.groups if len(group.contributors) > 1 for k in group.contributors}
     for k in range(T):
-        model.runs[k] = [Run(None, k, model.first(k))]
+        model.runs[k] = [ClusterRun(None, k, model.first(k))]
         backward = k in data.backward_of or (k > data.graph.loss and not model.recompute_backward)
         if data.once(k) or backward or k in sharing or data.graph.nodes[k].plain is None:
             continue
@@ -128,7 +128,7 @@ def add_runs(model: HRetentionModel) -> None:
                 cp.add(stage >= before.stage + 1).only_enforce_if(present)
             # An absent run has one stage only, or equal answers would multiply.
             cp.add(stage == k + m).only_enforce_if(~present)
-            model.runs[k].append(Run(present, stage, stage * model.slots + model.offset[k]))
+            model.runs[k].append(ClusterRun(present, stage, stage * model.slots + model.offset[k]))
 
 
 def add_ways(model: HRetentionModel) -> None:
@@ -189,11 +189,11 @@ def add_copies(model: HRetentionModel) -> None:
                 _served(model, k, (r, j), reader, [g for g in groups if r in model.groups[g].readers])
         final = [g for g in groups if model.groups[g].final]
         if final:
-            end = Run(None, model.data.size, model.horizon)
+            end = ClusterRun(None, model.data.size, model.horizon)
             _served(model, k, (model.data.size, 0), end, final)
 
 
-def _served(model: HRetentionModel, k: int, key: tuple[int, int], reader: Run, groups: list[int]) -> None:
+def _served(model: HRetentionModel, k: int, key: tuple[int, int], reader: ClusterRun, groups: list[int]) -> None:
     """Serve the reader's run by exactly one run of k, whose copies are in memory."""
     cp, runs = model.cp, model.runs[k]
     r, j = key
@@ -218,7 +218,7 @@ def _served(model: HRetentionModel, k: int, key: tuple[int, int], reader: Run, g
         cp.add(sum(choices) == reader.present)
 
 
-def _lasts(model: HRetentionModel, g: int, m: int, r: int, j: int, reader: Run, chosen: Any) -> None:
+def _lasts(model: HRetentionModel, g: int, m: int, r: int, j: int, reader: ClusterRun, chosen: Any) -> None:
     """Keep copy m of group g until run j of node r, which makes or reads it, does not need it any more."""
     cp, end = model.cp, model.ends[g, m]
     if r == model.data.size:

@@ -11,7 +11,7 @@ from stowage.stages.formulations.cluster.problem import HProblem
 from stowage.stages.formulations.cluster.retention.lines import add_lines
 from stowage.stages.formulations.cluster.retention.memory import add_peak, add_save
 from stowage.stages.formulations.cluster.retention.model import HRetentionModel, total_time
-from stowage.stages.formulations.cluster.staged_order import Execution, HRuns, cost_of, timeline
+from stowage.stages.formulations.cluster.staged_order import ClusterExecution, HRuns, cost_of, timeline
 from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.solver.cp import CpAnswer, solve_cp
 from stowage.stages.solver.outcome import SolverSettings
@@ -128,10 +128,10 @@ def smallest_peak(incumbents: Incumbents, settings: SolverSettings, *, computati
 
 def read_runs(model: HRetentionModel, answer: CpAnswer) -> HRuns:
     """Read the executions from the variables."""
-    found: dict[int, list[Execution]] = {k: [] for k in range(model.data.size)}
+    found: dict[int, list[ClusterExecution]] = {k: [] for k in range(model.data.size)}
     for (k, m, w), chosen in model.ways.items():
         if answer.value(chosen):
-            found[k].append(Execution(answer.value(model.runs[k][m].stage), model.data.ways[k][w].option))
+            found[k].append(ClusterExecution(answer.value(model.runs[k][m].stage), model.data.ways[k][w].option))
     return {k: sorted(runs, key=lambda run: run.stage) for k, runs in found.items()}
 
 

@@ -11,7 +11,7 @@ from stowage.stages.ir.machine import TierState
 from stowage.stages.ir.step import Step
 from stowage.stages.solve.offload.belady.late_updates import LateUpdate
 from stowage.stages.solve.program.chain import Execution
-from stowage.stages.solve.program.program import Program
+from stowage.stages.solve.program.program import StepProgram
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class BeladyRows:
 
     def __init__(
         self,
-        program: Program,
+        program: StepProgram,
         executions: Sequence[Execution],
         updates: Sequence[LateUpdate],
         persistent: frozenset[int],

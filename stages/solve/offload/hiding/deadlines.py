@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 
 @dataclass(frozen=True)
-class Task:
+class UpdateTask:
     """An update by the CPU that is to be scheduled.
 
     Attributes:
@@ -28,14 +28,14 @@ class Task:
     time_s: float
 
 
-def earliest_deadline_first(tasks: Sequence[Task], period_s: float) -> list[Task]:
+def earliest_deadline_first(tasks: Sequence[UpdateTask], period_s: float) -> list[UpdateTask]:
     """Return the order in which one worker takes tasks that come again every period.
 
     Of the tasks that are released, it takes the one with the earliest deadline.
     """
     waiting = sorted(tasks, key=lambda t: t.release_s)
     late_s = 0.0
-    order: list[Task] = []
+    order: list[UpdateTask] = []
     for _ in range(2):  # what is left of an iteration is done in the next one
         ready: list[tuple[float, int]] = []
         order, now, position = [], late_s, 0

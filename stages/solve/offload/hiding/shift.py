@@ -17,8 +17,8 @@ import numpy as np
 from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome
-from stowage.stages.solve.offload.hiding.deadlines import Task, earliest_deadline_first
-from stowage.stages.solve.offload.hiding.timeline import FreeRunning, Timeline, Wait
+from stowage.stages.solve.offload.hiding.deadlines import UpdateTask, earliest_deadline_first
+from stowage.stages.solve.offload.hiding.timeline import FreeRunning, PlanTimeline, Wait
 
 FREE_RUNNING_ROUNDS = 6
 """Rounds that look at everything that would be late.
@@ -51,7 +51,7 @@ def shift(
         touched: storages that each update by the CPU uses, by its node.
     """
     best, judged = list(steps), outcome
-    for timeline, rounds in ((FreeRunning, FREE_RUNNING_ROUNDS), (Timeline, ROUNDS)):
+    for timeline, rounds in ((FreeRunning, FREE_RUNNING_ROUNDS), (PlanTimeline, ROUNDS)):
         current, now, idle = best, judged, 0
         for _ in range(rounds):
             moved = _Round(current, now, sizes, budget_bytes, touched, timeline).run()
@@ -77,7 +77,7 @@ class _Round:
         sizes: Sequence[int],
         budget_bytes: int,
         touched: Mapping[int, frozenset[int]],
-        timeline: type[Timeline],
+        timeline: type[PlanTimeline],
     ) -> None:
         self.steps = steps
         self.rows = outcome.rows
@@ -122,14 +122,14 @@ class _Round:
     def _key(self, row: int) -> float:
         return self.keys.get(row, float(row))
 
-    def _task(self, row: int) -> Task:
+    def _task(self, row: int) -> UpdateTask:
         step, start = self.steps[row], self.rows[row].start_s
         before = [j for s in self.touched[step.node] for j in self.of.get(s, ()) if j < row]
         waits = [j for j in self.of[step.storage] if self.steps[j].kind == "wait"]
         wait = min((j for j in waits if j > row), default=min(waits, default=row))
         deadline_s = self.time.at_s[wait] + (0.0 if wait > row else self.time.period_s)
         release_s = self.time.at_s[max(before, default=0)]
-        return Task(row, tuple(before), wait, release_s, deadline_s, self.rows[row].end_s - start)
+        return UpdateTask(row, tuple(before), wait, release_s, deadline_s, self.rows[row].end_s - start)
 
     def _postpone(self, wait: Wait) -> None:
         """Wait for an update by the CPU only when it is done, and start the reload of its weight then, if one follows.

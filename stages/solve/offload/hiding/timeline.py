@@ -32,7 +32,7 @@ class Wait:
     wanted_s: float
 
 
-class Timeline:
+class PlanTimeline:
     """The times of rows, and which of them wait.
 
     Attributes:
@@ -118,7 +118,7 @@ class Timeline:
 WANTED_MARGIN = 1.05
 
 
-class FreeRunning(Timeline):
+class FreeRunning(PlanTimeline):
     """Shows the rows as if computing never waited: whatever is late then, not only what computing waits for first."""
 
     def __init__(self, steps: Sequence[Step], outcome: Outcome, of: dict[int, list[int]]) -> None:
