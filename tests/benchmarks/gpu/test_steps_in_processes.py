@@ -152,7 +152,7 @@ def test_a_killed_call_takes_its_step_with_it_and_goes_on(tmp_path: Path) -> Non
     driver = (
         "import sys; from pathlib import Path; from stowage.flows.benchmarks.gpu import steps as s\n"
         f"s.PROCESS = (sys.executable, {SCRIPT!r})\n"
-        f"steps = [s.Step(n, '', 600, dict(does=d, runs={str(tmp_path / 'runs')!r})) for n, d in "
+        f"steps = [s.CommandStep(n, '', 600, dict(does=d, runs={str(tmp_path / 'runs')!r})) for n, d in "
         "(('a', 'held'), ('b', 'hang'), ('c', 'held'))]\n"
         f"s.Runner(steps, Path({str(tmp_path / 'steps')!r}), print, lambda r: None).run(600)\n"
     )

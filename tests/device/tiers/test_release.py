@@ -172,7 +172,7 @@ def test_shapes_that_grow(kind: str, tmp_path: Path) -> None:
     largest = 0
     for turn in range(1, 25):
         largest = turn * 2 * PAGE
-        home: Any = {"home": "disk"} if kind == "staged" and turn % 2 else {}
+        home: Any = {"placement": "disk"} if kind == "staged" and turn % 2 else {}
         slots = [kept, *(Slot(i, f"x{i}", largest, "temporary", "device", False, **home) for i in (1, 2))]
         offloading.enter(slots)
         contents = [random_bytes(largest, 10 * turn + i) for i in (1, 2)]
