@@ -69,7 +69,7 @@ def resident(blocks: list[ChainBlock]) -> Slots:
 
 def relative(blocks: list[ChainBlock], slots: int, slot_bytes: int) -> RkRotor:
     """The table that counts memory above the gradients that stay, which only long chains have."""
-    with mock.patch.multiple(rk_rotor, MANY=0, SAVING=0):
+    with mock.patch.multiple(rk_rotor, SUB_PROBLEMS_AT_ONCE=0, FEWER_SUB_PROBLEMS=0):
         return RkRotor(blocks, slots, slot_bytes)
 
 
@@ -201,7 +201,7 @@ def test_gradients_that_pile_up_evenly_leave_rows_equal() -> None:
     table, apart = RkRotor(piled, 900, 1), _equal_subproblems(piled, resident(piled))[1]
     assert len(apart) == 61 * 62 // 2
     assert len(table._opt) < 2 * 61, "one row for each length, ending before the last block or with it"
-    with mock.patch.object(rk_rotor, "MANY", 10**6):
+    with mock.patch.object(rk_rotor, "SUB_PROBLEMS_AT_ONCE", 10**6):
         plain = RkRotor(piled, 900, 1)
     assert [table.time_s(m) for m in range(901)] == [plain.time_s(m) for m in range(901)]
     for memory in (table.smallest_slots() or 0, 600, 900):
