@@ -40,7 +40,7 @@ class Result:
 def interpreters(version: str) -> Iterator[Path]:
     """Pythons of a version: on PATH, then pyenv's."""
     found = [shutil.which(f"python{version}")]
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.placement() / ".pyenv")) / "versions"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found += [str(p) for p in sorted(pyenv.glob(f"{version}.*/bin/python"))]
     for path in filter(None, found):
         asked = subprocess.run(

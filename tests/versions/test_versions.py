@@ -37,10 +37,10 @@ def python(path: Path, answer: str) -> Path:
 
 
 def test_the_path_comes_first(run: ModuleType, tmp_path: Path) -> None:
-    lower_tier = python(tmp_path / "pyenv/versions/3.12.4/bin/python", "3.12")
-    assert list(run.interpreters("3.12")) == [lower_tier]
+    of_pyenv = python(tmp_path / "pyenv/versions/3.12.4/bin/python", "3.12")
+    assert list(run.interpreters("3.12")) == [of_pyenv]
     first = python(tmp_path / "bin/python3.12", "3.12")
-    assert list(run.interpreters("3.12")) == [first, lower_tier]
+    assert list(run.interpreters("3.12")) == [first, of_pyenv]
     assert not list(run.interpreters("3.13"))
 
 
