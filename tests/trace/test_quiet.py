@@ -32,22 +32,22 @@ def speak(logger: logging.Logger) -> None:
 
 def test_only_torch_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    top, lower_tier = logging.getLogger("torch"), logging.getLogger("torch._subclasses.fake_tensor")
-    handlers = [top.handlers[:], lower_tier.handlers[:]]
+    top, inner = logging.getLogger("torch"), logging.getLogger("torch._subclasses.fake_tensor")
+    handlers = [top.handlers[:], inner.handlers[:]]
     top.addHandler(handler)
     filters = warnings.filters[:]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with quiet_torch():
-                speak(lower_tier)
+                speak(inner)
         assert capsys.readouterr().err == ""
         assert [str(w.message) for w in caught] == ["said inside", "the user's own"]
         top.error("as before")
         assert "as before" in capsys.readouterr().err
     finally:
         top.removeHandler(handler)
-    assert [top.handlers, lower_tier.handlers] == handlers
+    assert [top.handlers, inner.handlers] == handlers
     assert warnings.filters == filters
 
 
