@@ -61,7 +61,7 @@ def lines_of(section: Section, measurement: Measurement) -> str:
     """Write the rows of a measurement as a list, a line each: the words first, then the numbers."""
     first, *others = section.columns
     numbers = (
-        ", ".join(f"**{c.write(row[c.key])}** of {c.heading}" for c in others if row.get(c.key) is not None)
+        ", ".join(f"**{c.write(row[c.key])}** {c.heading}" for c in others if row.get(c.key) is not None)
         for row in measurement.rows
     )
     return "\n".join(f"- {row[first.key]}: {text}" for row, text in zip(measurement.rows, numbers, strict=True))
