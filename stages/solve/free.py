@@ -126,9 +126,9 @@ def _cgroups(root: Path) -> Iterator[Free]:
             continue
         for mounted, inside in _mounts(root, version=1 if controllers else 2):
             # A container may see only what is inside its own group.
-            lower_tier = path.removeprefix(inside.rstrip("/")) if path.startswith(inside) else "/"
+            beneath = path.removeprefix(inside.rstrip("/")) if path.startswith(inside) else "/"
             folder = root / mounted.lstrip("/")
-            parts = [part for part in lower_tier.split("/") if part not in ("", "..")]
+            parts = [part for part in beneath.split("/") if part not in ("", "..")]
             for depth in range(len(parts), -1, -1):
                 group = folder.joinpath(*parts[:depth])
                 free = _limit_1(group) if controllers else _limit_2(group)

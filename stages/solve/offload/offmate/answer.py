@@ -68,13 +68,13 @@ class Translator:
         resident = {*self._storages(rounded.resident), *self._states(rounded.states_resident)}
         moving = {s for lists in (free, reload, offload) for found in lists for s in found}
         moving |= {s for n in nodes.values() for s in n.mutates if s in self._problem.offloader.movable}
-        lower_tier = frozenset(s for s in moving if self._program.storages[s].role != "temporary") - resident
+        at_rest = frozenset(s for s in moving if self._program.storages[s].role != "temporary") - resident
         return (
             [
                 StepTransfers(tuple(f), tuple(r), tuple(o), tuple(u))
                 for f, r, o, u in zip(free, reload, offload, update)
             ],
-            lower_tier,
+            at_rest,
             executions,
         )
 
