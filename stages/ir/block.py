@@ -147,6 +147,12 @@ class SolveReport:
     objective_s: float
     bound_s: float
 
+    @staticmethod
+    def of_solver(formulation: str, status: str, objective_s: float, bound_s: float) -> SolveReport:
+        """Return what a solver has proven; its bound is never below zero or above the time that was found."""
+        bound_s = min(max(0.0, bound_s), objective_s)
+        return SolveReport(formulation, "optimal" if status == "optimal" else "feasible", objective_s, bound_s)
+
     @property
     def gap(self) -> float:
         """Return (objective − bound) / objective, 0 when proven optimal."""

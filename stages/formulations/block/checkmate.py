@@ -265,15 +265,12 @@ def checkmate(
     outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
     if outcome.status == "infeasible":
         return None, None
-    bound_s = max(0.0, outcome.bound)
     if not outcome.found:
-        return None, SolveReport("checkmate", "feasible", float("inf"), bound_s)
+        return None, SolveReport.of_solver("checkmate", "feasible", float("inf"), outcome.bound)
     executions = {i: [t for t in range(i, model.T) if model.R[t, i].value() > 0.5] for i in range(model.T)}
     objective_s = sum(model.graph.nodes[i].time_s * len(stages) for i, stages in executions.items())
     schedule = schedule_of(model.graph, timeline(model.graph, executions))
-    if outcome.status == "optimal":
-        return schedule, SolveReport("checkmate", "optimal", objective_s, min(bound_s, objective_s))
-    return schedule, SolveReport("checkmate", "feasible", objective_s, min(bound_s, objective_s))
+    return schedule, SolveReport.of_solver("checkmate", outcome.status, objective_s, outcome.bound)
 
 
 def _warm_start(model: Checkmate, executions: Executions) -> None:

@@ -40,15 +40,12 @@ def rk_checkmate(
     outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
     if outcome.status == "infeasible":
         return None, None
-    bound_s = max(0.0, outcome.bound)
     if not outcome.found:
-        return None, SolveReport("rk_checkmate", "feasible", float("inf"), bound_s)
+        return None, SolveReport.of_solver("rk_checkmate", "feasible", float("inf"), outcome.bound)
     objective_s = sum(
         model.graph.nodes[k].time_s for t in range(model.T) for k in range(t + 1) if _on(model.executed(t, k))
     )
-    if outcome.status == "optimal":
-        return read_schedule(model), SolveReport("rk_checkmate", "optimal", objective_s, min(bound_s, objective_s))
-    return read_schedule(model), SolveReport("rk_checkmate", "feasible", objective_s, min(bound_s, objective_s))
+    return read_schedule(model), SolveReport.of_solver("rk_checkmate", outcome.status, objective_s, outcome.bound)
 
 
 def read_schedule(model: RkCheckmate) -> BlockSchedule:
