@@ -1,0 +1,102 @@
+"""Describes a parallel machine, the groups of parameters that are sharded together, and where each group's shards live.
+
+All ranks have the same devices and run the same plan. A group is what FSDP2 gathers in one collective; Elixir calls it a
+chunk (Elixir, section 3). A group whose shards live in the host is updated there, by the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ParallelMachine:
+    """A machine of `ranks` equal devices that share one host.
+
+    Attributes:
+        name: for people.
+        ranks: number of devices, one process each (Elixir's n).
+        device_bytes: memory of one device.
+        host_bytes: memory of the host, for all ranks together.
+        collective_bytes_per_s: bytes that one rank receives per second in an all-gather, or sends in a reduce-scatter;
+            a gather of B bytes takes `collective_latency_s + B · (n − 1)/n / collective_bytes_per_s`.
+        collective_latency_s: time of a collective of no bytes.
+        reload_bytes_per_s: from the host to the devices, all ranks together (B_c2g(n)).
+        offload_bytes_per_s: from the devices to the host, all ranks together (B_g2c(n)).
+        duplex_bytes_per_s: both directions at once, all ranks together.
+        device_updates_per_s: scalar parameters that all devices together update per second (V_g(n)).
+        host_updates_per_s: scalar parameters that the host updates per second while all ranks ask for it (V_c(n)).
+        collectives_share_link: collectives pass over the link that copies to and from the host use (PCIe without
+            NVLink), so that both slow each other down.
+    """
+
+    name: str
+    ranks: int
+    device_bytes: int
+    host_bytes: int
+    collective_bytes_per_s: float
+    collective_latency_s: float
+    reload_bytes_per_s: float
+    offload_bytes_per_s: float
+    duplex_bytes_per_s: float
+    device_updates_per_s: float
+    host_updates_per_s: float
+    collectives_share_link: bool = False
+
+    def collective_s(self, nbytes: int) -> float:
+        """Return the time of gathering, or of reducing and scattering, `nbytes` (of the whole, not of a shard)."""
+        if self.ranks == 1:
+            return 0.0
+        return self.collective_latency_s + nbytes * (self.ranks - 1) / self.ranks / self.collective_bytes_per_s
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are gathered together, and the part of the step that reads them.
+
+    Attributes:
+        group: position in the order of first use in forward.
+        modules: paths of the modules whose parameters they are; `fully_shard` takes these modules as one group.
+        parameters: names, in the order of first use.
+        elements: scalar parameters, all of them.
+        trainable: scalar parameters that have a gradient.
+        stored_bytes: bytes of one element as it is stored between steps, and updated (4 for a float32 master).
+        compute_bytes: bytes of one element as it is gathered and computed with (2 for bfloat16).
+        state_bytes: bytes of optimizer states for one trainable element.
+        forward_s, backward_s: time of the group's part of forward and of backward (with recomputation inside it).
+        saved_bytes: bytes that its forward keeps for its backward.
+        forward_peak_bytes, backward_peak_bytes: most bytes of activations and workspace in its parts, beside what
+            earlier groups have saved, and beside parameters and gradients.
+        segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
+            needed at the same time in backward (Elixir, A.3).
+    """
+
+    group: int
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+    elements: int
+    trainable: int
+    stored_bytes: int
+    compute_bytes: int
+    state_bytes: int
+    forward_s: float
+    backward_s: float
+    saved_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    segment: int = -1
+
+
+@dataclass(frozen=True)
+class GroupChoice:
+    """Where a group's shards live and whether its gathered weights stay from forward to backward.
+
+    Attributes:
+        group: the group.
+        on_host: its shards, gradients and states live in the host, where the CPU updates them; otherwise on the device.
+        keep: gathered weights stay on the device between forward and backward (no resharding after forward).
+    """
+
+    group: int
+    on_host: bool
+    keep: bool
