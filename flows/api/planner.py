@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from stowage.flows.api.budget import RunBudget
@@ -23,6 +24,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
 
@@ -36,6 +38,7 @@ class Planner:
     Attributes:
         budget: the device budget.
         structures: number of steps that are remembered at most.
+        ranks: the processes that train the model together; rank 0 plans for all of them.
         watch: receives the progress.
     """
 
@@ -47,6 +50,7 @@ class Planner:
     effort: Effort
     lower_tier: LowerTier | None
     structures: int = 16
+    ranks: Ranks | None = None
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
@@ -81,14 +85,34 @@ class Planner:
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
         """
-        planned = None
-        if micro_batch in self._kinds:
-            planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
-        if planned is None:
-            slow()
-            planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
+
+        def plan() -> Planned:
+            planned = None
+            if micro_batch in self._kinds:
+                planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
+            if planned is None:
+                slow()
+                planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
+            return planned
+
+        if self.ranks is not None:
+            self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
+            found = self.ranks.from_first(plan)
+        else:
+            found = plan()
         self._kinds.add(micro_batch)
-        return planned
+        return found
+
+    def _device_type(self) -> str:
+        return next((p.device.type for p in self.model.parameters()), "cpu")
+
+    def _target(self, device: str) -> DeviceDescription:
+        """Return this machine's device, with the rates of collectives where there are several ranks."""
+        found = target_device(device, self.stores)
+        if self.ranks is None:
+            return found
+        rates = self.ranks.rates(torch.device(device))
+        return replace(found, collective_bytes_per_s=rates.bytes_per_s, collective_s=rates.start_s)
 
     def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
         """Let a training step raise a budget that is a percentage.
@@ -97,7 +121,7 @@ class Planner:
             TableError: an operator does not run on this device.
         """
         trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
-        target = target_device(trace.meta.device, self.stores)
+        target = self._target(trace.meta.device)
         costs = self._estimated([trace], recorded, target)
         self.budget.see(eager_peak_bytes(trace, self._sizes.nodes(trace, costs)[0]))
 
@@ -126,6 +150,7 @@ class Planner:
             micro_batch=micro_batch,
             largest=largest,
             effort=effort,
+            target=self._target(self._device_type()),
             progress=self.watch,
             profiled=self.watch.part,
         )
@@ -211,7 +236,7 @@ class Planner:
         whole = trace
         if largest is not None:
             whole = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=largest)
-        target = target_device(trace.meta.device, self.stores)
+        target = self._target(trace.meta.device)
         self.watch("profile")
         traces = {**variants_of(trace), "whole": whole}
         try:

@@ -1,7 +1,7 @@
-"""Describes a parallel machine, the groups of parameters that are sharded together, and where each group's shards live.
+"""Describes a parallel machine, groups of parameters that are sharded together, and where each group's shards live.
 
-All ranks have the same devices and run the same plan. A group is what FSDP2 gathers in one collective; Elixir calls it a
-chunk (Elixir, section 3). A group whose shards live in the host is updated there, by the CPU.
+All ranks have the same devices and run the same plan. A group is what FSDP2 gathers in one collective; Elixir calls it
+a chunk (Elixir, section 3). A group whose shards live in the host is updated there, by the CPU.
 """
 
 from __future__ import annotations

@@ -203,6 +203,30 @@ class SingleIteration:
         self._tier.update(name, gradient, scale, form)
         self._updated.append(name)
 
+    def gather(self, key: str, names: Sequence[str]) -> None:
+        """Refuse: one device has nobody to gather from.
+
+        Raises:
+            PlanMismatchError: the plan is of several ranks.
+        """
+        raise self._alone()
+
+    def gathered(self, key: str) -> Sequence[torch.Tensor]:
+        """Refuse, as `gather` does."""
+        raise self._alone()
+
+    def scatter(self, name: str, gradient: torch.Tensor) -> None:
+        """Refuse, as `gather` does."""
+        raise self._alone()
+
+    def scattered(self, name: str) -> torch.Tensor:
+        """Refuse, as `gather` does."""
+        raise self._alone()
+
+    @staticmethod
+    def _alone() -> PlanMismatchError:
+        return PlanMismatchError("The plan is of several ranks, and runs in one process: pass `group` to fit.")
+
     def changed(self, name: str) -> None:
         """Mark the copy of `name` in the lower tier as out of date, because the content on the device has changed."""
         self._tier.forget_copies([name])
