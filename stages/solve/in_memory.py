@@ -150,6 +150,11 @@ def _policies(race: Race) -> list[Order]:
     return [race.order(name, steps) for name, steps in fixed_policies(race.chain.chain_blocks).items()]
 
 
+def policy_orders(race: Race, everything: Order) -> list[Order]:
+    """Return the order that computes nothing again, and those of the fixed policies."""
+    return [everything, *race.known.once("policies", lambda: _policies(race))]
+
+
 def keep_everything(race: Race) -> Order:
     """Return the order that computes nothing again: eager's, or block by block if that is no slower."""
     known = race.known

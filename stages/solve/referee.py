@@ -9,6 +9,7 @@ from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.step import Step
 from stowage.stages.simulate.plan import Outcome, replay_plan
+from stowage.stages.solve.collectives.overlap import overlap
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.cpu_updates import UpdatesOnCpu
 from stowage.stages.solve.offload.hiding.shift import shift
@@ -29,6 +30,7 @@ class Referee:
         self._budget_bytes = budget_bytes
         self._known = known if known is not None else Known()
         self._cpu_update_s: dict[LowerTier, dict[int, float]] = {}
+        self._collectives = any(n.collective for n in program.nodes)
 
     def fits(self, plan: JudgedPlan) -> bool:
         """Return whether a plan keeps within the budget."""
@@ -116,7 +118,7 @@ class Referee:
 
     def hide(self, plan: JudgedPlan) -> JudgedPlan:
         """Return the plan with its transfers hidden behind computing as well as the budget allows."""
-        if plan.hidden or plan.tier is None:
+        if plan.hidden or (plan.tier is None and not self._collectives):
             return plan
 
         def judge(steps: Sequence[Step]) -> Outcome | None:
@@ -126,8 +128,12 @@ class Referee:
                 return None
 
         program = self._program
-        touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
-        steps, outcome = shift(plan.steps, plan.outcome, program.nbytes, self._budget_bytes, judge, touched)
+        steps, outcome = plan.steps, plan.outcome
+        if plan.tier is not None:
+            touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
+            steps, outcome = shift(steps, outcome, program.nbytes, self._budget_bytes, judge, touched)
+        if self._collectives:
+            steps, outcome = overlap(steps, outcome, program.nodes, program.nbytes, self._budget_bytes, judge)
         return replace(plan, steps=steps, outcome=outcome, hidden=True)
 
     def hide_all(self, plans: Sequence[JudgedPlan], fastest_s: float) -> Iterator[JudgedPlan]:
@@ -151,12 +157,14 @@ class Referee:
         Resources are computing, transfers each way, and updates by the CPU.
         """
         found, tier = plan.outcome, plan.tier
+        runs = [self._program.nodes[s.node] for s in plan.steps if s.kind == "compute"] if self._collectives else []
+        together_s = sum(n.time_s for n in runs if n.collective)
         if tier is None:
-            return found.time_s
+            return max(found.time_s - together_s, together_s)
         update_s = self._updates(tier)
         cpu_s = sum(update_s[s.node] for s in plan.steps if s.kind == "update")
         down_s, up_s = (
             found.offload_bytes / tier.link.offload_bytes_per_s,
             found.reload_bytes / tier.link.reload_bytes_per_s,
         )
-        return max(found.time_s - found.wait_s, cpu_s, down_s, up_s)
+        return max(found.time_s - found.wait_s - together_s, together_s, cpu_s, down_s, up_s)
