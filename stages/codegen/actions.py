@@ -47,7 +47,7 @@ class Actions:
         self.spent: set[int] = set()
         self.collecting: dict[int, Call] = {}
         """Collectives under way, by the first storage that they create."""
-        moved = {r.storage for r in rows if ACTIONS[r.action].moves} | self.slots.keys()
+        moved = {r.storage for r in rows if ACTIONS[r.action].transfers} | self.slots.keys()
         pairs = ((r.node if r.action == "compute" else -1, r.storage if r.action == "free" else -1) for r in rows)
         self.taken = taken_memory(nodes, pairs, moved)
         for row in rows:

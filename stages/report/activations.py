@@ -112,15 +112,15 @@ def block_fates(
     for result in forward_results(storages, nodes, rows, modules):
         by_block.setdefault(result.block, []).append(result)
     phases = {n.node: n.phase for n in nodes}
-    home = {n.node: n.block for n in nodes}
+    block_of = {n.node: n.block for n in nodes}
     times: Counter[tuple[int, str]] = Counter()
     steps: dict[int, dict[str, None]] = {}
     for row in rows:
         if row.action != "compute":
             continue
         kind = "recompute" if row.recompute else "forward" if phases[row.node] == "forward" else "backward"
-        times[home[row.node], kind] += row.end_s - row.start_s  # type: ignore[assignment]
-        steps.setdefault(home[row.node], {})[row.step] = None
+        times[block_of[row.node], kind] += row.end_s - row.start_s  # type: ignore[assignment]
+        steps.setdefault(block_of[row.node], {})[row.step] = None
     known = {b.block: b for b in blocks}
     by_number = {n.node: n for n in nodes}
     return [

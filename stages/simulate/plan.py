@@ -102,12 +102,12 @@ def replay_plan(
     """
     replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
     replay.run()
-    below, on_disk = replay.room_in_lower_tier(host_room_bytes, disk_room_bytes)
+    in_lower_tier, on_disk = replay.room_in_lower_tier(host_room_bytes, disk_room_bytes)
     timing = Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
     rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
     moved = Counter[str]()
     for step in replay.steps:
-        if ACTIONS[step.kind].moves:
+        if ACTIONS[step.kind].transfers:
             moved[step.kind] += storages[step.storage].nbytes
     return Outcome(
         rows=rows,
@@ -119,7 +119,7 @@ def replay_plan(
         recomputed_bytes=sum(storages[s].nbytes for s in replay.again & replay.activations),
         activation_bytes=sum(storages[s].nbytes for s in replay.activations),
         occupants=_occupants(replay),
-        lower_tier_bytes=below,
+        lower_tier_bytes=in_lower_tier,
         offload_bytes=moved["offload"],
         reload_bytes=moved["reload"],
         wait_s=timing.wait_s,

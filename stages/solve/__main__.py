@@ -143,7 +143,7 @@ def main() -> None:
     )
     if solved.slots:
         print(
-            f"solve: {len(solved.slots)} tensors, {size_text(s.lower_tier_bytes)}, live below the device; each step "
+            f"solve: {len(solved.slots)} tensors, {size_text(s.lower_tier_bytes)}, are offloaded; each step "
             f"moves {size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
         )
 

@@ -11,7 +11,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.binding import infeasible
-from stowage.stages.solve.in_memory import InMemory, keep_everything, orders, race_of
+from stowage.stages.solve.in_memory import InMemory, keep_everything, order_maker_of, orders_to_offload_from
 from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.sources import offload_sources
@@ -57,7 +57,7 @@ def solve_plan(
     taken = _taken(options, blocks, request)
     program = known.once("program", lambda: program_of(trace, nodes))
     task = Task(program, known.once("chain", lambda: Chain(blocks, nodes, taken)), request, known)
-    everything = keep_everything(race_of(task))
+    everything = keep_everything(order_maker_of(task))
     plans = JudgedPlans(Referee(program, task.budget_bytes, known))
     for source, own_task in _sources(task, everything, plans):
         plans.hear(source, own_task)
@@ -80,7 +80,7 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
         yield InMemory(everything, request.method, request.slots), task
     if request.lower_tier is not None and not request.recomputes_only:
         for source in offload_sources(
-            task, request.lower_tier, orders(race_of(task), everything, request.slots), plans
+            task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
     if not plans.judged:

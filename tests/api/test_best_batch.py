@@ -45,10 +45,10 @@ def workload() -> tuple[nn.Module, Batch, Callable[[Any], torch.optim.Optimizer]
 
 
 @cache
-def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path | None) -> PlanSummary | int:
+def planned(stores: Path, size: int, budget: int, method: str, offload_dir: Path | None) -> PlanSummary | int:
     """The plan for one size, made as `fit` makes it; the smallest feasible budget where there is none."""
     model, batch, make = workload()
-    target = target_device("cpu", home)
+    target = target_device("cpu", stores)
     lower = lower_tier_for(target, Offload(offload_dir), method=method)
     try:
         return plan_step(
@@ -58,7 +58,7 @@ def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path |
             optimizer=make(model.parameters()),
             device_budget=budget,
             method=method,
-            stores=home,
+            stores=stores,
             costs="roofline",
             effort=QUICK,
             target=target,

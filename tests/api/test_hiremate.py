@@ -20,8 +20,8 @@ from tests.zoo import ZOO
 def costed(tmp_path_factory: pytest.TempPathFactory) -> Costed:
     model, batch, loss = ZOO["gpt2"]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    home = tmp_path_factory.mktemp("home")
-    return cost_step(model, batch, loss=loss, optimizer=optimizer, stores=home, costs="roofline", effort=QUICK)
+    stores = tmp_path_factory.mktemp("stores")
+    return cost_step(model, batch, loss=loss, optimizer=optimizer, stores=stores, costs="roofline", effort=QUICK)
 
 
 def adam(parameters: object) -> torch.optim.Optimizer:

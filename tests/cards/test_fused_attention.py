@@ -83,7 +83,7 @@ def test_windows_begin_with_what_the_forward_has_made(kind: str, monkeypatch: py
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("part", "offloads"), [(10.0, False), (0.55, False), (0.35, True)], ids=["all", "half", "below"]
+    ("part", "offloads"), [(10.0, False), (0.55, False), (0.35, True)], ids=["all", "half", "offloaded"]
 )
 def test_a_card_is_planned_for(kind: str, part: float, offloads: bool, tmp_path: Path) -> None:
     trace = gpt2_on_a_card(kind, max_grad_norm=1.0 if kind == "flash" else None)

@@ -47,9 +47,9 @@ def test_gradients_of_weights_share_a_buffer(flat: bool) -> None:
         assert call.groups == (-1, -1, -1, 8)
         made = [trace.values[v] for v in call.returns]
         assert made[0].stride == (WIDTH, SAMPLES * WIDTH, 1)
-        (home,) = {value.storage for value in made[3:]}
+        (storage,) = {value.storage for value in made[3:]}
         assert len({value.storage for value in made}) == 4
-        assert trace.storages[home].nbytes == 4 * (4 * MATRIX + 4 * GATES)
+        assert trace.storages[storage].nbytes == 4 * (4 * MATRIX + 4 * GATES)
         layer = [0, MATRIX, 2 * MATRIX, 2 * MATRIX + GATES]
         apart = [0, MATRIX, 4 * MATRIX, 4 * MATRIX + GATES]
         second = [2 * MATRIX, 3 * MATRIX, 4 * MATRIX + 2 * GATES, 4 * MATRIX + 3 * GATES]

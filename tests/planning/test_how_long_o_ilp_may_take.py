@@ -15,7 +15,7 @@ from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.solve import batch_size
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solver.outcome import SolverSettings
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.zoo import ZOO
 
 TARGET = DeviceDescription("0123456789abcdef", "made up", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e10, 1e-6)
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SolverSettings]:
     return found
 
 
-def planned(home: Path, effort: Effort) -> Any:
+def planned(stores: Path, effort: Effort) -> Any:
     model, batch, loss = ZOO["batchnorm"]()
     return plan_step(
         model,
@@ -44,11 +44,11 @@ def planned(home: Path, effort: Effort) -> Any:
         optimizer=torch.optim.AdamW(model.parameters()),
         device_budget="95%",
         method="offmate",
-        stores=home,
+        stores=stores,
         costs="roofline",
         effort=effort,
         target=TARGET,
-        lower_tier=BELOW,
+        lower_tier=LOWER_TIER,
     )
 
 

@@ -85,6 +85,6 @@ def describe_plan(found: Planned) -> str:
     return (
         f"{s.method}, predicted {s.step_time_s:.3f} s a step ({s.step_time_s / s.lower_bound_s:.2f} × each call once), "
         f"peak {size_text(s.device_peak_bytes)} of {size_text(s.device_budget_bytes)}, "
-        f"{size_text(s.lower_tier_bytes)} below, {size_text(s.offload_bytes)} down and "
+        f"{size_text(s.lower_tier_bytes)} offloaded, {size_text(s.offload_bytes)} down and "
         f"{size_text(s.reload_bytes)} up a step"
     )

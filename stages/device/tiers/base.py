@@ -68,7 +68,7 @@ class HostMemory(Protocol):
 
 
 class Tier(Protocol):
-    """A place below the device, with one slot of fixed size for each name.
+    """A lower tier, with one slot of fixed size for each name.
 
     Both streams run at the same time. Transfers of one stream that have the same placement run in the order of their
     calls. Transfers of one slot run in the order of their calls across both streams: a reload sees what was offloaded

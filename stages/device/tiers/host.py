@@ -1,4 +1,4 @@
-"""Pinned host memory as the tier below a GPU: buffers allocated once, a stream for each direction, and events.
+"""Pinned host memory as the lower tier of a GPU: buffers allocated once, a stream for each direction, and events.
 
 Four rules of order make it correct; the host blocks in none of them.
 

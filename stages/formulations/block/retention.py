@@ -304,7 +304,7 @@ def _memory_at_loss(model: _Model, save: int) -> None:
             continue
         held = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.creator]):
-            released, later = cp.new_bool_var(f"gone[{g},{m}]"), None
+            released, later = cp.new_bool_var(f"released[{g},{m}]"), None
             cp.add(model.ends[g, m] <= event).only_enforce_if(released)
             if run.present is None:
                 cp.add_bool_or(held, released)

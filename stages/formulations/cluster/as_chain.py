@@ -138,7 +138,7 @@ class HChain:
             gradient_bytes=0,
             resident_bytes=self._resident_bytes(k) + (0 if last else self._gradient_bytes(self.begins[k])),
             options=tuple(option for option, _ in options),
-            last_run_options=tuple(tail for _, tail in options),
+            last_run_options=tuple(last for _, last in options),
             fast_time_s=fast_time_s,
             fast_peak_bytes=fast_peak_bytes,
         )

@@ -79,7 +79,7 @@ class Transfers(Ledger):
         if tensor is None:
             return
         if name not in self._copied:
-            raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
+            raise IllegalPlanError(f"{name} would be lost: its copy in the lower tier is not up to date")
         self._touched += 1
         nothing = self._nothing(name, tensor)
         if torch._C._autograd._profiler_enabled():

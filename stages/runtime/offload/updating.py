@@ -56,10 +56,10 @@ class Updating(Transfers):
             self._offloaded.discard(gradient)
             self._copied.discard(gradient)
         known: dict[str, Any] = self._optimizer.state.get(held, {}) if self._optimizer is not None else {}
-        below = {k for k in known if f"{parameter}::{k}" in self._offloaded}
+        with_slots = {k for k in known if f"{parameter}::{k}" in self._offloaded}
 
         def tensors() -> Tensors:
-            state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
+            state = {k: self._content(f"{parameter}::{k}") if k in with_slots else v for k, v in known.items()}
             found = self._content(gradient)
             if form is not None:
                 shape, stride, offset = form

@@ -72,7 +72,7 @@ class Chain:
             graph = self.graph(b)
             if block.block_hash not in distinct:
                 distinct[block.block_hash] = self._costs(block.block_hash, graph)
-            options, tails, fast_time_s, fast_peak = distinct[block.block_hash]
+            options, last_runs, fast_time_s, fast_peak = distinct[block.block_hash]
             lower_tier = self.graph(b - 1) if b else None
             found.append(
                 ChainBlock(
@@ -80,7 +80,7 @@ class Chain:
                     gradient_bytes=sum(graph.allocations[a].nbytes for a in graph.incoming),
                     resident_bytes=block.resident_bytes,
                     options=options,
-                    last_run_options=tails,
+                    last_run_options=last_runs,
                     fast_time_s=fast_time_s,
                     fast_peak_bytes=fast_peak,
                 )
@@ -106,7 +106,7 @@ class Chain:
             ChainOption(o.forward_time_s + o.backward_time_s, o.save_bytes, o.forward_peak_bytes, o.backward_peak_bytes)
             for o in self.options[block_hash]
         ]
-        tails = [
+        last_runs = [
             ChainOption(
                 o.last_run_time_s, o.last_run_save_bytes, o.last_run_forward_peak_bytes, o.last_run_backward_peak_bytes
             )
@@ -114,7 +114,7 @@ class Chain:
         ]
         pinned = any(n.once and n.creates for n in graph.nodes[: graph.forward_count])
         fast = replay_block(graph, fast_forward(graph), complete=False)
-        return options, tails, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
+        return options, last_runs, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
 
     def executions(self, steps: Iterable[ChainStep]) -> list[Execution]:
         """Return the node executions of a sequence, in order.
@@ -123,7 +123,7 @@ class Chain:
         """
         found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
         late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
-        last_run = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
+        updates = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
         done: set[int] = set()
         for step in steps:
             if step.kind == "drop":
@@ -134,7 +134,7 @@ class Chain:
             else:
                 found += [run for run in runs if run.node not in once or run.node not in done]
             done |= once
-        return found + last_run
+        return found + updates
 
     def _runs(self, step: ChainStep) -> tuple[list[Execution], set[int]]:
         """Return the executions of a step, and their nodes that may run once in all."""

@@ -159,7 +159,7 @@ def test_what_a_model_has_decides_who_takes_part() -> None:
 
 
 def test_late_and_wrong_answers_are_sentences(tmp_path: Path) -> None:
-    request = {"model": "mixer", "size": "tiny", "depth": None, "home": str(tmp_path), "quick": True, "threads": 1}
+    request = {"model": "mixer", "size": "tiny", "depth": None, "stores": str(tmp_path), "quick": True, "threads": 1}
     module, root = "stowage.flows.benchmarks.remat.contestant", find_root(ROOT)
     with pytest.raises(StowageError, match=r"slow: no answer within 0 s\."):
         Served("slow", module, request | {"runs": EAGER, "setting": 1.0}, root, limit_s=0.01)

@@ -21,7 +21,7 @@ from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.proposal import Task
 from stowage.stages.solve.request import PlanRequest
-from tests.offload.away import BELOW, smallest_with_lower_tier
+from tests.offload.with_lower_tier import LOWER_TIER, smallest_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare
 from tests.simulate.small_plans import node, storage
 from tests.solve.judged import hidden, judged
@@ -37,7 +37,7 @@ def rows_of(steps: Sequence[Step]) -> Counter[tuple[str, int, int]]:
 
 def offloader_of(prepared: Prepared) -> Offloader:
     program = program_of(prepared.trace, prepared.nodes)
-    return Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
+    return Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), LOWER_TIER)
 
 
 @pytest.mark.parametrize("slack", [1.0, 1.2, 2.0])
@@ -135,7 +135,7 @@ def test_moves_at_the_end_of_the_iteration() -> None:
     assert outcome.time_s == pytest.approx(6.0)
 
 
-def test_what_never_changes_has_a_copy_below_from_the_start() -> None:
+def test_what_never_changes_has_a_copy_in_the_lower_tier_from_the_start() -> None:
     """A frozen weight that is on the device between iterations may leave within one without going down first."""
     weight, first, second = 0, 1, 2
     storages = [storage(weight, 100, "parameter", "w"), storage(first, 1), storage(second, 1)]

@@ -55,7 +55,7 @@ class _Held:
         slot, k = model.first(r), group.contributors[0]
         if k >= r or not (group.final or any(reader > r for reader in group.readers)):
             return []
-        held = model.cp.new_bool_var(f"held[{g},{r}]")
+        held = model.cp.new_bool_var(f"retained[{g},{r}]")
         model.cp.add(model.ends[g, 0] <= slot).only_enforce_if(~held)
         for reader in group.readers:
             if reader > r and (reader, 0, k, 0) in model.reads:

@@ -84,7 +84,7 @@ def add_save(model: HRetentionModel, save: int) -> None:
             continue
         held = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.contributors[0]]):
-            released = cp.new_bool_var(f"gone[{g},{m}]")
+            released = cp.new_bool_var(f"released[{g},{m}]")
             cp.add(model.ends[g, m] <= slot).only_enforce_if(released)
             if run.present is None:
                 cp.add_bool_or(held, released)

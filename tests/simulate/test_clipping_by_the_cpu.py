@@ -67,12 +67,16 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("down:s wait:s update:w", "update:w", "needs scale, which has no copy below"),
-        ("down:s wait:s update:w", "down:s update:w wait:s", "needs scale, which has no copy below"),
-        ("4 down:s wait:s update:w", "update:w 4", "needs scale, which has no copy below"),
-        ("update:w 6 free:o free:s", "update:w 6 free:o down:s wait:s free:s", "an update below is still reading it"),
-        ("update:w 6", "update:w up:g wait:g free:g 6", "gradient: it has no copy below"),
-        ("wait:w up:w wait:w 0", "up:w wait:w 0", "weight: it has no copy below"),
+        ("down:s wait:s update:w", "update:w", "needs scale, which has no copy in the lower tier"),
+        ("down:s wait:s update:w", "down:s update:w wait:s", "needs scale, which has no copy in the lower tier"),
+        ("4 down:s wait:s update:w", "update:w 4", "needs scale, which has no copy in the lower tier"),
+        (
+            "update:w 6 free:o free:s",
+            "update:w 6 free:o down:s wait:s free:s",
+            "an update by the CPU is still reading it",
+        ),
+        ("update:w 6", "update:w up:g wait:g free:g 6", "gradient: it has no copy in the lower tier"),
+        ("wait:w up:w wait:w 0", "up:w wait:w 0", "weight: it has no copy in the lower tier"),
         ("wait:w up:w wait:w 0", "wait:w up:w 0", "reads weight, not in memory"),
     ],
 )

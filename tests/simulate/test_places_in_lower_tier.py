@@ -45,7 +45,7 @@ def test_a_weight_in_the_host_and_one_on_the_disk() -> None:
     assert disk.wait_s == pytest.approx(20.0)
 
 
-def test_what_has_no_room_below_is_refused() -> None:
+def test_what_has_no_room_in_the_lower_tier_is_refused() -> None:
     there = TierState(AWAY, copied=AWAY, on_disk=AWAY)
     on_device(disk=DISK, start=there, host_room_bytes=0, disk_room_bytes=1000)
     with pytest.raises(IllegalPlanError, match="in the disk needs 1000 bytes, and 999"):
