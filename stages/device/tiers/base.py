@@ -64,7 +64,9 @@ class HostMemory(Protocol):
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
         """Store `tensor`, which is in RAM, in the slot; nothing is copied if it is the slot itself."""
-        ...
+        content = self.content(name, tensor)
+        if content.data_ptr() != tensor.data_ptr():
+            content.copy_(tensor)
 
 
 class Tier(Protocol):
@@ -76,7 +78,7 @@ class Tier(Protocol):
     tensor memory are not ordered: that is what waits are for.
 
     Attributes:
-        name: `disk`, `host`, `staged` or `null`.
+        name: `disk`, `host`, `host and disk` or `null`.
         record: whether to append a `Span` for each transfer.
     """
 

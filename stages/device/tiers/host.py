@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream
+from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, HostMemory, Span, Stream
 from stowage.stages.device.tiers.cuda_lanes import CudaLanes, DeviceLanes
 from stowage.stages.device.tiers.grouping import group_allocations
 from stowage.stages.device.tiers.layout import check_movable, flat_bytes, is_dense, packed
@@ -83,7 +83,7 @@ class _PinnedTransfer:
         return self._tier.lanes.done(self._done)
 
 
-class PinnedTier:
+class PinnedTier(HostMemory):
     """A `Tier` in pinned host memory, for tensors on one GPU.
 
     Attributes:
@@ -252,12 +252,6 @@ class PinnedTier:
         self._slots.write(name, view)
         self._remember(slot, view)
         return view
-
-    def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Implement `HostMemory.keep`."""
-        content = self.content(name, tensor)
-        if content.data_ptr() != tensor.data_ptr():
-            content.copy_(tensor)
 
     def written(self, name: str) -> bool:
         """Implement `Tier.written`."""

@@ -22,7 +22,7 @@ class HostAndDiskTier:
         host, disk: the two places; both for tensors of the same device.
     """
 
-    name = "staged"
+    name = "host and disk"
 
     def __init__(self, host: PinnedTier, disk: DiskTier) -> None:
         self.host = host

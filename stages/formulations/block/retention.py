@@ -143,16 +143,15 @@ def solve_executions(
     graph = model.graph
     answer = solve_cp(model.cp, settings)
     outcome = answer.outcome
-    bound_s = max(outcome.bound, 0.0) * model.time_unit
+    bound_s = outcome.bound * model.time_unit
     if outcome.status == "infeasible":
         return None, None
     if not outcome.found:
-        return None, SolveReport("retention", "feasible", float("inf"), bound_s)
+        return None, SolveReport.of_solver("retention", "feasible", float("inf"), bound_s)
     executions = _executions(model, answer)
     objective_s = cost_of(graph, timeline(graph, executions)).time_s
-    if outcome.status == "optimal":
-        return executions, SolveReport("retention", "optimal", objective_s, objective_s)
-    return executions, SolveReport("retention", "feasible", objective_s, min(objective_s, bound_s))
+    bound_s = objective_s if outcome.status == "optimal" else bound_s  # the solver's is in rounded units of time
+    return executions, SolveReport.of_solver("retention", outcome.status, objective_s, bound_s)
 
 
 def smallest_peak(

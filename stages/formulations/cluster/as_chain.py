@@ -48,7 +48,8 @@ class HChain:
             if b in data.backward_of:
                 above = behind.pop(0)
             else:
-                # As in `options/clusters/owners.py`: it belongs to the last operation that reads or made its inputs.
+                # It belongs to the last operation that reads or made its inputs. `options/clusters/owners.py` groups a
+                # block's nodes by that rule; here groups are given, and an owner must lie between those around it.
                 uses = {k for d in _reads(data, b) for k in (*data.contributors[d], *data.readers[d]) if k <= above}
                 above = max(max(uses, default=above), behind[0] if behind else 0)
             owner[b] = above

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.block.fixed import fast_forward
 from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
+from stowage.stages.ir.executions import first_runs, needed_runs
 from stowage.stages.ir.h_graph import HOption, HRun, HStep
 from stowage.stages.options.clusters.regions import Region
 
@@ -25,23 +26,16 @@ class LiftedLine:
 
 def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) -> LiftedLine:
     """Leave out repeated executions whose results nobody reads; first executions stay, since some have effects."""
-    rows, border = [*forward, *backward], len(forward)
-    seen: set[int] = set()
-    new = []
-    for k in rows:
-        new.append(k not in seen)
-        seen.add(k)
-    wanted = set(graph.outgoing)
-    kept: tuple[list[int], list[int]] = ([], [])
-    for i in range(len(rows) - 1, -1, -1):
-        if i == border - 1:
-            wanted = wanted.difference(graph.incoming).union(graph.output)
-        node = graph.nodes[rows[i]]
-        if new[i] or wanted.intersection(node.creates):
-            kept[i >= border].append(rows[i])
-            wanted.difference_update(node.creates)
-            wanted.update(node.reads)
-    return LiftedLine(tuple(kept[0][::-1]), tuple(kept[1][::-1]))
+    new, wanted = first_runs([*forward, *backward]), set(graph.outgoing)
+
+    def needed(part: Sequence[int], stays: Sequence[bool]) -> tuple[int, ...]:
+        nodes = graph.nodes
+        kept = needed_runs(part, stays, wanted, lambda k: nodes[k].creates, lambda k: nodes[k].reads)
+        return tuple(part[position] for position in kept)
+
+    after = needed(backward, new[len(forward) :])
+    wanted = wanted.difference(graph.incoming).union(graph.output)
+    return LiftedLine(needed(forward, new[: len(forward)]), after)
 
 
 def schedule_of(graph: BlockGraph, line: LiftedLine) -> BlockSchedule:

@@ -39,10 +39,6 @@ def once(options: Sequence[int]) -> list[ChainStep]:
     return forward + [ChainStep("backward", b, options[b]) for b in reversed(range(len(options)))]
 
 
-def _best(keys: Sequence[tuple[float, float]]) -> int:
-    return min(range(len(keys)), key=lambda option: keys[option])
-
-
 class Chain:
     """The blocks with their options; runs sequences of steps."""
 
@@ -90,12 +86,12 @@ class Chain:
     @cached_property
     def fastest_options(self) -> list[int]:
         """Return the fastest option of each block; of equal ones the one that keeps least for backward."""
-        return [_best([(o.time_s, o.save_bytes) for o in b.options]) for b in self.chain_blocks]
+        return [b.fastest for b in self.chain_blocks]
 
     @cached_property
     def leanest_options(self) -> list[int]:
         """Return the option of each block that keeps least for backward; of equal ones the fastest."""
-        return [_best([(o.save_bytes, o.time_s) for o in b.options]) for b in self.chain_blocks]
+        return [b.leanest for b in self.chain_blocks]
 
     def options_of(self, chosen: Iterable[tuple[int, int]]) -> list[Option]:
         """Return the options that pairs of a block and a number name."""
