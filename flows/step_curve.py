@@ -49,15 +49,16 @@ def curve_of_project(
     """
     # Imports torch and transformers, which take seconds.
     from stowage.flows.api.curve import Subject, card_of, dtype_of
-    from stowage.flows.planning.step import Effort
-    from stowage.stages.options.parameters import search_of
+    from stowage.flows.planning.configured import effort_of
+    from stowage.flows.planning.job import Planning, StepToPlan
     from stowage.stages.solve import lower_tier_of
+    from stowage.stages.solve.parameters import configured_lower_tier
+    from stowage.stages.trace import MicroBatch
     from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
 
     settings: Settings = parse_settings(override(read_parameters(root / "params.yaml"), overrides, "params.yaml"))
     trace, wanted = settings.trace, settings.solve
-    grid, solver = search_of(settings.options)
     workload = configured_workload(trace, fake=trace.model.callable is None)
     make = configured_optimizer(trace)
     card = card_of(device) if device is not None else None
@@ -68,33 +69,23 @@ def curve_of_project(
         lower_tier = lower_tier_of(target, host_budget=ram, disk_budget=None, offload_dir=None)
     else:
         target = read_record(root / DEVICE, DeviceDescription)
-        lower_tier = lower_tier_of(
-            target,
-            host_budget=wanted.host_budget,
-            disk_budget=wanted.disk_budget,
-            offload_dir=wanted.offload_dir,
-            method=wanted.method,
-            section="solve.",
-            here=False,
-        )
-    subject = Subject(
-        workload.model,
-        make(list(workload.model.parameters())) if make else None,
-        target,
-        root / STORE,
-        Effort(
-            seconds_per_call=settings.profile.seconds_per_call,
-            min_samples=settings.profile.min_samples,
-            grid=grid,
-            solver=solver,
-            slots=wanted.memory_slots,
-        ),
-        method=wanted.method,
-        costs="roofline" if card is not None else settings.profile.costs,
+        lower_tier = configured_lower_tier(target, wanted)
+    step = StepToPlan(
+        model=workload.model,
         loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
+        optimizer=make(list(workload.model.parameters())) if make else None,
+        micro_batch=MicroBatch(),
     )
+    how = Planning(
+        stores=root / STORE,
+        effort=effort_of(settings),
+        costs="roofline" if card is not None else settings.profile.costs,
+        target=target,
+        method=wanted.method,
+    )
+    subject = Subject(step, how)
     found = subject.curve(workload.batch, budgets, lower_tier, card)
-    for notice in subject.notices:
+    for notice in how.notices:
         typer.echo(notice, err=True)
     return found
 

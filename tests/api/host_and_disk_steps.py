@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +15,8 @@ from stowage.flows.api import fit as _fit
 from stowage.flows.api import planner
 from stowage.flows.api.lower_tier import OpenableTier
 from stowage.flows.api.training_step import TrainingStep
-from stowage.flows.planning.costed import cost_step
+from stowage.flows.planning.costed import Costed, cost_step
+from stowage.flows.planning.job import Costing, StepToPlan
 from stowage.stages.device.tiers import HostAndDiskTier
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.machine import BehindHost, Link
@@ -75,7 +76,9 @@ def host_and_disk_step(
     )
     lower = OpenableTier(lower_tier, lambda: host_and_disk(folder, chunk_bytes=1 << 16))
 
-    estimated = partial(cost_step, costs="roofline", target=DEVICE)
+    def estimated(step: StepToPlan, how: Costing) -> Costed:
+        return cost_step(step, replace(how, costs="roofline", target=DEVICE))
+
     with (
         mock.patch.object(_fit, "lower_tier_for", return_value=lower),
         mock.patch.object(planner, "cost_step", estimated),

@@ -18,7 +18,7 @@ from stowage.flows import best_batch
 from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload
 from stowage.flows.planning.batch_sizes import BatchPlan, plan_around
-from stowage.flows.planning.step import QUICK, plan_step, target_device
+from stowage.flows.planning.step import QUICK, Planning, StepToPlan, plan_step, target_device
 from stowage.stages.ir.errors import Infeasible, ParameterError, TraceError
 from stowage.stages.ir.machine import DISK_STAGING_BYTES
 from stowage.stages.ir.plan import PlanSummary
@@ -51,19 +51,16 @@ def planned(stores: Path, size: int, budget: int, method: str, offload_dir: Path
     target = target_device("cpu", stores)
     lower = lower_tier_for(target, Offload(offload_dir), method=method)
     try:
-        return plan_step(
-            model,
-            resized(batch, size),
-            loss=None,
-            optimizer=make(model.parameters()),
-            device_budget=budget,
-            method=method,
+        how = Planning(
             stores=stores,
-            costs="roofline",
             effort=QUICK,
+            costs="roofline",
             target=target,
+            method=method,
             lower_tier=lower.lower_tier if lower else None,
-        ).summary
+        )
+        step = StepToPlan(model=model, batch=resized(batch, size), optimizer=make(model.parameters()))
+        return plan_step(step, budget, how).summary
     except Infeasible as infeasible:
         return infeasible.smallest_feasible_bytes
 

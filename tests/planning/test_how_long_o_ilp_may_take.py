@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stowage.flows import best_batch
-from stowage.flows.planning.step import QUICK, Effort, plan_step
+from stowage.flows.planning.step import QUICK, Effort, Planning, StepToPlan, plan_step
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.solve import batch_size
@@ -37,19 +37,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SolverSettings]:
 
 def planned(stores: Path, effort: Effort) -> Any:
     model, batch, loss = ZOO["batchnorm"]()
-    return plan_step(
-        model,
-        batch,
-        loss=loss,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        device_budget="95%",
-        method="offmate",
-        stores=stores,
-        costs="roofline",
-        effort=effort,
-        target=TARGET,
-        lower_tier=LOWER_TIER,
+    step = StepToPlan(model=model, batch=batch, loss=loss, optimizer=torch.optim.AdamW(model.parameters()))
+    how = Planning(
+        stores=stores, effort=effort, costs="roofline", target=TARGET, method="offmate", lower_tier=LOWER_TIER
     )
+    return plan_step(step, "95%", how)
 
 
 def test_quick_shortens_o_ilp(tmp_path: Path, asked: list[SolverSettings]) -> None:
