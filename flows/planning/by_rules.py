@@ -28,6 +28,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import put_off
@@ -153,9 +154,8 @@ class Rules:
             self.nodes,
             plan.steps,
             keep=self.keep,
-            link=LINK,
             start=plan.start,
-            cpu_update_s={n.node: CALL_S for n in self.nodes if n.phase == "update"},
+            tier=ReplayedTier(LINK, cpu_update_s={n.node: CALL_S for n in self.nodes if n.phase == "update"}),
         )
 
     def source_of(self, plan: RulePlan) -> str:

@@ -7,6 +7,7 @@ import pytest
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import Link, TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from tests.simulate.small_plans import GRADIENT, KEEP, LOSS, NODES, STORAGES, WEIGHT, X, Y, node, storage
 
@@ -45,9 +46,8 @@ def replay(text: str, **more: object) -> Outcome:
         PROGRAM,
         rows,
         keep=KEEP,
-        link=LINK,
         start=TierState(offloaded=AWAY, updating=AWAY),
-        cpu_update_s={5: 8.0},
+        tier=ReplayedTier(LINK, cpu_update_s={5: 8.0}),
         **more,  # type: ignore[arg-type]
     )
 

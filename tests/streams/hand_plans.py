@@ -14,6 +14,7 @@ from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables, base_values
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.trace import MicroBatch, trace_step
@@ -231,10 +232,12 @@ class HandMade:
             self.nodes,
             steps,
             keep=self.rules.keep,
-            link=Link(1e9, 1e9, 1.5e9),
             start=state,
-            disk=Link(5e8, 5e8, 8e8) if state.on_disk else None,
-            cpu_update_s={n.node: 1e-3 for n in self.nodes if n.phase == "update"},
+            tier=ReplayedTier(
+                Link(1e9, 1e9, 1.5e9),
+                Link(5e8, 5e8, 8e8) if state.on_disk else None,
+                cpu_update_s={n.node: 1e-3 for n in self.nodes if n.phase == "update"},
+            ),
         )
         slots = slots_of(self.trace, steps, state)
         source = emit_step(self.trace, self.nodes, outcome.rows, blank_summary(), slots)
