@@ -33,7 +33,7 @@ VERBS = {"up": "reload", "down": "offload", "wait": "wait", "free": "free"}
 LEGAL = "wait:w up:w wait:w 0 free:w 1 2 3 free:x free:y down:g wait:g free:g 4 down:s wait:s update:w 6 free:o free:s"
 
 
-def replay(text: str, **more: object) -> Outcome:
+def replay(text: str, host_room_bytes: int | None = None) -> Outcome:
     rows = []
     for word in text.split():
         verb, _, name = word.partition(":")
@@ -47,8 +47,7 @@ def replay(text: str, **more: object) -> Outcome:
         rows,
         keep=KEEP,
         start=TierState(offloaded=AWAY, updating=AWAY),
-        tier=ReplayedTier(LINK, cpu_update_s={5: 8.0}),
-        **more,  # type: ignore[arg-type]
+        tier=ReplayedTier(LINK, cpu_update_s={5: 8.0}, host_room_bytes=host_room_bytes),
     )
 
 
