@@ -139,11 +139,11 @@ def cluster_size_job(models: str, methods: str, sizes: str, shares: str, layers:
     if unknown := [name for name in words(models) if name not in MODELS]:
         raise ParameterError(f"--models names {', '.join(unknown)}: take some of {', '.join(MODELS)}.")
     if unknown := [name for name in words(methods) if name not in METHODS]:
-        raise ParameterError(f"--methods names {', '.join(unknown)}: --cluster-sizes takes {', '.join(METHODS)}.")
+        raise ParameterError(f"--methods names {', '.join(unknown)}: cluster-sizes takes {', '.join(METHODS)}.")
     if wrong := [text for text in words(sizes) if not text.isdecimal() or int(text) < 2]:
         raise ParameterError(f"--sizes names {', '.join(wrong)}: give whole numbers above 1.")
     if layers and (not layers.isdecimal() or not int(layers)):
-        raise ParameterError(f"--layers is {layers}: --cluster-sizes takes one whole number above 0.")
+        raise ParameterError(f"--layers is {layers}: cluster-sizes takes one whole number above 0.")
     return ClusterSizeJob(
         models=words(models) or DEFAULT_MODELS,
         methods=words(methods) or DEFAULT_METHODS,

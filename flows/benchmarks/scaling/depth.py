@@ -71,7 +71,7 @@ def depth_job(models: str, methods: str, layers: str, *, measured: bool = False)
         ParameterError: a model has no depth, or a depth is no number.
     """
     if unknown := [name for name in words(models) if name not in MODELS]:
-        raise ParameterError(f"--models names {', '.join(unknown)}: --remat-depth takes {', '.join(MODELS)}.")
+        raise ParameterError(f"--models names {', '.join(unknown)}: remat-depth takes {', '.join(MODELS)}.")
     if wrong := [text for text in words(layers) if not text.isdecimal() or not int(text)]:
         raise ParameterError(f"--layers names {', '.join(wrong)}: give whole numbers above 0.")
     depths = tuple(int(text) for text in words(layers))

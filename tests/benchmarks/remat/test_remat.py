@@ -177,7 +177,7 @@ def test_options_of_the_command() -> None:
         job_of("", "", "half", rounds=1, threads=0, quick=False)
     with pytest.raises(ParameterError, match="--models names resnet: take some of unet"):
         run_remat(RematJob(models=("resnet",)), Path("nowhere"), print, root=ROOT)
-    with pytest.raises(ParameterError, match="--models names unet: --remat-depth takes"):
+    with pytest.raises(ParameterError, match="--models names unet: remat-depth takes"):
         depth_job("unet", "", "")
     with pytest.raises(ParameterError, match="--layers names 0, x"):
         depth_job("", "", "0,2,x")
