@@ -47,34 +47,23 @@ def _planner(root: Path, settings: Settings) -> Any:
     """Make the planner with model, batch and limits as the stages have them."""
     # Imports torch and transformers, which take seconds.
     from stowage.flows.planning.batch_sizes import BatchPlanner
-    from stowage.flows.planning.configured import effort_of
-    from stowage.flows.planning.job import Planning, StepToPlan
+    from stowage.flows.planning.configured import effort_of, step_of
+    from stowage.flows.planning.job import Planning
     from stowage.stages.solve.parameters import configured_lower_tier
-    from stowage.stages.trace import MicroBatch
-    from stowage.stages.workload.configured import configured_optimizer, configured_workload
-    from stowage.stages.workload.models import resolve
     from stowage.stages.workload.resize import samples_of
 
     target = read_record(root / DEVICE, DeviceDescription)
-    trace, wanted = settings.trace, settings.solve
-    workload = configured_workload(trace, fake=trace.model.callable is None)
-    make = configured_optimizer(trace)
-    step = StepToPlan(
-        model=workload.model,
-        batch=workload.batch,
-        loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
-        optimizer=make(list(workload.model.parameters())) if make else None,
-        micro_batch=MicroBatch(),
-    )
+    wanted = settings.solve
+    effort, step = effort_of(settings), step_of(settings)
     how = Planning(
         stores=root / STORE,
-        effort=effort_of(settings),
+        effort=effort,
         costs=settings.profile.costs,
         target=target,
         method=wanted.method,
         lower_tier=configured_lower_tier(target, wanted),
     )
-    samples = samples_of(workload.batch)
+    samples = samples_of(step.batch)
     return BatchPlanner(step=step, samples=samples, how=how, say=lambda text: typer.echo(text, err=True))
 
 
