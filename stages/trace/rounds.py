@@ -9,9 +9,11 @@ from typing import Any
 from stowage.stages.ir.errors import DrawsElsewhere, TraceError
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, Value
 from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.compact import compact
 from stowage.stages.trace.explain import cause_of
-from stowage.stages.trace.lower import Lowering, compact
-from stowage.stages.trace.objects.left import MOVED, Left, Seen, effects_of
+from stowage.stages.trace.lower import Lowering
+from stowage.stages.trace.objects.effects import Left
+from stowage.stages.trace.objects.left import MOVED, Seen, effects_of
 from stowage.stages.trace.recording.readings import ROUNDS, Readings
 
 DRAWS = 3

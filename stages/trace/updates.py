@@ -31,8 +31,8 @@ from stowage.stages.ir.updates import (
     update_arguments,
 )
 from stowage.stages.optimizers import KnownOptimizer, StateForm
+from stowage.stages.trace.calls.signature import call_signature
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
-from stowage.stages.trace.lower import call_signature
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from stowage.stages.formulations.offload.o_ilp.model import Moving, OIlp, OIlpLimits, Placement, Portion, finite
+from stowage.stages.formulations.offload.o_ilp.model import OIlp, OIlpLimits, finite
+from stowage.stages.formulations.offload.o_ilp.quantities import Moving, Portion
 from stowage.stages.formulations.offload.problem import OffloadProblem
-from stowage.stages.ir.machine import Link
+from stowage.stages.ir.machine import Link, Placement
 from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
 
