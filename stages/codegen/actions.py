@@ -132,11 +132,11 @@ class Actions:
         if self.trace.storages[row.storage].role != "temporary":
             self.names.lines.append(f"run.offload({self._slot(row)}){note}")
             return
-        held = self.names.base_of[row.storage]
+        value_id = self.names.base_of[row.storage]
         if slot.role == "gradient" and row.storage not in self.reloaded:
-            held = self.left_value.get(row.storage, held)  # it waits in `.grad`, in the form that it has there
-        self.names.ensure(held)
-        self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(held)}){note}")
+            value_id = self.left_value.get(row.storage, value_id)  # it waits in `.grad`, in the form that it has there
+        self.names.ensure(value_id)
+        self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(value_id)}){note}")
 
     def reload(self, row: PlanRow) -> None:
         """Write the lines of `reload`."""

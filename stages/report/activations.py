@@ -84,7 +84,7 @@ def forward_results(
     modules: Modules = MappingProxyType({}),
 ) -> list[Result]:
     """Return every forward result, in order of creation."""
-    held = {s.storage: s for s in storages}
+    storage_of = {s.storage: s for s in storages}
     runs = Counter(row.node for row in rows if row.action == "compute")
     in_backward = {storage for node in nodes if node.phase != "forward" for storage in node.reads}
     found = []
@@ -95,7 +95,7 @@ def forward_results(
             fate: Fate = "dropped"
             if storage in in_backward:
                 fate = "recomputed" if runs[node.node] > 1 else "kept"
-            where, of = held[storage], modules.get(node.node, "")
+            where, of = storage_of[storage], modules.get(node.node, "")
             found.append(Result(storage, where.name, where.nbytes, node.name, node.block, fate, of))
     return found
 

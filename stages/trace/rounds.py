@@ -139,7 +139,7 @@ def _allowed(
         try:
             return trace(readings, seen), readings
         except TraceError as error:
-            free = [i for i in range(len(readings.truths)) if i not in readings.held]
+            free = [i for i in range(len(readings.truths)) if i not in readings.insisted]
             raised = _raised(error)
             if readings.round < ROUNDS - 1 or not free or len(insists) >= MOST_CHECKS or not raised:
                 raise

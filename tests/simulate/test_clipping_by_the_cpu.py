@@ -26,7 +26,7 @@ PROGRAM = [
     node(6, [OTHER, BIAS, SCALE], [], time_s=2.0, phase="update", mutates=(BIAS,), once=True, name="update bias"),
 ]
 LINK = Link(1000.0, 1000.0)
-AWAY = frozenset({WEIGHT})
+OFFLOADED = frozenset({WEIGHT})
 NAMES = {"w": WEIGHT, "x": X, "y": Y, "g": GRADIENT, "o": OTHER, "s": SCALE, "b": BIAS}
 VERBS = {"up": "reload", "down": "offload", "wait": "wait", "free": "free"}
 
@@ -46,7 +46,7 @@ def replay(text: str, host_room_bytes: int | None = None) -> Outcome:
         PROGRAM,
         rows,
         keep=KEEP,
-        start=TierState(offloaded=AWAY, updating=AWAY),
+        start=TierState(offloaded=OFFLOADED, updating=OFFLOADED),
         tier=ReplayedTier(LINK, cpu_update_s={5: 8.0}, host_room_bytes=host_room_bytes),
     )
 

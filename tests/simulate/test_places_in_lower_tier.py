@@ -15,7 +15,7 @@ from tests.simulate.small_plans import GRADIENT, KEEP, NODES, STORAGES, WEIGHT, 
 
 LINK = Link(1000.0, 1000.0)
 DISK = Link(100.0, 200.0)
-AWAY = frozenset({WEIGHT})
+OFFLOADED = frozenset({WEIGHT})
 
 
 def step(action: str, storage: int) -> Step:
@@ -36,9 +36,9 @@ def on_device(*, start: TierState, **tier: Any) -> Outcome:
 
 def test_a_weight_in_the_host_and_one_on_the_disk() -> None:
     computing = sum(n.time_s for n in NODES)
-    host = on_device(disk=DISK, start=TierState(AWAY, copied=AWAY))
+    host = on_device(disk=DISK, start=TierState(OFFLOADED, copied=OFFLOADED))
     assert (host.time_s, host.lower_tier_bytes, host.disk_bytes) == (pytest.approx(computing + 3.0), 1000, 0)
-    disk = on_device(disk=DISK, start=TierState(AWAY, copied=AWAY, on_disk=AWAY))
+    disk = on_device(disk=DISK, start=TierState(OFFLOADED, copied=OFFLOADED, on_disk=OFFLOADED))
     assert (disk.time_s, disk.lower_tier_bytes, disk.disk_bytes) == (
         pytest.approx(computing + 5.0 + 5.0 + 10.0),
         1000,
@@ -49,12 +49,12 @@ def test_a_weight_in_the_host_and_one_on_the_disk() -> None:
 
 
 def test_what_has_no_room_in_the_lower_tier_is_refused() -> None:
-    there = TierState(AWAY, copied=AWAY, on_disk=AWAY)
+    there = TierState(OFFLOADED, copied=OFFLOADED, on_disk=OFFLOADED)
     on_device(disk=DISK, start=there, host_room_bytes=0, disk_room_bytes=1000)
     with pytest.raises(IllegalPlanError, match="in the disk needs 1000 bytes, and 999"):
         on_device(disk=DISK, start=there, disk_room_bytes=999)
     with pytest.raises(IllegalPlanError, match="in the host needs 1000 bytes, and 999"):
-        on_device(disk=DISK, start=TierState(AWAY, copied=AWAY), host_room_bytes=999, disk_room_bytes=0)
+        on_device(disk=DISK, start=TierState(OFFLOADED, copied=OFFLOADED), host_room_bytes=999, disk_room_bytes=0)
 
 
 def updated_by_the_cpu(*, start: TierState, **tier: Any) -> Outcome:
@@ -67,14 +67,14 @@ def updated_by_the_cpu(*, start: TierState, **tier: Any) -> Outcome:
 
 
 def test_an_update_of_a_weight_on_the_disk() -> None:
-    host = updated_by_the_cpu(disk=DISK, start=TierState(AWAY, copied=AWAY))
+    host = updated_by_the_cpu(disk=DISK, start=TierState(OFFLOADED, copied=OFFLOADED))
     assert host.time_s == pytest.approx(1.0 + 15.0 - 1.0 + 1.0 + 1.0 + 32.0)
-    disk = updated_by_the_cpu(disk=DISK, start=TierState(AWAY, copied=AWAY, on_disk=AWAY))
+    disk = updated_by_the_cpu(disk=DISK, start=TierState(OFFLOADED, copied=OFFLOADED, on_disk=OFFLOADED))
     assert disk.time_s == pytest.approx(5.0 + 15.0 + 1.0 + 5.0 + 32.0 + 10.0)
     update = next(r for r in disk.rows if r.action == "update")
     assert update.end_s - update.start_s == pytest.approx(47.0)
     # The gradient in the host, and the weight while it is updated.
-    there = TierState(AWAY, copied=AWAY, on_disk=AWAY)
+    there = TierState(OFFLOADED, copied=OFFLOADED, on_disk=OFFLOADED)
     updated_by_the_cpu(disk=DISK, start=there, host_room_bytes=2000)
     with pytest.raises(IllegalPlanError, match="in the host needs 2000"):
         updated_by_the_cpu(disk=DISK, start=there, host_room_bytes=1999)
@@ -84,7 +84,7 @@ def test_what_is_being_updated_when_the_iteration_ends_has_a_place_too() -> None
     rows = [step("wait", WEIGHT), step("reload", WEIGHT), step("wait", WEIGHT), *compute(0), step("free", WEIGHT)]
     rows += [*compute(1, 2, 3), step("free", X), step("free", Y), step("offload", GRADIENT), step("wait", GRADIENT)]
     rows += [step("free", GRADIENT), Step(4, WEIGHT, "row", "update")]
-    start = TierState(offloaded=AWAY, updating=AWAY, on_disk=AWAY)
+    start = TierState(offloaded=OFFLOADED, updating=OFFLOADED, on_disk=OFFLOADED)
     tier = ReplayedTier(LINK, DISK, cpu_update_s={4: 32.0})
     found = replay_plan(STORAGES, NODES, rows, keep=KEEP, start=start, tier=tier)
     assert (found.lower_tier_bytes, found.disk_bytes) == (2000, 1000)

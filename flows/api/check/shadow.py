@@ -173,8 +173,8 @@ class Net:
 
     def _plain(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
         """Return the results of plain PyTorch; None where they cannot be computed now, so that the check waits."""
-        held = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.resident()])
-        free = watched.budget_bytes - held - program.staging_bytes
+        resident_bytes = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.resident()])
+        free = watched.budget_bytes - resident_bytes - program.staging_bytes
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
         room = Room(free, free > AMPLE * most, watched.workspaces)
         try:

@@ -301,18 +301,18 @@ def _memory_at_loss(model: _Model, save: int) -> None:
     for g, group in enumerate(model.groups):
         if group.creator >= graph.loss or not group.nbytes:
             continue
-        held = cp.new_bool_var(f"save[{g}]")
+        saved_at_loss = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.creator]):
             released, later = cp.new_bool_var(f"released[{g},{m}]"), None
             cp.add(model.ends[g, m] <= event).only_enforce_if(released)
             if run.present is None:
-                cp.add_bool_or(held, released)
+                cp.add_bool_or(saved_at_loss, released)
                 continue
             later = cp.new_bool_var(f"later[{g},{m}]")
             cp.add(run.stage > graph.loss).only_enforce_if(later)
-            cp.add_bool_or(held, released, later, ~run.present)
-        model.saved[g, 0] = held
-        terms.append(units(group.nbytes, model.unit) * held)
+            cp.add_bool_or(saved_at_loss, released, later, ~run.present)
+        model.saved[g, 0] = saved_at_loss
+        terms.append(units(group.nbytes, model.unit) * saved_at_loss)
     cp.add(sum(terms) <= save)
 
 

@@ -114,11 +114,11 @@ def _run(region: Region, line: LiftedLine, *, backward: bool) -> HRun:
     graph, border = region.graph, len(line.forward)
     change: dict[int, int] = defaultdict(int)
     freed: dict[int, int] = defaultdict(int)
-    held = 0
+    in_memory = 0
     for a, made, last in _own_copies(region, line):
         nbytes = graph.allocations[a].nbytes
         if backward and made < border < last:
-            held += nbytes
+            in_memory += nbytes
             freed[last + 1] += nbytes
         elif (made > border) == backward:
             change[made] += nbytes
@@ -128,11 +128,11 @@ def _run(region: Region, line: LiftedLine, *, backward: bool) -> HRun:
     phantom_released = 0
     rows = [(p, k) for p, k in _rows(line) if (p > border) == backward]
     for position, k in rows:
-        held += change[position] - freed[position]
+        in_memory += change[position] - freed[position]
         phantom_released += freed[position]
         steps.append(
             HStep(
-                held + graph.nodes[k].workspace_bytes,
+                in_memory + graph.nodes[k].workspace_bytes,
                 tuple(sorted(v for v, first in crossing.born.items() if first > position)),
                 tuple(sorted(v for v, last in crossing.dead.items() if last < position)),
                 phantom_released,

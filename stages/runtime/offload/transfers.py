@@ -68,9 +68,9 @@ class Transfers(Ledger):
             return None
         self._found(name)
         if self._slots[name].role != "temporary":
-            held = self._tensor(name)
-            assert held is not None
-            held.data = under_way.tensor
+            target = self._tensor(name)
+            assert target is not None
+            target.data = under_way.tensor
         return under_way.tensor
 
     def free(self, name: str) -> None:

@@ -76,8 +76,8 @@ class StepProgram:
         Args:
             of_blocks: the storages that blocks know of.
         """
-        held = {s for n in self.nodes if n.block != SHARED for s in n.creates}.difference(of_blocks)
-        return sum(self.nbytes[s] for s in shared_storages(self.nodes) | held)
+        for_others = {s for n in self.nodes if n.block != SHARED for s in n.creates}.difference(of_blocks)
+        return sum(self.nbytes[s] for s in shared_storages(self.nodes) | for_others)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads.
