@@ -149,7 +149,7 @@ class Planner:
             largest=largest,
         )
         how = self._how(effort, offloaded_at_rest)
-        costed = cost_step(step, how)
+        costed = cost_step(step, replace(how, target=self._target(self._device_type())))
         known = Known()
         plans = CurvePlanner(costed, how, known)
         budget_bytes = self.budget.see(costed.eager_peak_bytes, plans.sought)
@@ -181,7 +181,6 @@ class Planner:
         return Planning(
             stores=self.stores,
             effort=effort,
-            target=self._target(self._device_type()),
             progress=self.watch,
             profiled=self.watch.part,
             method=self.method,
