@@ -8,6 +8,7 @@ from dataclasses import replace
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.simulate.lower_tier import NO_TIER, ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.collectives.overlap import overlap
 from stowage.stages.solve.known import Known
@@ -102,13 +103,13 @@ class Referee:
             steps,
             keep=program.kept,
             start=state,
-            staging_bytes=staging_bytes or 0,
-            link=tier.link if tier is not None else None,
-            disk=tier.disk.link if tier is not None and tier.disk is not None else None,
-            host_room_bytes=tier.host_room_bytes if tier is not None else None,
-            disk_room_bytes=tier.disk_room_bytes if tier is not None else None,
-            cpu_update_s=self._updates(tier) if tier is not None else None,
+            tier=NO_TIER if tier is None else self._replayed(tier, staging_bytes or 0),
         )
+
+    def _replayed(self, tier: LowerTier, staging_bytes: int) -> ReplayedTier:
+        disk = tier.disk.link if tier.disk is not None else None
+        room = tier.host_room_bytes, tier.disk_room_bytes
+        return ReplayedTier(tier.link, disk, staging_bytes, self._updates(tier), *room)
 
     def _updates(self, tier: LowerTier) -> dict[int, float]:
         if tier not in self._cpu_update_s:

@@ -13,7 +13,13 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.binding import infeasible
 from stowage.stages.solve.collectives.policies import ShardingPolicies
-from stowage.stages.solve.in_memory import InMemory, keep_everything, orders, policy_orders, race_of
+from stowage.stages.solve.in_memory import (
+    InMemory,
+    keep_everything,
+    order_maker_of,
+    orders_to_offload_from,
+    policy_orders,
+)
 from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.sources import offload_sources
@@ -61,7 +67,7 @@ def solve_plan(
     counted = exposed(nodes)
     planned = program if counted is nodes else known.once("counted", lambda: program_of(trace, counted))
     task = Task(planned, known.once("chain", lambda: Chain(blocks, counted, taken)), request, known)
-    everything = keep_everything(race_of(task))
+    everything = keep_everything(order_maker_of(task))
     plans = JudgedPlans(Referee(program, task.budget_bytes, known))
     for source, own_task in _sources(task, everything, plans):
         plans.hear(source, own_task)
@@ -86,10 +92,10 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
     if not request.offloads_only:
         yield InMemory(everything, request.method, request.slots), task
         if any(n.collective for n in task.program.nodes) and request.method == "auto":
-            yield ShardingPolicies(policy_orders(race_of(task), everything)), task
+            yield ShardingPolicies(policy_orders(order_maker_of(task), everything)), task
     if request.lower_tier is not None and not request.recomputes_only:
         for source in offload_sources(
-            task, request.lower_tier, orders(race_of(task), everything, request.slots), plans
+            task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
     if not plans.judged:

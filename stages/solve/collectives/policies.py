@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.solve.in_memory import Race, race_of
+from stowage.stages.solve.in_memory import OrderMaker, order_maker_of
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.order import Order
 from stowage.stages.solve.proposal import Decision, Proposal, Proposals, Task
@@ -31,17 +31,17 @@ class ShardingPolicies:
 
     def propose(self, task: Task) -> Proposals:
         """Propose each policy that fits."""
-        race = race_of(task)
+        maker = order_maker_of(task)
         for order in self.orders:
-            for name, executions in self._variants(race, order):
-                found = race.counted(Order(name, executions, 0.0, 0, order.options))
+            for name, executions in self._variants(maker, order):
+                found = maker.counted(Order(name, executions, 0.0, 0, order.options))
                 if found.peak_bytes <= task.budget_bytes:
                     steps = task.program.steps(found.executions)
                     yield Proposal(method=name, steps=steps, decision=Decision(name))
 
-    def _variants(self, race: Race, order: Order) -> Iterator[tuple[str, list[Execution]]]:
+    def _variants(self, maker: OrderMaker, order: Order) -> Iterator[tuple[str, list[Execution]]]:
         yield order.method, list(order.executions)
-        nodes = race.program.nodes
+        nodes = maker.program.nodes
         gathered = [e.node for e in _first_runs(order.executions) if is_gather(nodes[e.node])]
         for share in SHARES:
             kept = frozenset(gathered[len(gathered) - int(share * len(gathered)) :])
