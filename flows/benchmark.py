@@ -16,6 +16,7 @@ python -m stowage.flows.benchmark --remat-depth   time planning of deeper and de
                                                   as `fit` plans, on measured instead of estimated costs
 python -m stowage.flows.benchmark --cluster-sizes plan a Transformer and GPT-2 as one block by clusters of several sizes
 python -m stowage.flows.benchmark --partition     time H-Partition on graphs of 10^3 to 10^6 nodes, and plot it
+python -m stowage.flows.benchmark --elixir        simulate the tables of the Elixir paper (several GPUs), beside its own
 python -m stowage.flows.benchmark --host          time the host alone: a card's plans over a device with nothing to do
 
 --write FOLDER (docs/measured), with any of these, keeps what was measured as data there and writes the pages from it;
@@ -250,6 +251,7 @@ def main(
     papers: Annotated[bool, typer.Option(help="Instead, plan the OffMate preprint's tables.")] = False,
     partition: Annotated[bool, typer.Option(help="Instead, time H-Partition up to 10^6 nodes.")] = False,
     host: Annotated[bool, typer.Option(help="Instead, time the host alone, beside plain PyTorch.")] = False,
+    elixir: Annotated[bool, typer.Option(help="Instead, simulate the Elixir paper's tables.")] = False,
     remat: Annotated[bool, typer.Option(help="Instead, overhead against peak of models that are no chain.")] = False,
     remat_depth: Annotated[bool, typer.Option(help="Instead, time planning of deeper Transformers and GPT-2.")] = False,
     cluster_sizes: Annotated[bool, typer.Option(help="Instead, plan by clusters of several sizes.")] = False,
@@ -323,6 +325,12 @@ def main(
 
             typer.echo(run_host_time(find_root() / OUT))
             finish("host")
+            return
+        if elixir:
+            from stowage.flows.benchmarks.elixir.run import run_elixir
+
+            typer.echo(run_elixir(find_root() / OUT, typer.echo))
+            finish("elixir")
             return
         if partition:
             from stowage.flows.benchmarks.scaling.partition_growth import run_partition_growth
