@@ -29,7 +29,7 @@ class PlanTime:
         ranks: number of GPUs.
         layers: number of layers.
         seconds: time by the clock, from the model's description to the winner.
-        winner: name of the winner; empty where nothing fits.
+        winner: name of the winner, or "nothing fits".
         tflops: its TFLOPS for each GPU.
         gap: how far above the proven bound its time is, as a share of it.
     """
@@ -66,5 +66,5 @@ def _plan(case: str, machine: ElixirMachine, model: Gpt2, ranks: int) -> PlanTim
     best = result.best
     tflops = model.flops(BATCH) / best.judged.time_s / 1e12 if best else None
     gap = best.judged.time_s / result.bound_s - 1 if best and result.bound_s else None
-    name = best.name if best else ""
+    name = best.name if best else "nothing fits"
     return PlanTime(case, model.name, machine.name, ranks, model.layers, seconds, name, tflops, gap)
