@@ -85,9 +85,17 @@ def test_frozen_groups_have_no_gradients_no_states_and_no_updates() -> None:
 
 
 def test_micro_batches_copy_anew_and_update_once() -> None:
-    one, three = (simulate_fsdp2(GROUPS, choices(True, False), MACHINE, micro_batches=k) for k in (1, 3))
-    assert three.update_s == one.update_s == M / 1000
-    assert three.time_s - three.update_s == pytest.approx(3 * (one.time_s - one.update_s))
+    two, three = (simulate_fsdp2(GROUPS, choices(True, False), MACHINE, micro_batches=k) for k in (2, 3))
+    assert three.update_s == two.update_s == M / 1000
+    assert (three.time_s - three.update_s) / 3 == pytest.approx((two.time_s - two.update_s) / 2)
+
+
+def test_with_micro_batches_backward_waits_for_the_host() -> None:
+    one, two = (simulate_fsdp2(GROUPS, choices(True, True), MACHINE, micro_batches=k) for k in (1, 2))
+    # A layer's backward 2 s, its reduction 1 s, its offload 2 s: alone they overlap.
+    assert (two.time_s - two.update_s) / 2 - (one.time_s - one.update_s) == pytest.approx(3 * (1 + 2))
+    on_device = [simulate_fsdp2(GROUPS, choices(False, True), MACHINE, micro_batches=k) for k in (1, 2)]
+    assert on_device[1].time_s - on_device[0].time_s == pytest.approx(on_device[0].time_s - on_device[0].update_s)
 
 
 def test_an_offloaded_step_waits_for_the_updates_of_the_host() -> None:
