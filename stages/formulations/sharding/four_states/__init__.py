@@ -1,0 +1,6 @@
+"""Chooses the state of every group exactly: ({device, host} × {reshard, keep}), a MILP.
+
+- `model`: data and variables.
+- `equations`: rows and objective.
+- `solve`: solves it and reads the choices.
+"""
