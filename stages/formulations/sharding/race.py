@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
@@ -67,19 +67,26 @@ def race(problem: ShardingProblem, judge: Judge, settings: SolverSettings) -> Ra
         judge: the referee, on the same groups and machine.
         settings: limits of the solver.
     """
-    entered = fixed_policies(problem)
+    entered = dict(fixed_policies(problem))
     greedy = greedy_choices(problem)
     if greedy is not None:
         entered["greedy"] = greedy
-    exact = exact_choice(problem, settings)
+    before = _in_order(problem, judge, entered)[0]
+    exact = exact_choice(problem, settings, start=before.choices if before.fits else None)
     if exact.choices is not None:
         entered["exact"] = exact.choices
+    order = _in_order(problem, judge, entered)
+    best = order[0] if order[0].fits else None
+    return RaceResult(best, tuple(order), exact.bound_s, exact.wall_s)
+
+
+def _in_order(
+    problem: ShardingProblem, judge: Judge, entered: Mapping[str, tuple[GroupChoice, ...]]
+) -> list[Contestant]:
+    """Judge all, and put those that fit first, the fastest before the others; at equal times the later one."""
     found = []
-    for name, choices in entered.items():
+    for name, choices in reversed(entered.items()):
         judged = judge(choices)
         fits = judged.device_bytes <= problem.device_budget and judged.host_bytes <= problem.host_budget
         found.append(Contestant(name, choices, judged, fits))
-    order = list(reversed(found))  # at equal times the exact choice, and then the greedy one, comes first
-    order.sort(key=lambda c: (not c.fits, c.judged.time_s))
-    best = order[0] if order[0].fits else None
-    return RaceResult(best, tuple(order), exact.bound_s, exact.wall_s)
+    return sorted(found, key=lambda c: (not c.fits, c.judged.time_s))

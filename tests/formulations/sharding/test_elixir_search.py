@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +39,7 @@ def test_chunks_hold_every_parameter_once_and_are_closed_only_when_full(sizes: l
     chunks = pack(sizes, length)
     assert [p for chunk in chunks for p in chunk] == list(range(len(sizes)))
     assert all(sum(sizes[p] for p in chunk) <= length for chunk in chunks)
-    for chunk, after in zip(chunks, chunks[1:], strict=False):
+    for chunk, after in pairwise(chunks):
         assert sum(sizes[p] for p in chunk) + sizes[after[0]] > length
 
 

@@ -13,6 +13,7 @@ from stowage.stages.formulations.sharding.cost_model import CostModel
 from stowage.stages.formulations.sharding.four_states.equations import EQUATIONS, build
 from stowage.stages.formulations.sharding.four_states.model import FourStates
 from stowage.stages.formulations.sharding.four_states.solve import exact_choice
+from stowage.stages.formulations.sharding.four_states.start import begin_with
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.ir.parallel import ParallelMachine
 from stowage.stages.solver.equations import constraint_prefix
@@ -68,6 +69,16 @@ def test_no_contestant_is_faster_than_the_best(problem: ShardingProblem, share: 
     exact = next(c for c in fitting if c.name == "exact")
     assert exact.judged.time_s <= result.best.judged.time_s * (1 + 1e-6)
     assert result.bound_s <= result.best.judged.time_s * (1 + 1e-6)
+
+
+@given(problem=problems(most=3))
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
+def test_choices_to_begin_with_keep_every_row_and_have_their_time(problem: ShardingProblem) -> None:
+    for choices in every_choice(problem):
+        m = build(FourStates(problem))
+        begin_with(m, choices)
+        assert all(row.valid(1e-6) for row in m.model.constraints.values())
+        assert m.model.objective.value() * m.time_unit == pytest.approx(judge(problem, choices).time_s)
 
 
 @given(found=groups())

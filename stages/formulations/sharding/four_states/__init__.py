@@ -2,5 +2,6 @@
 
 - `model`: data and variables.
 - `equations`: rows and objective.
+- `start`: choices to begin with, as values of the variables.
 - `solve`: solves it and reads the choices.
 """

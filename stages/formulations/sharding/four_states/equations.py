@@ -49,7 +49,7 @@ def gather_lane(m: FourStates) -> Constraints:
 def compute_lane(m: FourStates) -> Constraints:
     """Compute one use after the other, with gathered weights: C[u] ≥ C[u−1] + t, A[u] + t − late[u] · resting[u].
 
-    What is neither copied nor gathered now does not wait for the lanes; late[u] is the most that they can be behind.
+    What is neither copied nor gathered now does not wait for the link; late[u] is the most that this can be behind.
     """
     for u, computed in enumerate(m.computed):
         seconds = m.compute_time(u)

@@ -113,13 +113,17 @@ class FourStates:
         return durations.reload_s > 0 or durations.gather_s > 0
 
     def late(self, u: int) -> float:
-        """Return how far the lanes can be behind computing when a use begins: by all that its phase has asked for."""
+        """Return how far the link can be behind computing when a use begins.
+
+        Gathers of earlier uses have ended when these computed; their reductions may be waiting still, and where copies
+        use the same link, their offloads too.
+        """
         first = self.turn if u >= self.turn else 0
         most = 0.0
-        for before in range(first, u + 1):
-            states = self.costs.states(self.uses[before].group)
-            found = [self.durations(before, s) for s in states]
-            most += max(d.reload_s + d.gather_s + d.reduce_s + d.offload_s for d in found)
+        for before in range(first, u):
+            found = [self.durations(before, s) for s in self.costs.states(self.uses[before].group)]
+            shared = self.problem.machine.collectives_share_link
+            most += max(d.reduce_s + (d.offload_s if shared else 0.0) for d in found)
         return most / self.time_unit
 
     def asked(self) -> list[Event]:

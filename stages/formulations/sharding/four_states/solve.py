@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stowage.stages.formulations.sharding.four_states.equations import build
 from stowage.stages.formulations.sharding.four_states.model import FourStates
+from stowage.stages.formulations.sharding.four_states.start import begin_with
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.ir.parallel import GroupChoice
 from stowage.stages.solver.milp import MilpSolver, solve_milp
@@ -35,6 +37,7 @@ def exact_choice(
     problem: ShardingProblem,
     settings: SolverSettings,
     *,
+    start: Sequence[GroupChoice] | None = None,
     solver: MilpSolver = "highs",
 ) -> ExactChoice:
     """Choose the state of every group.
@@ -42,10 +45,13 @@ def exact_choice(
     Args:
         problem: groups, machine and budgets.
         settings: limits of the solver.
+        start: choices within the budgets to begin with; the answer is then no worse in this model.
         solver: which one.
     """
     m = build(FourStates(problem))
-    outcome = solve_milp(m.model, settings, solver=solver)
+    if start is not None:
+        begin_with(m, start)
+    outcome = solve_milp(m.model, settings, solver=solver, warm_start=start is not None)
     bound_s = max(0.0, outcome.bound * m.time_unit)
     if not outcome.found:
         return ExactChoice(outcome.status, None, float("inf"), bound_s, outcome.wall_s)
