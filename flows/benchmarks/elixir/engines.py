@@ -15,11 +15,8 @@ from stowage.stages.simulate.parallel.deepspeed import DeepSpeedSettings, Stage,
 from stowage.stages.simulate.parallel.outcome import ParallelOutcome
 from stowage.stages.simulate.parallel.replicas import simulate_ddp, simulate_one_unit
 
-PROCESS_BYTES = 6 * 10**9
-"""Memory of the host that each process takes: Python, CUDA's libraries, and buffers for copies; assumed."""
-
-ROOT_BYTES = 16
-"""Bytes on each device for an element that is used twice: weight, gradient, master and states, the latter in shards."""
+PROCESS_BYTES = 2 * 10**9
+"""Memory of the host that each process takes, Python and CUDA's libraries; assumed."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +74,21 @@ def zero(c: Configuration, stage: Stage, *, offload: bool) -> ParallelOutcome:
 def elixir_plan(c: Configuration) -> ElixirPlan:
     """Run Elixir's search."""
     model = c.model
-    tied = model.tied_elements
+    module = max(model.layer_parameters) + 4 * model.hidden
     allowed = AllowedMemory(
         c.machine.device_bytes,
         0,
         model.activation_bytes(c.batch),
-        whole_bytes=4 * tied + 12 * tied // c.ranks,
+        whole_bytes=2 * (model.tied_elements + module),
     )
     elements = [model.positions * model.hidden, *model.layer_parameters * model.layers, 2 * model.hidden]
-    return search(elements, allowed.allowed(), c.parallel, segment_elements=model.layer_elements)
+    return search(
+        elements,
+        allowed.allowed(),
+        c.parallel,
+        segment_elements=model.layer_elements,
+        whole_elements=model.tied_elements,
+    )
 
 
 def elixir(c: Configuration) -> ParallelOutcome:
@@ -95,21 +98,18 @@ def elixir(c: Configuration) -> ParallelOutcome:
     machine = replace(machine, host_updates_per_s=machine.host_updates_per_s * c.machine.constants.host_share)
     root, *layers = c.groups
     count = len(plan.chunks)
-    rest = c.model.elements - c.model.tied_elements
+    each = -(-(c.model.elements - c.model.tied_elements) // count)
     root = replace(root, elements=c.model.tied_elements, trainable=c.model.tied_elements)
-    chunks = [
-        replace(
-            layers[0],
-            group=i + 1,
-            modules=(f"chunk {i}",),
-            elements=-(-rest // count),
-            trainable=-(-rest // count),
-            forward_s=sum(g.forward_s for g in layers) / count,
-            backward_s=sum(g.backward_s for g in layers) / count,
-        )
-        for i in range(count)
-    ]
-    choices = [GroupChoice(0, on_host=False, keep=True)] + [
+    chunk = replace(
+        layers[0],
+        modules=("chunk",),
+        elements=each,
+        trainable=each,
+        forward_s=sum(g.forward_s for g in layers) / count,
+        backward_s=sum(g.backward_s for g in layers) / count,
+    )
+    chunks = [replace(chunk, group=i + 1) for i in range(count)]
+    choices = [GroupChoice(0, on_host=not plan.whole_on_device, keep=True)] + [
         GroupChoice(i + 1, on_host=i >= plan.on_device, keep=i >= count - plan.kept) for i in range(count)
     ]
     return simulate_chunks(

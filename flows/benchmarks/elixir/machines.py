@@ -1,13 +1,11 @@
 """Describes the machines of the Elixir paper, by its Tables 4 and 5, for any number of GPUs.
 
-How the tables are read (the paper does not say):
+How the tables are read, by the scripts that measured them (hpcaitech/Elixir, `profile/`) where there is one:
 
 - `B_c2g(n)`, `B_g2c(n)`: gigabytes per second between the host and all GPUs together.
-- `V_g(n)`, `V_c(n)`: gigabytes of float32 weights that are updated per second, so 4 bytes an element. As elements per
-  second, 5 G/s would take more than the memory of the host can give; and DeepSpeed's offloaded steps take a second for
-  each 10⁹ parameters, as 1.25 G/s says.
-- `B_g2g(n)`: of all GPUs together: 58 GB/s cannot be one GPU's, whose PCIe link has 25; so each receives B_g2g / (n −
-  1).
+- `V_g(n)`, `V_c(n)`: 10⁹ elements that all ranks together update per second, with gradients in float32.
+- `B_g2g(n)`, which no script measures: of all GPUs together, as the others: 58 GB/s cannot be one GPU's, whose PCIe
+  link has 25; so each receives B_g2g / (n − 1).
 
 Between the table's numbers of GPUs, the next smaller one's rates are taken. Beyond the table there are several such
 nodes, each with its own host; the collectives go over a network.
@@ -28,13 +26,16 @@ NETWORK_BYTES_PER_S = 25 * GB
 LATENCY_S = 30e-6
 """Time of a collective of no bytes, assumed."""
 
+USABLE = 0.95
+"""Share of a device's memory that can be used, the rest being fragments: F_alloc of the paper, for every engine."""
+
 DRIVER_BYTES = 1 * GIB
 """What the driver, its libraries and NCCL hold of a device, assumed."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """One line of Table 4 or 5, in GB/s; B_g2g of one GPU is 0."""
+    """One line of Table 4 or 5: GB/s, and 10⁹ updates per second; B_g2g of one GPU is 0."""
 
     between: float
     reload: float
@@ -54,10 +55,10 @@ class Constants:
         slowdown: by which share of a collective's time computing beside it takes longer.
     """
 
-    matmul_flops: float = 220e12
-    host_share: float = 1.0
-    zero_2_share: float = 1.0
-    zero_3_share: float = 1.0
+    matmul_flops: float = 200e12
+    host_share: float = 0.3
+    zero_2_share: float = 0.3
+    zero_3_share: float = 0.3
     slowdown: float = 0.0
 
 
@@ -99,15 +100,15 @@ class ElixirMachine:
         return ParallelMachine(
             name=f"{ranks} × {self.name}",
             ranks=ranks,
-            device_bytes=self.device_bytes,
+            device_bytes=int(USABLE * self.device_bytes),
             host_bytes=nodes * self.host_bytes,
             collective_bytes_per_s=between or 1.0,
             collective_latency_s=LATENCY_S,
             reload_bytes_per_s=nodes * rates.reload * GB,
             offload_bytes_per_s=nodes * rates.offload * GB,
             duplex_bytes_per_s=nodes * (rates.reload + rates.offload) * GB,
-            device_updates_per_s=nodes * rates.device_update * GB / 4,
-            host_updates_per_s=nodes * rates.host_update * GB / 4,
+            device_updates_per_s=nodes * rates.device_update * GB,
+            host_updates_per_s=nodes * rates.host_update * GB,
             collectives_share_link=self.shared_link and inside > 2,
             collective_slowdown=self.constants.slowdown,
         )
@@ -140,7 +141,7 @@ SXM = ElixirMachine(
     500 * GIB,
     1555 * GB,
     NSCC,
-    constants=Constants(195e12, 1.35, 1.15, 0.91),
+    constants=Constants(185e12, 0.36, 0.29, 0.23),
 )
 PCIE = ElixirMachine(
     "A100 80GB PCIe",
@@ -149,7 +150,7 @@ PCIE = ElixirMachine(
     1935 * GB,
     DEVELOPMENT_SERVER,
     True,
-    Constants(177e12, 1.49, 1.78, 0.60, 0.1),
+    Constants(164e12, 0.39, 0.47, 0.15, 0.05),
 )
 MACHINES = {m.name: m for m in (SXM, PCIE)}
 """The machines of Tables 7 and 8 by name."""

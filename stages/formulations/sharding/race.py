@@ -85,7 +85,7 @@ def _in_order(
 ) -> list[Contestant]:
     """Judge all, and put those that fit first, the fastest before the others; at equal times the later one."""
     found = []
-    for name, choices in reversed(entered.items()):
+    for name, choices in reversed(list(entered.items())):
         judged = judge(choices)
         fits = judged.device_bytes <= problem.device_budget and judged.host_bytes <= problem.host_budget
         found.append(Contestant(name, choices, judged, fits))

@@ -53,7 +53,8 @@ def simulate_chunks(
     for g, c in zip(chunks, choices, strict=True):
         states = g.trainable * (g.stored_bytes + g.state_bytes)
         if g.is_root:
-            device += g.elements * g.compute_bytes + g.trainable * g.compute_bytes
+            device += g.elements * g.compute_bytes
+            states += g.trainable * g.compute_bytes  # the shard of its gradient, updated with them
         elif c.on_host:
             host += g.elements * g.compute_bytes
         else:

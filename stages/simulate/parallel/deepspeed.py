@@ -4,16 +4,16 @@
 |---|---|---|
 | weights on a device | all of them | 1/n, and up to `live_elements` gathered ones |
 | gathers | of all weights, after the update | before each use in forward and backward, one module ahead |
-| reduction | in buckets; `overlap_comm` is off by default | in buckets; `overlap_comm` is on by default |
+| reduction | in buckets, while backward goes on (`overlap_comm`) | the same |
 | updates | 1/n on each rank, all at once | 1/n, by sub-groups of `sub_group_elements` |
 
 Offloaded, the float32 master, the gradients in float32 and the states are on the host, and the host updates when
-backward has ended. Gradients are cast on the device and copied as float32. After ZeRO-2's updates the weights are cast
-on the host and copied to the device; ZeRO-3 has them on the host and copies a shard for each gather, from memory that
-is
-not pinned by default: such a copy waits for the device, and nothing overlaps with it.
+backward has ended. Gradients are cast on the device and copied as float32, and backward waits for that. After ZeRO-2's
+updates the weights are cast on the host and copied to the device; ZeRO-3 has them on the host and copies a shard for
+each gather, from memory that is not pinned by default: such a copy waits for the device, and nothing overlaps with it.
 
-Pinned memory of the host comes from PyTorch's caching allocator, which rounds each piece up to a power of two.
+ZeRO-2 pins the master and the gradients, ZeRO-3 the flat buffer of its weights (DeepSpeed 0.9). Pinned memory comes
+from PyTorch's caching allocator, which rounds each piece up to a power of two.
 """
 
 from __future__ import annotations
@@ -34,23 +34,18 @@ class DeepSpeedSettings:
     """DeepSpeed's settings, with its defaults, and what it makes of a machine's rates.
 
     Attributes:
-        reduce_elements: `reduce_bucket_size`.
+        reduce_elements: `reduce_bucket_size` of ZeRO-2, which has two of them; ZeRO-3's is small beside it.
         live_elements: `stage3_max_live_parameters`.
         sub_group_elements: `sub_group_size`.
         host_update_share: rate of its updates on the host over the machine's, casts of the results included.
-        copy_share: rate of its copies of weights from the host, of memory that is not pinned, over the machine's.
         process_bytes: memory of the host for each process, beside what is simulated.
-        built_on_device: the whole model is built on the device in float32 before it is shared out. ZeRO-3 builds it
-            in shards (`zero.Init`).
     """
 
     reduce_elements: int = 500_000_000
     live_elements: int = 1_000_000_000
     sub_group_elements: int = 1_000_000_000
     host_update_share: float = 1.0
-    copy_share: float = 1.0
     process_bytes: int = 0
-    built_on_device: bool = True
 
 
 DEFAULTS = DeepSpeedSettings()
@@ -103,16 +98,11 @@ class _Zero:
 
     def passes_s(self, stage: Stage, *, offload: bool) -> float:
         """Return the time of forward and backward."""
-        if stage == 2:
-            rules = LaneRules(ahead=0, reduce_waits=True, offload_waits=True)
-        else:
-            m = self.machine
-            rules = LaneRules(
-                ahead=0 if offload else 1,
-                offload_waits=True,
-                shared_link=m.collectives_share_link,
-                slowdown=m.collective_slowdown,
-            )
+        ahead = 1 if stage == 3 and not offload else 0
+        m = self.machine
+        rules = LaneRules(
+            ahead, offload_waits=True, shared_link=m.collectives_share_link, slowdown=m.collective_slowdown
+        )
         lanes = Lanes(rules)
         lanes.run([Use(g.forward_s, *self._before(g, stage, offload)) for g in self.groups])
         lanes.run([self._backward(g, stage, offload) for g in reversed(self.groups)])
@@ -122,8 +112,7 @@ class _Zero:
         if stage == 2:
             return 0.0, 0.0
         nbytes = g.elements * g.compute_bytes
-        rate = self.machine.reload_bytes_per_s * self.settings.copy_share
-        return (nbytes / rate if offload else 0.0), self.machine.collective_s(nbytes)
+        return (nbytes / self.machine.reload_bytes_per_s if offload else 0.0), self.machine.collective_s(nbytes)
 
     def _backward(self, g: ParameterGroup, stage: Stage, offload: bool) -> Use:
         reduce_s = self.machine.collective_s(g.trainable * g.compute_bytes) if g.trainable else 0.0
@@ -143,32 +132,29 @@ class _Zero:
         return update_s + self.weights / m.reload_bytes_per_s + m.collective_s(self.weights)
 
     def device_bytes(self, stage: Stage, *, offload: bool) -> int:
-        """Return the most bytes on a device, while computing, while updating, and while the model is built."""
+        """Return the most bytes on a device, while it computes and while it updates."""
         n, s = self.machine.ranks, self.settings
-        bucket = min(s.reduce_elements * self.width, self.gradients)
         shards = 0 if offload else (self.gradients + self.masters + self.states) // n
         if stage == 2:
             whole = self.weights + shards
+            buckets = 2 * min(s.reduce_elements * self.width, self.gradients)
             # The gradients' shards are put together, and cast to float32.
             updating = 0 if offload else (self.gradients + self.masters) // n
-            built = self.masters if s.built_on_device else 0
-            return max(whole + bucket + self.activation_bytes, whole + updating, built)
+            return max(whole + buckets + self.activation_bytes, whole + updating)
         live = min(s.live_elements * self.width, self.weights)
         own = 0 if offload else self.weights // n
         part = 0 if offload else min(self.masters // n, s.sub_group_elements * 4)
-        return max(own + shards + live + bucket + self.activation_bytes, own + shards + part)
+        return max(own + shards + live + self.activation_bytes, own + shards + part)
 
     def host_bytes(self, stage: Stage) -> int:
         """Return the bytes in the host, of all ranks together."""
         n = self.machine.ranks
-        masters, states = self.masters // n, self.states // n
-        each = self.settings.process_bytes + states
+        masters = self.masters // n
+        each = self.settings.process_bytes + self.states // n
         if stage == 2:
             return n * (each + 2 * pinned_bytes(masters))
-        part = self.settings.sub_group_elements * 4
-        whole, rest = divmod(masters, part)
-        grouped = whole * pinned_bytes(part) + pinned_bytes(rest)
-        return n * (each + 2 * grouped + pinned_bytes(self.weights // n))
+        # Gradients are there in the type of computing, and in float32.
+        return n * (each + pinned_bytes(self.weights // n) + self.gradients // n + 2 * masters)
 
 
 def pinned_bytes(nbytes: int) -> int:

@@ -1,6 +1,7 @@
 """Simulates DDP, which keeps everything on every device, and FSDP with the whole model as one unit.
 
-With mixed precision both have weights and gradients in the type of computing, and the float32 master and states beside.
+The latter is what the authors of Elixir measured: FairScale's, with the model wrapped as a whole. With mixed precision
+both have weights and gradients in the type of computing, and the float32 master and states beside.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ def simulate_one_unit(
 ) -> ParallelOutcome:
     """Simulate FSDP with the whole model as one unit: gathered before forward, reduced after backward.
 
-    The shards of weights (float32), gradients and states are beside the whole weights and the whole gradients.
+    The shards of weights (float32, and again in the type of computing), gradients and states are beside the whole
+    weights and the whole gradients. With one rank the shards are the whole.
     """
     weights = sum(g.elements * g.compute_bytes for g in groups)
     gradients = sum(g.trainable * g.compute_bytes for g in groups)
-    shards = sum(g.elements * g.stored_bytes + g.trainable * (g.stored_bytes + g.state_bytes) for g in groups)
+    shards = sum(
+        g.elements * (g.stored_bytes + g.compute_bytes) + g.trainable * (g.stored_bytes + g.state_bytes) for g in groups
+    )
     lanes = Lanes(LaneRules(ahead=0))
     lanes.run([Use(sum(g.forward_s for g in groups), gather_s=machine.collective_s(weights))])
     lanes.run([Use(sum(g.backward_s for g in groups), reduce_s=machine.collective_s(gradients))])
     update_s = sum(g.trainable for g in groups) / machine.device_updates_per_s
-    device = -(-shards // machine.ranks) + weights + gradients
+    device = -(-shards // machine.ranks) + (weights + gradients if machine.ranks > 1 else 0)
     return ParallelOutcome(lanes.end_s + update_s, device + activation_bytes + fixed_bytes, 0, update_s)

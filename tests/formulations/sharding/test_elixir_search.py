@@ -27,9 +27,7 @@ from tests.matrix import examples
 from tests.sharding_problems import problems
 
 GB = 10**9
-MACHINE = ParallelMachine(
-    "Table 4, n = 1", 1, 80 * GB, 400 * GB, 1.0, 0.0, 22 * GB, 16 * GB, 38 * GB, 12.5 * GB, 1.25 * GB
-)
+MACHINE = ParallelMachine("Table 4, n = 1", 1, 80 * GB, 400 * GB, 1.0, 0.0, 22 * GB, 16 * GB, 38 * GB, 50 * GB, 5 * GB)
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), longer=st.integers(0, 9))
@@ -90,8 +88,10 @@ def test_allowed_memory_is_that_of_the_paper_with_the_two_corrections() -> None:
     assert replace(paper, whole_bytes=3 * GB).allowed() == paper.allowed() - 3 * GB
 
 
-@pytest.mark.parametrize(("segment", "block", "blocks"), [(10, 10, 2), (11, 10, 3), (1, 10, 2), (30, 10, 4)])
-def test_the_rcache_holds_a_checkpointed_segment_and_one_chunk_more(segment: int, block: int, blocks: int) -> None:
+@pytest.mark.parametrize(("segment", "block", "blocks"), [(10, 10, 6), (31, 10, 7), (1, 10, 6), (60, 10, 9)])
+def test_the_rcache_holds_a_checkpointed_segment_and_what_is_gathered_ahead(
+    segment: int, block: int, blocks: int
+) -> None:
     assert least_blocks(segment, block) == blocks
 
 
@@ -99,8 +99,23 @@ def test_benefits_of_table_4() -> None:
     ns = 1e9  # of an element, in nanoseconds
     block = block_benefit(MACHINE, MIXED_PRECISION) * ns
     assert block == pytest.approx(1 / 22 + 1 / 16)
-    copies = 2 / 22 + 2 * block + 2 / 16
-    assert chunk_benefit(MACHINE, MIXED_PRECISION) * ns == pytest.approx((copies + 1 / 1.25 - 1 / 12.5) / 14)
+    copies, updates = 2 * block + 2 / 16, 1 / 5 - 1 / 50
+    assert chunk_benefit(MACHINE, MIXED_PRECISION) * ns == pytest.approx((4 / 22 + copies + updates) / 14)
+    corrected = chunk_benefit(MACHINE, MIXED_PRECISION, printed=False) * ns
+    assert corrected == pytest.approx((2 / 22 + copies + updates) / 14)
+
+
+def test_with_one_gpu_the_rcache_comes_first_and_with_four_the_chunks() -> None:
+    four = replace(
+        MACHINE,
+        ranks=4,
+        reload_bytes_per_s=70 * GB,
+        offload_bytes_per_s=60 * GB,
+        device_updates_per_s=200 * GB,
+        host_updates_per_s=7.5 * GB,
+    )
+    for machine, first in ((MACHINE, False), (four, True)):
+        assert (chunk_benefit(machine, MIXED_PRECISION) > block_benefit(machine, MIXED_PRECISION)) is first
 
 
 def test_benefits_on_fsdp2_are_what_a_serial_step_saves() -> None:
@@ -120,18 +135,25 @@ def test_benefits_on_fsdp2_are_what_a_serial_step_saves() -> None:
     sizes=st.lists(st.integers(1 << 20, 1 << 24), min_size=3, max_size=12),
     allowed=st.integers(1 << 24, 1 << 31),
     segment=st.integers(1, 1 << 25),
+    whole=st.integers(0, 1 << 25),
+    machine=st.sampled_from([MACHINE, replace(MACHINE, ranks=4)]),
 )
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
-def test_what_the_search_takes_is_allowed(sizes: list[int], allowed: int, segment: int) -> None:
-    plan = search(sizes, allowed, MACHINE, segment_elements=segment)
-    taken = plan.blocks * plan.length * 2 + plan.on_device * plan.length * 14
+def test_what_the_search_takes_is_allowed(
+    sizes: list[int], allowed: int, segment: int, whole: int, machine: ParallelMachine
+) -> None:
+    plan = search(sizes, allowed, machine, segment_elements=segment, whole_elements=whole)
+    shard = -(-plan.length * 14 // machine.ranks)
+    apart = -(-whole * 14 // machine.ranks) if plan.whole_on_device else 0
+    taken = plan.blocks * plan.length * 2 + plan.on_device * shard + apart
     assert taken <= allowed
     assert plan.blocks <= len(plan.chunks)
     if plan.fits:
         assert plan.blocks >= min(least_blocks(segment, plan.length), len(plan.chunks))
         room = allowed - taken
-        assert plan.on_device == len(plan.chunks) or room < plan.length * 14
-        assert plan.blocks == len(plan.chunks) or room < plan.length * 2
+        assert plan.on_device == len(plan.chunks) or room + apart < shard
+        later = chunk_benefit(machine, MIXED_PRECISION) > block_benefit(machine, MIXED_PRECISION)
+        assert plan.blocks == len(plan.chunks) or room < plan.length * 2 or not later
     else:
         assert plan.on_device == 0
 

@@ -2,8 +2,9 @@
 
 U_allowed = F_alloc · (capacity − U_buffer − F_frag · U_activation) (A.1)
 
-Elixir's code takes away two things more, which the paper leaves out: what the driver holds, before the factor; and
-after it, what the parameters take that are used twice (they are not in chunks).
+Elixir's code takes away three things more, which the paper leaves out: what the driver holds, before the factor; and
+after it, the parameters that are used twice (they are not in chunks, and stay whole), and a buffer that holds those of
+any one module.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class AllowedMemory:
         buffer_bytes: buffers of the model (U_buffer).
         activation_bytes: most bytes of activations at any moment (U_activation).
         driver_bytes: what the driver and its libraries hold.
-        whole_bytes: what parameters take that are in no chunk.
+        whole_bytes: parameters that are used twice, and the buffer for those of a module.
         alloc_share: the share of memory that can be used (F_alloc).
         fragment_factor: what activations take with fragments, over what they take without (F_frag).
     """
@@ -39,10 +40,16 @@ class AllowedMemory:
         return int(self.alloc_share * (usable - self.fragment_factor * self.activation_bytes)) - self.whole_bytes
 
 
-def least_blocks(segment_elements: int, block_elements: int) -> int:
-    """Return the fewest blocks that hold the parameters of any checkpointed segment, and the next chunk (A.3).
+FEWEST_BLOCKS = 4
+"""Blocks that the authors' code takes at least."""
 
-    Parameters of a segment may begin in one chunk and end in another, so that one block more is needed; with it, the
-    chunk that is gathered ahead has a place too.
+BLOCKS_AHEAD = 2
+"""Blocks that it takes more, for chunks that are gathered ahead."""
+
+
+def least_blocks(segment_elements: int, block_elements: int) -> int:
+    """Return the fewest blocks that hold the parameters of any checkpointed segment (A.3), as the authors' code does.
+
+    Parameters of a segment may begin in one chunk and end in another, so that one block more is needed.
     """
-    return -(-segment_elements // block_elements) + 1
+    return max(FEWEST_BLOCKS, -(-segment_elements // block_elements) + 1) + BLOCKS_AHEAD

@@ -12,10 +12,12 @@ As printed, for a chunk of C elements:
 
 (2) J(n) = n / (L_c + L_os F_os) · [(L_os C / B_c2g + L_c I(n) + L_c C / B_g2c) + (C / V_c − C / V_g)]
 
-Both are seconds for a byte of each device, C times over; here they are for one element, C = 1. In (2) the chunk is
-copied to the devices for forward, leaves and comes back for backward (L_c I), and its gradient leaves. Its first term
-has L_os, as if the float32 master were copied; the chunk that is copied has L_c bytes an element (4.1), so here it is
-L_c.
+Both are seconds for a byte of each device, C times over; here they are for one element, C = 1. V_g and V_c are elements
+per second, as the authors' profiling script measures them.
+
+In (2) the chunk is copied to the devices for forward, leaves and comes back for backward (L_c I), and its gradient
+leaves. Its first term has L_os, in the paper and in the authors' code, as if the float32 master were copied; but the
+chunk that is copied has L_c bytes an element (4.1). `printed=False` puts L_c there.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ def block_benefit(machine: ParallelMachine, widths: Widths) -> float:
     return (there + back) / widths.compute_bytes
 
 
-def chunk_benefit(machine: ParallelMachine, widths: Widths) -> float:
+def chunk_benefit(machine: ParallelMachine, widths: Widths, *, printed: bool = True) -> float:
     """Return J(n): seconds saved for each byte of a device that takes shards of a chunk."""
     copies = (
-        widths.compute_bytes / machine.reload_bytes_per_s
+        (widths.master_bytes if printed else widths.compute_bytes) / machine.reload_bytes_per_s
         + widths.compute_bytes * block_benefit(machine, widths)
         + widths.compute_bytes / machine.offload_bytes_per_s
     )

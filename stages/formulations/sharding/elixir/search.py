@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stowage.stages.formulations.sharding.elixir.allowed import least_blocks
+from stowage.stages.formulations.sharding.elixir.allowed import BLOCKS_AHEAD, least_blocks
 from stowage.stages.formulations.sharding.elixir.benefit import MIXED_PRECISION, Widths, block_benefit, chunk_benefit
 from stowage.stages.formulations.sharding.elixir.chunks import lengths, pack
 from stowage.stages.formulations.sharding.elixir.rcache import loads
@@ -22,6 +22,7 @@ class ElixirPlan:
         blocks: blocks of the rCache (n_block).
         least_blocks: the fewest that the search allows itself.
         on_device: chunks whose shards are on the devices, the first ones.
+        whole_on_device: so are the shards of the parameters that are used twice; they come last.
         fits: the rCache is as long as checkpointed segments need (A.3).
     """
 
@@ -30,6 +31,7 @@ class ElixirPlan:
     blocks: int
     least_blocks: int
     on_device: int
+    whole_on_device: bool
     fits: bool
 
     @property
@@ -44,6 +46,7 @@ def search(
     machine: ParallelMachine,
     *,
     segment_elements: int,
+    whole_elements: int = 0,
     widths: Widths = MIXED_PRECISION,
 ) -> ElixirPlan:
     """Choose a configuration.
@@ -53,6 +56,7 @@ def search(
         allowed_bytes: U_allowed.
         machine: the machine.
         segment_elements: most elements of the parameters of one checkpointed segment.
+        whole_elements: elements of the parameters that are used twice.
         widths: bytes of an element.
     """
     length, chunks = _best_length(elements, allowed_bytes, widths)
@@ -63,15 +67,20 @@ def search(
     affordable = max(0, allowed_bytes) // block_bytes
     parts = tuple(tuple(chunk) for chunk in chunks)
     if affordable < least:
-        return ElixirPlan(length, parts, affordable, least, 0, fits=False)
+        return ElixirPlan(length, parts, affordable, least, 0, whole_on_device=False, fits=False)
+    whole_bytes = -(-whole_elements * widths.resident_bytes // machine.ranks)
     room = allowed_bytes - least * block_bytes
     if chunk_benefit(machine, widths) > block_benefit(machine, widths):
         on_device = min(count, room // shard_bytes)
-        more = min(count - least, (room - on_device * shard_bytes) // block_bytes)
+        room -= on_device * shard_bytes
+        whole_on_device = whole_bytes <= room
+        more = min(count - least, (room - whole_on_device * whole_bytes) // block_bytes)
     else:
         more = min(count - least, room // block_bytes)
-        on_device = min(count, (room - more * block_bytes) // shard_bytes)
-    return ElixirPlan(length, parts, least + more, least, on_device, fits=True)
+        room -= more * block_bytes
+        on_device = min(count, room // shard_bytes)
+        whole_on_device = whole_bytes <= room - on_device * shard_bytes
+    return ElixirPlan(length, parts, least + more, least, on_device, whole_on_device, fits=True)
 
 
 def _best_length(elements: Sequence[int], allowed_bytes: int, widths: Widths) -> tuple[int, list[list[int]]]:
@@ -79,7 +88,8 @@ def _best_length(elements: Sequence[int], allowed_bytes: int, widths: Widths) ->
     best: tuple[int, int, list[list[int]]] | None = None
     for length in lengths(elements):
         chunks = pack(elements, length)
-        blocks = max(1, min(len(chunks), allowed_bytes // (length * widths.compute_bytes)))
+        blocks = allowed_bytes // (length * widths.compute_bytes) - BLOCKS_AHEAD
+        blocks = max(1, min(len(chunks), blocks))
         calls = [*range(len(chunks)), *reversed(range(len(chunks)))]
         loaded = loads(calls, blocks) * length
         if best is None or loaded < best[0]:
