@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import astuple
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,7 @@ from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration, elix
 from stowage.flows.benchmarks.elixir.judgement import NAMES, WHY, WITHIN
 from stowage.flows.benchmarks.elixir.machines import MACHINES, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
+from stowage.flows.benchmarks.elixir.pages import PAGE
 from stowage.flows.benchmarks.elixir.published import (
     TABLE_2,
     TABLE_3,
@@ -24,11 +26,13 @@ from stowage.flows.benchmarks.elixir.published import (
     published_rows,
 )
 from stowage.flows.benchmarks.elixir.rows import elixir_row, sharding_problem, speedup
+from stowage.flows.benchmarks.pages.measurement import read_measurement
 from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
 from stowage.stages.solver.outcome import SolverSettings
 
 ROWS = list(published_rows())
+MEASURED = Path(__file__).parents[3] / "docs" / "measured" / "data"
 
 
 def configuration(row: PublishedRow) -> Configuration:
@@ -129,6 +133,13 @@ def test_a_sharded_plan_has_a_column_once_it_can_be_timed(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(elixir_rows_module, "PLAN_B", module.__name__)
     assert elixir_row(row).plan_b == pytest.approx(200.0)
+
+
+def test_every_table_of_the_page_has_data_with_its_columns() -> None:
+    for section in PAGE.sections:
+        measurement = read_measurement(MEASURED / f"{section.name}.json")
+        keys = {column.key for column in section.columns if not column.optional}
+        assert all(keys <= set(row) for row in measurement.rows), section.name
 
 
 @pytest.mark.long
