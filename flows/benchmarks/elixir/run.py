@@ -11,7 +11,7 @@ from typing import Any
 from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration
 from stowage.flows.benchmarks.elixir.figure import plan_time_figure
 from stowage.flows.benchmarks.elixir.judgement import fits_rows, judged_rows, missed_rows, speedups
-from stowage.flows.benchmarks.elixir.machines import MACHINES
+from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D
 from stowage.flows.benchmarks.elixir.models import MODELS
 from stowage.flows.benchmarks.elixir.plan_time import RANKS, plan_times
 from stowage.flows.benchmarks.elixir.published import PublishedRow, best_of_deepspeed
@@ -132,7 +132,7 @@ def _speedups(rows: Sequence[ElixirRow]) -> Iterator[dict[str, Any]]:
 
 
 def _scaling() -> Iterator[dict[str, Any]]:
-    for machine in MACHINES.values():
+    for machine in (*MACHINES.values(), P4D):
         for ranks in RANKS:
             c = Configuration(machine, MODELS["GPT2-20b"], ranks, 8)
             best = plan_groups(sharding_problem(c), EFFORT).best
