@@ -192,7 +192,8 @@ SCALING = Section(
     "elixir_ranks",
     "From 1 to 64 GPUs",
     "GPT2-20b, batch 8 for each GPU, simulated TFLOPS for each GPU. Above four GPUs there are several nodes of four, "
-    "each with its own host, and a network of 25 GB/s for each GPU between them: assumed, nothing was published. *AWS p4d* has the rates of the paper's Table 5.",
+    "each with its own host, and a network of 25 GB/s for each GPU between them: assumed, nothing was published. "
+    "*AWS p4d* has the rates of the paper's Table 5.",
     ELIXIR,
     (
         text("machine", "machine"),
