@@ -66,7 +66,8 @@ class ParameterGroup:
         forward_s, backward_s: time of the group's part of forward and of backward (with recomputation inside it).
         saved_bytes: bytes that its forward keeps for its backward.
         forward_peak_bytes, backward_peak_bytes: most bytes of activations and workspace in its parts, beside what
-            earlier groups have saved, and beside parameters and gradients.
+            other groups have saved, and beside parameters and gradients; but gradients of the model's own group, which
+            wait for the end of backward, are in the backward peaks of all others.
         segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
             needed at the same time in backward (Elixir, A.3).
     """

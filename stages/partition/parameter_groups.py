@@ -189,7 +189,7 @@ def _parts(trace: TraceTables, costs: Mapping[str, Cost], groups: _Groups) -> di
     """Replay plain PyTorch's order: what is in memory while each group runs, beside what others have saved."""
     parts: dict[str, _Part] = defaultdict(_Part)
     life = _Lives(trace, groups)
-    live = 0
+    live = waiting = 0
     saved: dict[str, int] = defaultdict(int)
     saved_by_all = 0
     for call in trace.calls:
@@ -209,13 +209,14 @@ def _parts(trace: TraceTables, costs: Mapping[str, Cost], groups: _Groups) -> di
                 part.saved += size
             if storage in life.crossing:
                 part.crossing += size
-        here = live - (saved_by_all - saved[path]) + cost.workspace_bytes
+        here = live - (saved_by_all - saved[path]) + cost.workspace_bytes + (waiting if path != ROOT else 0)
         if call.phase == "forward":
             part.forward_s += cost.time_s
             part.forward_peak = max(part.forward_peak, here)
         else:
             part.backward_s += cost.time_s
             part.backward_peak = max(part.backward_peak, here)
+        waiting += life.waiting.get(call.call, 0)
         for storage in life.dying[call.call]:
             size = trace.storages[storage].nbytes
             live -= size
@@ -234,12 +235,21 @@ class _Lives:
         saved: storages that forward keeps for backward.
         crossing: storages of forward that another group reads: what a checkpointed segment keeps.
         maker: storage -> path of the group that made it.
+        waiting: call -> bytes of gradients of the model's own group that it completes; they wait for the end of
+            backward, while those of other groups are reduced when their part of backward ends.
     """
 
     def __init__(self, trace: TraceTables, groups: _Groups) -> None:
         storage_of = [v.storage for v in trace.values]
         gradients = {storage_of[g.gradient_value] for g in trace.gradients if g.gradient_value >= 0}
         temporary = {s.storage for s in trace.storages if s.role == "temporary"} - gradients
+        own = {storage_of[g.gradient_value] for g in trace.gradients if g.parameter in groups.members[ROOT]}
+        self.waiting: dict[int, int] = defaultdict(int)
+        for call in trace.calls:
+            for storage in {storage_of[v] for v in call.returns if v >= 0 and trace.values[v].call == call.call}:
+                if storage in own & gradients:
+                    self.waiting[call.call] += trace.storages[storage].nbytes
+                    own.discard(storage)
         made: dict[int, Call] = {}
         last: dict[int, Call] = {}
         self.crossing: set[int] = set()

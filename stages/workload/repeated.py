@@ -88,7 +88,7 @@ def _pattern(forms: Sequence[str]) -> tuple[int, int] | None:
         for period in range(1, LONGEST_PERIOD + 1)
         for prefix in range(LONGEST_PREFIX + 1)
         if all(a == b for a, b in zip(forms[prefix:], forms[prefix + period :]))
-        and Repeated("", len(forms), prefix, period).least + period < len(forms)
+        and Repeated("", len(forms), prefix, period).least < len(forms)
     ]
     return min(fits, key=lambda fit: fit[0] + 2 * fit[1]) if fits else None
 
