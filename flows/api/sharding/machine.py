@@ -66,7 +66,8 @@ def _rates(group: dist.ProcessGroup, device: torch.device) -> tuple[float, float
 
     def gather(elements: int) -> float:
         part = elements // ranks
-        return _timed(lambda: dist.all_gather_into_tensor(whole[: part * ranks], share[:part], group=group), device)
+        parts = list(whole[: part * ranks].split(part))
+        return _timed(lambda: dist.all_gather(parts, share[:part], group=group), device)
 
     small, large = gather(SMALL), gather(LARGE)
     found = torch.tensor([small, large], dtype=torch.float64, device=device)
