@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 
 from stowage.flows.api.arguments import check_arguments
@@ -52,8 +53,8 @@ def shard(
     """Shard a model and its optimizer in place over several ranks, so that each rank's step fits its device.
 
     All ranks call it with the same model, optimizer and form of batch, each with its own data. The first rank plans for
-    all. The model stays the same object with plain modules in it, whose parameters are now shards (`DTensor`); a loop of
-    your own goes on as it is.
+    all. The model stays the same object with plain modules in it, whose parameters are now shards (`DTensor`); a loop
+    of your own goes on as it is.
 
     Args:
         model: a model in the mode it trains in; ranks whose weights differ get the first rank's, as under DDP.
@@ -103,9 +104,10 @@ def shard(
     if plan.whole:
         return plan
     ranks = ranks.present()
-    assert ranks.group is not None and ranks.mesh is not None
+    assert ranks.group is not None
+    assert ranks.mesh is not None
     with untouched(model, optimizer):
-        different = same_weights(model, ranks.group)
+        same_weights(model, ranks.group)
         here = ranks.mesh
 
         def work() -> None:
@@ -160,7 +162,7 @@ class _Ranks:
         """Return these ranks; a process alone starts a group of its own."""
         if self.group is not None:
             return self
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(self.device.type, (1,))
         return _Ranks(mesh.get_group(), mesh, self.device)
 

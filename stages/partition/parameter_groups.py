@@ -138,23 +138,35 @@ class _Groups:
         for call in trace.calls:
             if call.phase == "forward":
                 first.setdefault(self.of(call.module), call.call)
-        self.of_call = self._assign(trace)
         self.members: dict[str, list[str]] = {ROOT: []}
         for name in order:
             self.members.setdefault(self._home(name, readers, modules.owners), []).append(name)
         blocks = sorted((p for p in self.members if p != ROOT), key=lambda p: first.get(p, len(trace.calls)))
         self.order = [ROOT, *blocks]
+        self.of_call = self._assign(trace, names_of)
 
-    def _assign(self, trace: TraceTables) -> list[str]:
-        """Return the group of each call; a view belongs to the first call that reads it.
+    def _assign(self, trace: TraceTables, names_of: Mapping[int, list[str]]) -> list[str]:
+        """Return the group of each call.
 
-        Backward makes its views of parameters outside of all modules.
+        In backward the calls' modules are those that made what they read, which may be another block. What tells more
+        is which weights they read and which gradients they complete: groups come in reverse, and as long as one of a
+        group's weights is still to be read, it is that group's turn. Views belong to their readers.
         """
         found = [self.of(call.module) for call in trace.calls]
+        place = {path: i for i, path in enumerate(self.order)}
+        home = {name: path for path, names in self.members.items() for name in names if path != ROOT}
+        completes = {g.gradient_value: home[g.parameter] for g in trace.gradients if g.parameter in home}
+        turn = 0
         reader: dict[int, str] = {}
         for call in reversed(trace.calls):
             if call.is_view:
                 found[call.call] = next((reader[v] for v in call.returns if v in reader), found[call.call])
+            if call.phase == "backward":
+                read = {n for v in call.reads for n in names_of.get(trace.values[v].storage, ()) if n in home}
+                touched = {home[n] for n in read} | {completes[v] for v in call.returns if v in completes}
+                turn = max([turn, *(place[path] for path in touched)])
+                if turn and not (turn == len(self.order) - 1 and found[call.call] == ROOT and not touched):
+                    found[call.call] = self.order[turn]
             reader.update(dict.fromkeys(call.reads, found[call.call]))
         return found
 

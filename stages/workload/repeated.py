@@ -17,6 +17,10 @@ LONGEST_PREFIX = 3
 """Most blocks before the pattern begins, such as the first block of T5, which alone has relative positions."""
 
 
+SMALL = 8
+"""A block with less than this part of the largest block's bytes is no group: its weights go with the model's own."""
+
+
 @dataclass(frozen=True)
 class Repeated:
     """A list of blocks that repeats a pattern.
@@ -99,11 +103,7 @@ def _forms(blocks: Sequence[nn.Module]) -> list[str]:
     A number that equals the block's position in the list, in all blocks, is the position and makes no difference.
     """
     entries = [_entries(block) for block in blocks]
-    positions = {
-        key
-        for key in entries[0]
-        if all(e.get(key) == str(i) for i, e in enumerate(entries))
-    }
+    positions = {key for key in entries[0] if all(e.get(key) == str(i) for i, e in enumerate(entries))}
     return ["\n".join(f"{k} {v}" for k, v in e.items() if k not in positions) for e in entries]
 
 
@@ -181,14 +181,15 @@ def group_candidates(model: nn.Module, called: Mapping[str, Any]) -> tuple[str, 
         model: the model.
         called: paths of the modules that are called as such, so that hooks on them run.
     """
-    blocks = [
-        path
+    sizes = {
+        path: _bytes(child.parameters())
         for container, module in containers(model).items()
         for name, child in module.named_children()
-        if (path := f"{container}.{name}" if container else name) in called and _bytes(child.parameters())
-    ]
+        if (path := f"{container}.{name}" if container else name) in called
+    }
+    largest = max(sizes.values(), default=0)
+    blocks = [path for path, nbytes in sizes.items() if nbytes * SMALL > largest]
     inside = tuple(f"{b}." for b in blocks)
-    largest = max((_bytes(model.get_submodule(b).parameters()) for b in blocks), default=0)
     enough = largest / 2 if blocks else _bytes(model.parameters()) / 8
     outside = [
         path

@@ -66,7 +66,7 @@ def _rates(group: dist.ProcessGroup, device: torch.device) -> tuple[float, float
 
     def gather(elements: int) -> float:
         part = elements // ranks
-        parts = list(whole[: part * ranks].split(part))
+        parts = list(torch.split(whole[: part * ranks], part))
         return _timed(lambda: dist.all_gather(parts, share[:part], group=group), device)
 
     small, large = gather(SMALL), gather(LARGE)

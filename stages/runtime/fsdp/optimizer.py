@@ -29,8 +29,8 @@ def check_states(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
             for key, state in optimizer.state.get(parameter, {}).items():
                 if isinstance(state, torch.Tensor) and state.ndim and state.shape != parameter.shape:
                     raise ParameterError(
-                        f"The optimizer's state {key!r} of {names[id(parameter)]} has the shape {list(state.shape)}, not "
-                        "the parameter's, so it cannot be cut like it: shard before the first step of the optimizer."
+                        f"The optimizer's state {key!r} of {names[id(parameter)]} has the shape {list(state.shape)}, "
+                        "not the parameter's, so it cannot be cut like it: shard before the first step of the optimizer."
                     )
 
 

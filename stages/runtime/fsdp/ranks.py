@@ -38,8 +38,8 @@ def check_equal(own: dict[str, str], group: dist.ProcessGroup) -> None:
         for name, value in other.items():
             if value != found[0].get(name):
                 raise ParameterError(
-                    f"Rank {rank} has another {name} than rank 0 ({value} and {found[0].get(name)}): give all ranks the "
-                    "same."
+                    f"Rank {rank} has another {name} than rank 0 ({value} and {found[0].get(name)}): give all ranks "
+                    "the same."
                 )
 
 
