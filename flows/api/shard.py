@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 
 from stowage.flows.api.arguments import check_arguments
@@ -103,10 +103,9 @@ def shard(
     plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))
     if plan.whole:
         return plan
-    ranks = ranks.present()
-    assert ranks.group is not None
-    assert ranks.mesh is not None
-    with untouched(model, optimizer):
+    with ranks.present() as ranks, untouched(model, optimizer):
+        assert ranks.group is not None
+        assert ranks.mesh is not None
         same_weights(model, ranks.group)
         here = ranks.mesh
 
@@ -158,13 +157,20 @@ class _Ranks:
             kind = "cuda"
         return _Ranks(group, DeviceMesh.from_group(group, kind), _here(kind))
 
-    def present(self) -> _Ranks:
-        """Return these ranks; a process alone starts a group of its own."""
+    @contextmanager
+    def present(self) -> Iterator[_Ranks]:
+        """Yield these ranks; a process alone starts a group of its own, which ends if the block raises."""
         if self.group is not None:
-            return self
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        mesh = init_device_mesh(self.device.type, (1,))
-        return _Ranks(mesh.get_group(), mesh, self.device)
+            yield self
+            return
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh(self.device.type, (1,))
+            yield _Ranks(mesh.get_group(), mesh, self.device)
+        except BaseException:
+            dist.destroy_process_group()
+            raise
 
 
 def _here(kind: str) -> torch.device:

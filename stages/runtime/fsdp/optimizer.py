@@ -30,7 +30,7 @@ def check_states(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
                 if isinstance(state, torch.Tensor) and state.ndim and state.shape != parameter.shape:
                     raise ParameterError(
                         f"The optimizer's state {key!r} of {names[id(parameter)]} has the shape {list(state.shape)}, "
-                        "not the parameter's, so it cannot be cut like it: shard before the first step of the optimizer."
+                        "not the parameter's, so it cannot be cut like it: shard before the optimizer's first step."
                     )
 
 
