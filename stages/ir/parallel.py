@@ -1,7 +1,7 @@
-"""Describes a parallel machine, the groups of parameters that are sharded together, and where each group's shards live.
+"""Describes a parallel machine, groups of parameters that are sharded together, and where each group's shards live.
 
-All ranks have the same devices and run the same plan. A group is what FSDP2 gathers in one collective; Elixir calls it a
-chunk (Elixir, section 3). A group whose shards live in the host is updated there, by the CPU.
+All ranks have the same devices and run the same plan. A group is what FSDP2 gathers in one collective; Elixir calls it
+a chunk (Elixir, section 3). A group whose shards live in the host is updated there, by the CPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class ParallelMachine:
         host_updates_per_s: scalar parameters that the host updates per second while all ranks ask for it (V_c(n)).
         collectives_share_link: collectives pass over the link that copies to and from the host use (PCIe without
             NVLink), so that both slow each other down.
+        collective_slowdown: by which share of a collective's time computing beside it takes longer, as the collective's
+            kernels take processors and memory bandwidth of the device.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ParallelMachine:
     device_updates_per_s: float
     host_updates_per_s: float
     collectives_share_link: bool = False
+    collective_slowdown: float = 0.0
 
     def collective_s(self, nbytes: int) -> float:
         """Return the time of gathering, or of reducing and scattering, `nbytes` (of the whole, not of a shard)."""
@@ -70,6 +73,9 @@ class ParameterGroup:
             wait for the end of backward, are in the backward peaks of all others.
         segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
             needed at the same time in backward (Elixir, A.3).
+
+    A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
+    used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
     """
 
     group: int
@@ -86,6 +92,11 @@ class ParameterGroup:
     forward_peak_bytes: int
     backward_peak_bytes: int
     segment: int = -1
+
+    @property
+    def is_root(self) -> bool:
+        """Return whether it is the model's own group (FSDP2's root)."""
+        return "" in self.modules
 
 
 @dataclass(frozen=True)
