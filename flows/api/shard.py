@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from stowage.flows.api.arguments import check_arguments
-from stowage.flows.api.sharding.choose import choose
+from stowage.flows.api.sharding.choose import Situation, choose
 from stowage.flows.api.sharding.machine import host_memory, parallel_machine
 from stowage.flows.api.sharding.plan import ShardPlan
 from stowage.flows.api.sharding.profile import profile_groups
@@ -44,7 +44,7 @@ def shard(
     loss: Loss | None = None,
     group: dist.ProcessGroup | None = None,
     mesh: DeviceMesh | None = None,
-    choices: Choose = choose,
+    choices: Choose | None = None,
     costs: Literal["measured", "roofline"] = "roofline",
     prefetch: int | None = None,
     broadcast_buffers: bool = True,
@@ -97,8 +97,12 @@ def shard(
 
     def make() -> str:
         profile = profile_groups(model, batch, stores=stores, loss=loss, optimizer=optimizer, costs=costs)
-        chosen = choices(profile.groups, machine, budget - profile.resident_bytes, host)
-        return ShardPlan(machine, profile.groups, tuple(chosen), budget, host, 0.0, 0, 0, ahead).to_json()
+        on_cpu = ranks.device.type == "cpu"
+        situation = Situation(profile.groups, machine, budget, host, profile.resident_bytes, ahead, on_cpu)
+        if choices is None:
+            return ShardPlan.of(situation, choose(situation)).to_json()
+        given = choices(profile.groups, machine, budget - profile.resident_bytes, host)
+        return ShardPlan.of(situation, situation.describe("given", given)).to_json()
 
     plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))
     if plan.whole:

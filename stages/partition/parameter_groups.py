@@ -42,7 +42,10 @@ class _Part:
     backward_s: float = 0.0
     forward_peak: int = 0
     backward_peak: int = 0
+    with_gradients: int = 0
+    gradients: int = 0
     saved: int = 0
+    first_saved: int = 0
     crossing: int = 0
 
 
@@ -90,6 +93,8 @@ def parameter_groups(trace: TraceTables, costs: Mapping[str, Cost], modules: Mod
                 forward_peak_bytes=part.forward_peak,
                 backward_peak_bytes=max(part.backward_peak, part.forward_peak if segment >= 0 else 0),
                 segment=segment,
+                backward_with_gradients_bytes=max(part.with_gradients, part.forward_peak if segment >= 0 else 0),
+                first_saved_bytes=part.first_saved,
             )
         )
     return rows
@@ -219,6 +224,7 @@ def _parts(trace: TraceTables, costs: Mapping[str, Cost], groups: _Groups) -> di
                 saved[path] += size
                 saved_by_all += size
                 part.saved += size
+                part.first_saved += size if path == ROOT and len(parts) == 1 else 0
             if storage in life.crossing:
                 part.crossing += size
         here = live - (saved_by_all - saved[path]) + cost.workspace_bytes + (waiting if path != ROOT else 0)
@@ -228,6 +234,8 @@ def _parts(trace: TraceTables, costs: Mapping[str, Cost], groups: _Groups) -> di
         else:
             part.backward_s += cost.time_s
             part.backward_peak = max(part.backward_peak, here)
+            part.gradients += life.gradients.get(call.call, 0)
+            part.with_gradients = max(part.with_gradients, here + part.gradients)
         waiting += life.waiting.get(call.call, 0)
         for storage in life.dying[call.call]:
             size = trace.storages[storage].nbytes
@@ -247,6 +255,7 @@ class _Lives:
         saved: storages that forward keeps for backward.
         crossing: storages of forward that another group reads: what a checkpointed segment keeps.
         maker: storage -> path of the group that made it.
+        gradients: call -> bytes of gradients of parameters that it makes.
         waiting: call -> bytes of gradients of the model's own group that it completes; they wait for the end of
             backward, while those of other groups are reduced when their part of backward ends.
     """
@@ -255,13 +264,15 @@ class _Lives:
         storage_of = [v.storage for v in trace.values]
         gradients = {storage_of[g.gradient_value] for g in trace.gradients if g.gradient_value >= 0}
         temporary = {s.storage for s in trace.storages if s.role == "temporary"} - gradients
-        own = {storage_of[g.gradient_value] for g in trace.gradients if g.parameter in groups.members[ROOT]}
+        own = {storage_of[g.gradient_value] for g in trace.gradients if g.parameter in groups.members[ROOT]} & gradients
+        self.gradients: dict[int, int] = defaultdict(int)
         self.waiting: dict[int, int] = defaultdict(int)
+        to_come = set(gradients)
         for call in trace.calls:
-            for storage in {storage_of[v] for v in call.returns if v >= 0 and trace.values[v].call == call.call}:
-                if storage in own & gradients:
-                    self.waiting[call.call] += trace.storages[storage].nbytes
-                    own.discard(storage)
+            for storage in {storage_of[v] for v in call.returns if v >= 0} & to_come:
+                self.gradients[call.call] += trace.storages[storage].nbytes
+                self.waiting[call.call] += trace.storages[storage].nbytes if storage in own else 0
+                to_come.discard(storage)
         made: dict[int, Call] = {}
         last: dict[int, Call] = {}
         self.crossing: set[int] = set()
@@ -308,10 +319,13 @@ def merged(groups: Sequence[ParameterGroup]) -> ParameterGroup:
     """Return neighbouring groups as one, numbered as the first; all its parameters are gathered at once."""
     first = groups[0]
     elements, trainable = sum(g.elements for g in groups), sum(g.trainable for g in groups)
-    forward_peak = backward_peak = before = 0
+    forward_peak = backward_peak = together = before = 0
     for group in groups:
         forward_peak = max(forward_peak, before + group.forward_peak_bytes)
         backward_peak = max(backward_peak, before + group.backward_peak_bytes)
+        joint = group.backward_with_gradients_bytes or group.backward_peak_bytes + group.trainable * group.compute_bytes
+        later = sum(g.trainable * g.compute_bytes for g in groups if g.group > group.group)
+        together = max(together, before + later + joint)
         before += group.saved_bytes
 
     def mean(width: str, weight: str, total: int) -> int:
@@ -332,4 +346,6 @@ def merged(groups: Sequence[ParameterGroup]) -> ParameterGroup:
         forward_peak_bytes=forward_peak,
         backward_peak_bytes=backward_peak,
         segment=first.segment if all(g.segment == first.segment for g in groups) else -1,
+        backward_with_gradients_bytes=together,
+        first_saved_bytes=sum(g.first_saved_bytes for g in groups),
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from stowage.flows.api.sharding.choose import Chosen, Situation
 from stowage.stages.ir.amounts import size_text, time_text
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
 
@@ -27,7 +28,8 @@ class ShardPlan:
         predicted_peak_bytes: predicted peak of a rank's device memory, everything included.
         predicted_host_bytes: predicted bytes in the host, of all ranks together.
         prefetch: groups that are gathered ahead of their use.
-        notices: what the user should know, one sentence each.
+        chosen_by: who made the choice: `exact`, Elixir's `greedy` search, a fixed policy, or `given`.
+        moment: when the peak is.
     """
 
     machine: ParallelMachine
@@ -39,7 +41,25 @@ class ShardPlan:
     predicted_peak_bytes: int
     predicted_host_bytes: int
     prefetch: int
-    notices: tuple[str, ...] = ()
+    chosen_by: str
+    moment: str
+
+    @staticmethod
+    def of(situation: Situation, chosen: Chosen) -> ShardPlan:
+        """Return the plan that a choice makes."""
+        return ShardPlan(
+            machine=situation.machine,
+            groups=situation.groups,
+            choices=chosen.choices,
+            device_budget_bytes=situation.device_budget_bytes,
+            host_budget_bytes=situation.host_budget_bytes,
+            predicted_time_s=chosen.time_s,
+            predicted_peak_bytes=chosen.device_bytes,
+            predicted_host_bytes=chosen.host_bytes,
+            prefetch=situation.prefetch,
+            chosen_by=chosen.name,
+            moment=chosen.moment,
+        )
 
     @property
     def whole(self) -> bool:
@@ -62,11 +82,10 @@ class ShardPlan:
         content["machine"] = ParallelMachine(**content["machine"])
         content["groups"] = tuple(ParameterGroup(**_tuples(g)) for g in content["groups"])
         content["choices"] = tuple(GroupChoice(**c) for c in content["choices"])
-        content["notices"] = tuple(content["notices"])
         return ShardPlan(**content)
 
     def __str__(self) -> str:
-        return "\n".join([*self._summary(), *_table(self.groups, self.choices), *self.notices])
+        return "\n".join([*self._summary(), *_table(self.groups, self.choices)])
 
     __repr__ = __str__
 
@@ -78,8 +97,9 @@ class ShardPlan:
         return [
             f"{elements:,} parameters ({trainable:,} train) in {len(self.groups)} groups, {what}",
             f"predicted: {time_text(self.predicted_time_s)} a step, peak {size_text(self.predicted_peak_bytes)} of "
-            f"{size_text(self.device_budget_bytes)} on each device, {size_text(self.predicted_host_bytes)} of "
-            f"{size_text(self.host_budget_bytes)} in the host",
+            f"{size_text(self.device_budget_bytes)} on each device ({self.moment}), "
+            f"{size_text(self.predicted_host_bytes)} of "
+            f"{size_text(self.host_budget_bytes)} in the host; chosen by: {self.chosen_by}",
         ]
 
 
