@@ -23,12 +23,12 @@ from tests.sharding.beside_ddp import STATES, state_of
 from tests.sharding.ranks import say
 
 SIZES: dict[str, tuple[str, dict[str, Any], int, int]] = {
-    "gpt2": ("gpt2", {"n_layer": 6, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": 1024}, 4, 128),
+    "gpt2": ("gpt2", {"n_layer": 4, "n_embd": 256, "n_head": 2, "n_positions": 64, "vocab_size": 512}, 4, 64),
     "gpt2_wide": ("gpt2", {"n_layer": 4, "n_embd": 512, "n_head": 4, "n_positions": 32, "vocab_size": 512}, 1, 32),
 }
 
 
-STEPS = 6
+STEPS = 2
 
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> list[torch.Tensor]:
