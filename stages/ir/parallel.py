@@ -69,9 +69,13 @@ class ParameterGroup:
         forward_s, backward_s: time of the group's part of forward and of backward (with recomputation inside it).
         saved_bytes: bytes that its forward keeps for its backward.
         forward_peak_bytes, backward_peak_bytes: most bytes of activations and workspace in its parts, beside what
-            earlier groups have saved, and beside parameters and gradients.
+            other groups have saved, and beside parameters and gradients; but gradients of the model's own group, which
+            wait for the end of backward, are in the backward peaks of all others.
         segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
             needed at the same time in backward (Elixir, A.3).
+        backward_with_gradients_bytes: most bytes in its part of backward of what `backward_peak_bytes` counts and of
+            gradients of its own parameters together; at most their sum. 0 where only the sum is known.
+        first_saved_bytes: of the root, the part of `saved_bytes` that is there while the other groups run.
 
     A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
     used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
@@ -91,6 +95,8 @@ class ParameterGroup:
     forward_peak_bytes: int
     backward_peak_bytes: int
     segment: int = -1
+    backward_with_gradients_bytes: int = 0
+    first_saved_bytes: int = 0
 
     @property
     def is_root(self) -> bool:
