@@ -48,10 +48,11 @@ def curve_of_project(
         StowageError: a parameter is wrong, or no budget has a plan.
     """
     # Imports torch and transformers, which take seconds.
-    from stowage.flows.api.curve import Subject, card_of, dtype_of
+    from stowage.flows.api.curve import Subject, card_of, dtype_of, effort_for
     from stowage.flows.planning.step import Effort
     from stowage.stages.options.parameters import search_of
     from stowage.stages.solve import lower_tier_of
+    from stowage.stages.solve.parameters import o_ilp_limits
     from stowage.stages.workload.configured import configured_optimizer, configured_workload
     from stowage.stages.workload.models import resolve
 
@@ -82,18 +83,28 @@ def curve_of_project(
         make(list(workload.model.parameters())) if make else None,
         target,
         root / STORE,
-        Effort(
-            seconds_per_call=settings.profile.seconds_per_call,
-            min_samples=settings.profile.min_samples,
-            grid=grid,
-            solver=solver,
-            slots=wanted.memory_slots,
+        effort_for(
+            Effort(
+                seconds_per_call=settings.profile.seconds_per_call,
+                min_samples=settings.profile.min_samples,
+                grid=grid,
+                solver=solver,
+                o_ilp=o_ilp_limits(settings),
+                slots=wanted.memory_slots,
+            ),
+            card,
         ),
         method=wanted.method,
         costs="roofline" if card is not None else settings.profile.costs,
         loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
     )
-    found = subject.curve(workload.batch, budgets, lower_tier, card)
+    found = subject.curve(
+        workload.batch,
+        budgets,
+        lower_tier,
+        card,
+        answered=lambda answer: typer.echo(f"{answer.line}\nplanning the curve…", err=True),
+    )
     for notice in subject.notices:
         typer.echo(notice, err=True)
     return found

@@ -212,7 +212,7 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
-    limits = effort.grid, effort.solver, effort.o_ilp, effort.slots
+    limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
     key = store.key(variants, budget, method, limits, target, lasting, sorted(offloaded_at_rest))
     room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
@@ -229,6 +229,7 @@ def solve_costed(
         device_fingerprint=target.fingerprint,
         options_limits=effort.solver,
         o_ilp_limits=effort.o_ilp,
+        o_ilp_searches=effort.o_ilp_searches,
         lower_tier=lower_tier,
         offloaded_at_rest=offloaded_at_rest,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -66,12 +67,21 @@ def curve_of(points: int, target: DeviceDescription, solve: Solve, recorded: Var
         return []
     kept = _kept(target, recorded)
     smallest = least(solve)
-    return spread_points(points, smallest, max(kept.nbytes, smallest), lambda nbytes: point_of(nbytes, solve, kept))
+    reserve = _reserve(target, recorded)
+
+    def point(nbytes: int) -> CurvePoint:
+        return point_of(nbytes, solve, kept, reserve)
+
+    return spread_points(points, smallest, max(kept.nbytes, smallest), point)
 
 
 def _kept(target: DeviceDescription, recorded: Variant) -> Kept:
+    return kept_of(recorded, _reserve(target, recorded))
+
+
+def _reserve(target: DeviceDescription, recorded: Variant) -> Callable[[int], int]:
     storages = len(recorded.trace.storages)
-    return kept_of(recorded, lambda nbytes: target.reserve_bytes(nbytes, storages))
+    return lambda nbytes: target.reserve_bytes(nbytes, storages)
 
 
 def main() -> None:
