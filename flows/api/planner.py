@@ -212,6 +212,7 @@ class Planner:
             device_fingerprint=target.fingerprint,
             options_limits=self.effort.solver,
             o_ilp_limits=self.effort.o_ilp,
+            o_ilp_searches=self.effort.o_ilp_searches,
             lower_tier=self.lower_tier,
             offloaded_at_rest=offloaded_at_rest,
         )
