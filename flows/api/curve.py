@@ -174,7 +174,8 @@ class Subject:
 
         first, chosen = answer()
         answered(first)
-        return (chosen if lower_tier is None else with_ram()).curve(budgets, said, lambda: answer()[0])
+        planner = chosen if lower_tier is None else with_ram()
+        return planner.curve(budgets, said, lambda: answer()[0], first.budget_bytes)
 
     def costed(self, batch: Any) -> Costed:
         """Trace, profile and cut the step on a batch."""

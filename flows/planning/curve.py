@@ -156,6 +156,7 @@ class CurvePlanner:
         budgets: int | Sequence[str | int] = POINTS,
         said: Callable[[CurvePoint], None] = lambda point: None,
         answer: Callable[[], CardAnswer] | None = None,
+        room_bytes: int = 0,
     ) -> Curve:
         """Plan the curve from keeping everything to the least memory.
 
@@ -165,6 +166,7 @@ class CurvePlanner:
             said: called with each point as it is found. What the curve returns may be faster, where a plan for a
                 smaller budget is.
             answer: makes the answer whether the step fits, for a card that is only described, once all plans are found.
+            room_bytes: what a card has room for: a row too, where it is between and only the number of rows is given.
 
         Raises:
             ParameterError: a budget is not a size, or there are too many.
@@ -182,6 +184,8 @@ class CurvePlanner:
             points = [point(budget) for budget in listed]
         else:
             points = spread_points(int(str(budgets)), smallest, max(self.kept.nbytes, smallest), point)
+            if smallest < room_bytes < self.kept.nbytes:
+                points.append(point(room_bytes))
         shown = {p.budget_bytes for p in points}
         points = [p for p in never_slower_with_more(map(self.point, self._found)) if p.budget_bytes in shown]
         smallest = min([smallest, *(p.budget_bytes for p in points if p.feasible)])

@@ -161,6 +161,17 @@ def test_the_least_and_everything_kept_are_compared_as_budgets(on_card: Callable
         assert found.smallest_bytes <= point.smallest_feasible_bytes <= point.budget_bytes
 
 
+def test_the_curve_has_the_card_of_its_answer(on_card: Callable[..., Curve]) -> None:
+    """Otherwise the line of the picture passes the card at another slowdown than the answer says."""
+    found = on_card(60, 2)
+    assert found.answer is not None
+    assert found.answer.verdict == "with_ram"
+    top, card, least = found.points
+    assert top.budget_bytes > card.budget_bytes > least.budget_bytes == found.smallest_bytes
+    assert card.budget_bytes == found.answer.budget_bytes
+    assert f"then fits at {100 * card.slowdown:+.1f}%" in found.answer.line
+
+
 def test_a_limit_of_ram_ends_the_curve(on_card: Callable[..., Curve]) -> None:
     boundless = on_card(60, ["60MiB"])
     room = boundless.points[0].lower_tier_bytes // 4
