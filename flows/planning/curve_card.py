@@ -107,7 +107,7 @@ def answer_of(
         batch_sizes=_batch_sizes(growth, planner, room),
         assumptions=(
             *card.assumptions(dtype),
-            *([_SEARCHES] if chosen.uses_o_ilp and chosen.o_ilp_searches < O_ILP_SEARCHES else []),
+            *([_SEARCHES] if chosen.how.lower_tier and chosen.how.effort.o_ilp_searches < O_ILP_SEARCHES else []),
         ),
     )
     return answer, chosen

@@ -15,6 +15,7 @@ from torch import nn
 
 from stowage.flows import Offload, curve
 from stowage.flows.planning.curve_result import Curve
+from stowage.flows.planning.job import Planning
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.table import read_rows
 
@@ -60,7 +61,7 @@ def _columns(text: str) -> dict[str, list[str]]:
 
 
 def test_plans_from_a_folder_show_what_they_move(fit_stores: Path, tmp_path: Path) -> None:
-    offload = Offload(tmp_path / "below")
+    offload = Offload(tmp_path / "lower_tier")
     found = curve(
         Wide(),
         BATCH,
@@ -78,7 +79,7 @@ def test_plans_from_a_folder_show_what_they_move(fit_stores: Path, tmp_path: Pat
     # Weights and states take 48 MiB: what does not fit is offloaded and reloaded in each step.
     assert moving.lower_tier_bytes >= 48 * MIB - moving.peak_bytes
     assert min(moving.offload_bytes, moving.reload_bytes) > 0
-    assert found.moves
+    assert found.transfers
     assert found.smallest_bytes < 48 * MIB
     assert (kept.planned_within_bytes, moving.planned_within_bytes) == (90 * MIB, 44 * MIB)
     table = _columns(str(found))
@@ -128,8 +129,8 @@ def test_a_row_that_takes_the_plan_of_a_smaller_budget_says_so(
     least, solve = alone.smallest_bytes, planning.solve_costed
     assert least < 59 * MIB, "otherwise there is nothing to borrow"
 
-    def slower_with_more(costed: Any, budget_bytes: int, **more: Any) -> Any:
-        solved, options = solve(costed, budget_bytes, **more)
+    def slower_with_more(costed: Any, budget_bytes: int, how: Planning, **more: Any) -> Any:
+        solved, options = solve(costed, budget_bytes, how, **more)
         if solved.slots and budget_bytes > least:
             solved = replace(solved, summary=replace(solved.summary, step_time_s=9.0))
         return solved, options

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from stowage.flows import Offload, best_batch, curve
-from stowage.flows.planning.step import QUICK, Effort, plan_step
+from stowage.flows.planning.step import QUICK, Effort, Planning, StepToPlan, plan_step
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.solve import batch_size
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solver.outcome import SolverSettings
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.zoo import ZOO
 
 TARGET = DeviceDescription("0123456789abcdef", "made up", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e10, 1e-6)
@@ -36,21 +36,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SolverSettings]:
     return found
 
 
-def planned(home: Path, effort: Effort) -> Any:
+def planned(stores: Path, effort: Effort) -> Any:
     model, batch, loss = ZOO["batchnorm"]()
-    return plan_step(
-        model,
-        batch,
-        loss=loss,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        device_budget="95%",
-        method="offmate",
-        stores=home,
-        costs="roofline",
-        effort=effort,
-        target=TARGET,
-        lower_tier=BELOW,
+    step = StepToPlan(model=model, batch=batch, loss=loss, optimizer=torch.optim.AdamW(model.parameters()))
+    how = Planning(
+        stores=stores, effort=effort, costs="roofline", target=TARGET, method="offmate", lower_tier=LOWER_TIER
     )
+    return plan_step(step, "95%", how)
 
 
 def test_quick_shortens_o_ilp(tmp_path: Path, asked: list[SolverSettings]) -> None:
@@ -109,9 +101,9 @@ def test_the_least_memory_is_found_without_o_ilp(
     budgets: list[tuple[int, int]] = []
     solve = planning.solve_costed
 
-    def noted(costed: Any, budget_bytes: int, *, effort: Effort, **more: Any) -> Any:
-        budgets.append((effort.o_ilp_searches, budget_bytes))
-        return solve(costed, budget_bytes, effort=effort, **more)
+    def noted(costed: Any, budget_bytes: int, how: Planning, **more: Any) -> Any:
+        budgets.append((how.effort.o_ilp_searches, budget_bytes))
+        return solve(costed, budget_bytes, how, **more)
 
     monkeypatch.setattr(planning, "solve_costed", noted)
     model, batch, loss = ZOO["tied"]()
