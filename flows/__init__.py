@@ -1,8 +1,9 @@
 """Commands and functions that people use.
 
-In a script: `fit`, `best_batch`, `curve` and `TrainingStep`; `stow` for a Hugging Face Trainer. From a shell, as the
-command `stowage` or as `python -m stowage.flows.NAME`: `init`, `plan`, `train`, `show`, `report`, `compare`,
-`batch_size`, `step_curve`, `device`, `benchmark` and `gpu`; `plan` and `train` are Prefect deployments too.
+In a script: `fit`, `best_batch`, `curve` and `TrainingStep`; `shard` for several ranks; `stow` for a Hugging Face
+Trainer. From a shell, as the command `stowage` or as `python -m stowage.flows.NAME`: `init`, `plan`, `train`, `show`,
+`report`, `compare`, `batch_size`, `step_curve`, `device`, `benchmark` and `gpu`; `plan` and `train` are Prefect
+deployments too.
 
 - `api/`: the functions that scripts import.
 - `cli/`: the console command `stowage`.
@@ -24,9 +25,22 @@ if TYPE_CHECKING:
     from stowage.flows.api.curve import curve
     from stowage.flows.api.fit import fit
     from stowage.flows.api.offload import Offload
+    from stowage.flows.api.shard import shard
+    from stowage.flows.api.sharding.plan import ShardPlan
     from stowage.flows.api.trainer.trainer import stow
     from stowage.flows.api.training_step import TrainingStep
     from stowage.flows.planning.batch_sizes import BatchChoice
     from stowage.stages.runtime.masters import MasterWeights
 
-__all__ = ["BatchChoice", "MasterWeights", "Offload", "TrainingStep", "best_batch", "curve", "fit", "stow"]
+__all__ = [
+    "BatchChoice",
+    "MasterWeights",
+    "Offload",
+    "ShardPlan",
+    "TrainingStep",
+    "best_batch",
+    "curve",
+    "fit",
+    "shard",
+    "stow",
+]

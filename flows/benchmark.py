@@ -171,6 +171,15 @@ def papers(write: Write = None) -> None:
         typer.echo(markdown_of(rows))
 
 
+@application.command("elixir")
+def elixir(write: Write = None) -> None:
+    """Simulate the Elixir paper's tables of several GPUs, beside its own."""
+    with results_of("elixir", write) as out:
+        from stowage.flows.benchmarks.elixir.run import run_elixir
+
+        typer.echo(run_elixir(out, typer.echo))
+
+
 @application.command("render")
 def render(
     folder: Annotated[Path, typer.Argument(help="The folder of pages, with its data.")] = Path("docs/measured"),

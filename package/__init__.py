@@ -1,7 +1,7 @@
 """Stowage plans where every tensor of a PyTorch training step lives, so that training fits the memory you have.
 
-`fit`, `best_batch`, `curve` and `stow` are imported from here or from `stowage.flows`; torch is imported with the first
-of them.
+`fit`, `best_batch`, `curve`, `shard` and `stow` are imported from here or from `stowage.flows`; torch is imported with
+the first of them.
 
 - `lookup.py`: finds the public names.
 - `version.py`: states the version.
@@ -15,16 +15,29 @@ from stowage.lookup import find as __getattr__  # noqa: F401 - the module's own
 from stowage.version import __version__
 
 if TYPE_CHECKING:
-    from stowage.flows import BatchChoice, MasterWeights, Offload, TrainingStep, best_batch, curve, fit, stow
+    from stowage.flows import (
+        BatchChoice,
+        MasterWeights,
+        Offload,
+        ShardPlan,
+        TrainingStep,
+        best_batch,
+        curve,
+        fit,
+        shard,
+        stow,
+    )
 
 __all__ = [
     "BatchChoice",
     "MasterWeights",
     "Offload",
+    "ShardPlan",
     "TrainingStep",
     "__version__",
     "best_batch",
     "curve",
     "fit",
+    "shard",
     "stow",
 ]

@@ -9,10 +9,12 @@ MODULE_OF = {
     "BatchChoice": "stowage.flows.planning.batch_sizes",
     "MasterWeights": "stowage.stages.runtime.masters",
     "Offload": "stowage.flows.api.offload",
+    "ShardPlan": "stowage.flows.api.sharding.plan",
     "TrainingStep": "stowage.flows.api.training_step",
     "best_batch": "stowage.flows.api.best_batch",
     "curve": "stowage.flows.api.curve",
     "fit": "stowage.flows.api.fit",
+    "shard": "stowage.flows.api.shard",
     "stow": "stowage.flows.api.trainer.trainer",
 }
 

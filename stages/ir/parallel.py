@@ -28,6 +28,8 @@ class ParallelMachine:
         host_updates_per_s: scalar parameters that the host updates per second while all ranks ask for it (V_c(n)).
         collectives_share_link: collectives pass over the link that copies to and from the host use (PCIe without
             NVLink), so that both slow each other down.
+        collective_slowdown: by which share of a collective's time computing beside it takes longer, as the collective's
+            kernels take processors and memory bandwidth of the device.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ParallelMachine:
     device_updates_per_s: float
     host_updates_per_s: float
     collectives_share_link: bool = False
+    collective_slowdown: float = 0.0
 
     def collective_s(self, nbytes: int) -> float:
         """Return the time of gathering, or of reducing and scattering, `nbytes` (of the whole, not of a shard)."""
@@ -66,9 +69,16 @@ class ParameterGroup:
         forward_s, backward_s: time of the group's part of forward and of backward (with recomputation inside it).
         saved_bytes: bytes that its forward keeps for its backward.
         forward_peak_bytes, backward_peak_bytes: most bytes of activations and workspace in its parts, beside what
-            earlier groups have saved, and beside parameters and gradients.
+            other groups have saved, and beside parameters and gradients; but gradients of the model's own group, which
+            wait for the end of backward, are in the backward peaks of all others.
         segment: number of the checkpointed segment that it belongs to, -1 where none: all groups of one segment are
             needed at the same time in backward (Elixir, A.3).
+        backward_with_gradients_bytes: most bytes in its part of backward of what `backward_peak_bytes` counts and of
+            gradients of its own parameters together; at most their sum. 0 where only the sum is known.
+        first_saved_bytes: of the root, the part of `saved_bytes` that is there while the other groups run.
+
+    A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
+    used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
     """
 
     group: int
@@ -85,6 +95,13 @@ class ParameterGroup:
     forward_peak_bytes: int
     backward_peak_bytes: int
     segment: int = -1
+    backward_with_gradients_bytes: int = 0
+    first_saved_bytes: int = 0
+
+    @property
+    def is_root(self) -> bool:
+        """Return whether it is the model's own group (FSDP2's root)."""
+        return "" in self.modules
 
 
 @dataclass(frozen=True)

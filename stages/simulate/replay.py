@@ -188,10 +188,18 @@ class Replay:
             self.in_use.subtract(self.update_of[storage].reads)
             self.copied |= self.tiered.intersection(self.update_of[storage].mutates)
         elif storage in self.arriving:
-            self.used -= self.arriving.pop(storage).workspace_bytes
+            self._arrived(number, step)
         else:
             raise self.wrong(number, step, "nothing is under way for it")
         self.note(number, step)
+
+    def _arrived(self, number: int, step: Step) -> None:
+        """End a collective: a scatter's buffer is freed, a gather copies its results out of one."""
+        node = self.arriving.pop(step.storage)
+        if node.phase == "update":
+            self.used -= node.workspace_bytes
+        else:
+            self.reach(number, step, self.used + node.workspace_bytes)
 
     def collecting(self, storage: int) -> bool:
         """Return whether a collective under way reads a storage or creates it."""
@@ -204,7 +212,8 @@ class Replay:
             raise self.wrong(number, step, "is no collective")
         self.compute(number, step)
         self.arriving[step.storage] = node
-        self.used += node.workspace_bytes  # until it ends
+        if node.phase == "update":
+            self.used += node.workspace_bytes  # the buffer of a scatter, until it ends
         block, again = node.block, self.rows.pop().recompute
         self.rows.append(
             Row(number, step.kind, node.node, step.storage, block, step.label, again, self.used, self.used)

@@ -9,8 +9,10 @@ import select
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from pipeline_projects import run
 
@@ -46,7 +48,14 @@ class Terminal:
         os.write(self._ours, f"{line}\r".encode())
 
     def press(self, key: bytes) -> None:
-        """Press one key."""
+        """Press one key once the process waits for it.
+
+        Python hears a signal only at the next key where it comes between the prompt and the wait.
+        """
+        until = time.monotonic() + PATIENCE_S
+        while psutil.Process(self._process.pid).status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < until, f"it does not wait for a key after: {self.text}"
+            time.sleep(0.01)
         os.write(self._ours, key)
 
     def end(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stowage.flows.benchmarks.elixir.pages import PAGE as ELIXIR
 from stowage.flows.benchmarks.pages import formats as f
 from stowage.flows.benchmarks.pages.planning_tables import (
     BIG,
@@ -144,6 +145,7 @@ PAGES = (
     ),
     TablePage("quarter", "A quarter of the memory", "", (QUARTER,)),
     TablePage("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
+    ELIXIR,
     TablePage("host", "What a step costs the host", "", (HOST,)),
     TablePage("torture", "What was tried at random", "", (TORTURE,)),
 )

@@ -48,8 +48,9 @@ def measurement_of(section: Section, folder: Path) -> Measurement | None:
 
 def table_of(section: Section, measurement: Measurement) -> str:
     """Write the rows of a measurement as the section's table."""
-    columns = section.columns
-    cells = {c.key: [_cell(c, row) for row in measurement.rows] for c in columns}
+    rows = measurement.rows
+    columns = [c for c in section.columns if not c.optional or any(row.get(c.key) is not None for row in rows)]
+    cells = {c.key: [_cell(c, row) for row in rows] for c in columns}
     return markdown(
         pl.DataFrame(cells, schema=dict.fromkeys(cells, pl.String)),
         headings={c.key: c.heading for c in columns},

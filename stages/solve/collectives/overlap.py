@@ -130,7 +130,7 @@ class _Overlap:
     def _start_early(self, i: int, begins_s: float) -> float:
         """Start the gather of row `i` before it; return when the lane has to be free for it."""
         node = self.nodes[self.steps[i].node]
-        need = sum(self.nbytes[s] for s in node.creates) + node.workspace_bytes
+        need = sum(self.nbytes[s] for s in node.creates)
         wanted_s = min(self.rows.at_s[i], begins_s) - self.lead * node.time_s
         fixed = {*node.creates, *node.reads}
         first = i
@@ -138,6 +138,8 @@ class _Overlap:
             if self.room[first - 1] < need or self._changes(first - 1, fixed, node.creates):
                 break
             first -= 1
+        while first < i and self.room[first] < need + node.workspace_bytes:  # as it starts
+            first += 1
         if first == i:
             return min(self.rows.at_s[i], begins_s)
         for k in range(first, i):

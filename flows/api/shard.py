@@ -1,0 +1,181 @@
+"""Shards a model over the ranks of a process group, as its plan says, with PyTorch's own engine: `shard`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from stowage.flows.api.arguments import check_arguments
+from stowage.flows.api.sharding.choose import Situation, choose
+from stowage.flows.api.sharding.machine import host_memory, parallel_machine
+from stowage.flows.api.sharding.plan import ShardPlan
+from stowage.flows.api.sharding.profile import profile_groups
+from stowage.flows.planning.effort import stores_folder, target_device
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
+from stowage.stages.runtime.fsdp.apply import apply_choices
+from stowage.stages.runtime.fsdp.buffers import share_buffers
+from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
+from stowage.stages.runtime.fsdp.ranks import all_succeed, check_equal, fingerprint, from_first, same_weights
+from stowage.stages.runtime.fsdp.untouched import untouched
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.workload.calls import Loss
+
+Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], Sequence[GroupChoice]]
+"""Chooses a state for each group, given the budgets of a device and of the host in bytes."""
+
+
+def shard(
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    device_budget: str | int,
+    host_budget: str | int | None = None,
+    loss: Loss | None = None,
+    group: dist.ProcessGroup | None = None,
+    mesh: DeviceMesh | None = None,
+    choices: Choose | None = None,
+    costs: Literal["measured", "roofline"] = "roofline",
+    prefetch: int | None = None,
+    broadcast_buffers: bool = True,
+    cache_dir: str | Path | None = None,
+) -> ShardPlan:
+    """Shard a model and its optimizer in place over several ranks, so that each rank's step fits its device.
+
+    All ranks call it with the same model, optimizer and form of batch, each with its own data. The first rank plans for
+    all. The model stays the same object with plain modules in it, whose parameters are now shards (`DTensor`); a loop
+    of your own goes on as it is.
+
+    Args:
+        model: a model in the mode it trains in; ranks whose weights differ get the first rank's, as under DDP.
+        batch: a sample of what this rank trains on; see `fit`.
+        optimizer: an optimizer of the model's parameters; the object stays the same.
+        device_budget: what each rank may use of its device: a size, or bytes.
+        host_budget: what all ranks together may use of the host; what is free there if None.
+        loss: see `fit`.
+        group: the ranks; all ranks of the default group if None, or this process alone where there is none.
+        mesh: the ranks as a mesh of one dimension, instead of `group`.
+        choices: chooses the state of each group of parameters, instead of the plan's own choice.
+        costs: `measured` runs each distinct call of the model first; `roofline` estimates them.
+        prefetch: groups that are gathered ahead of their use; if None, one on GPUs, and none on a CPU.
+        broadcast_buffers: give all ranks the first rank's buffers before each forward in training, as DDP does.
+        cache_dir: folder of what was measured; see `fit`.
+
+    Returns:
+        The plan, equal on all ranks; `print(plan)` says what it does.
+
+    Raises:
+        ParameterError: an argument is wrong, the ranks do not have the same, or the model cannot be sharded. Model and
+            optimizer are as before.
+        Infeasible: nothing fits the budgets.
+        TraceError: the step cannot be traced.
+    """
+    check_arguments(model=model, optimizer=optimizer, device_budget=device_budget, host_budget=host_budget, loss=loss)
+    names = {id(p): name for name, p in model.named_parameters()}
+    _check(model, optimizer, names)
+    ranks = _Ranks.of(model, group, mesh)
+    own = fingerprint(model, batch)
+    if ranks.group is not None:
+        check_equal(own, ranks.group)
+    stores = stores_folder(cache_dir)
+    budget = resolve_budget(device_budget, 0, "device_budget")
+    host = host_memory() if host_budget is None else resolve_budget(host_budget, 0, "host_budget")
+    ahead = prefetch if prefetch is not None else int(ranks.device.type != "cpu")
+    machine = parallel_machine(
+        target_device(ranks.device, stores), ranks.group, ranks.device, device_bytes=budget, host_bytes=host
+    )
+
+    def make() -> str:
+        profile = profile_groups(model, batch, stores=stores, loss=loss, optimizer=optimizer, costs=costs)
+        on_cpu = ranks.device.type == "cpu"
+        situation = Situation(profile.groups, machine, budget, host, profile.resident_bytes, ahead, on_cpu)
+        if choices is None:
+            return ShardPlan.of(situation, choose(situation)).to_json()
+        given = choices(profile.groups, machine, budget - profile.resident_bytes, host)
+        return ShardPlan.of(situation, situation.describe("given", given)).to_json()
+
+    plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))
+    if plan.whole:
+        return plan
+    with ranks.present() as ranks, untouched(model, optimizer):
+        assert ranks.group is not None
+        assert ranks.mesh is not None
+        same_weights(model, ranks.group)
+        here = ranks.mesh
+
+        def work() -> None:
+            apply_choices(model, plan.groups, plan.choices, here, prefetch=plan.prefetch)
+            if optimizer is not None:
+                give_shards(optimizer, names, model)
+
+        all_succeed(work, ranks.group)
+        if broadcast_buffers and ranks.group.size() > 1:
+            share_buffers(model, ranks.group)
+    return plan
+
+
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dict[int, str]) -> None:
+    if any(isinstance(m, FSDPModule) for m in model.modules()):
+        raise ParameterError("The model is sharded already: call shard once, on the whole model.")
+    if optimizer is not None:
+        check_states(optimizer, names)
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The ranks that share the model.
+
+    Attributes:
+        group: the ranks; None for this process alone.
+        mesh: the same as a mesh, where it is known.
+        device: where this rank computes.
+    """
+
+    group: dist.ProcessGroup | None
+    mesh: DeviceMesh | None
+    device: torch.device
+
+    @staticmethod
+    def of(model: nn.Module, group: dist.ProcessGroup | None, mesh: DeviceMesh | None) -> _Ranks:
+        kind = next((p.device.type for p in model.parameters() if p.device.type != "meta"), "cpu")
+        if mesh is not None:
+            if group is not None:
+                raise ParameterError("group and mesh name the same ranks: give one of them.")
+            if mesh.ndim != 1:
+                raise ParameterError(f"mesh has {mesh.ndim} dimensions: give one of one dimension, for the shards.")
+            return _Ranks(mesh.get_group(), mesh, _here(mesh.device_type))
+        if group is None and not (dist.is_available() and dist.is_initialized()):
+            return _Ranks(None, None, _here(kind))
+        group = group or dist.distributed_c10d._get_default_group()
+        if "nccl" in dist.get_backend(group) and torch.cuda.is_available():
+            kind = "cuda"
+        return _Ranks(group, DeviceMesh.from_group(group, kind), _here(kind))
+
+    @contextmanager
+    def present(self) -> Iterator[_Ranks]:
+        """Yield these ranks; a process alone starts a group of its own, which ends if the block raises."""
+        if self.group is not None:
+            yield self
+            return
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh(self.device.type, (1,))
+            yield _Ranks(mesh.get_group(), mesh, self.device)
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+
+
+def _here(kind: str) -> torch.device:
+    return torch.device(kind, torch.accelerator.current_device_index()) if kind != "cpu" else torch.device("cpu")

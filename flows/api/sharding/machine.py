@@ -1,0 +1,93 @@
+"""Measures the machine as the ranks of a group see it: the time of a collective at their number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.parallel import ParallelMachine
+from stowage.stages.solve import free_ram
+
+SMALL, LARGE = 1 << 10, 4 << 20
+"""Elements of the two gathers whose times give latency and rate."""
+
+TIMES = 5
+"""Number of gathers of each size."""
+
+ADAMW_BYTES = 28
+"""Bytes that an AdamW update in float32 reads and writes for each parameter."""
+
+
+def parallel_machine(
+    target: DeviceDescription,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    *,
+    device_bytes: int,
+    host_bytes: int,
+) -> ParallelMachine:
+    """Describe the machine of a group of ranks, which all call this together.
+
+    Args:
+        target: rates of one device.
+        group: the ranks; None for this process alone.
+        device: where this rank computes.
+        device_bytes: what a rank may use of its device.
+        host_bytes: what all ranks may use of the host.
+    """
+    ranks = 1 if group is None else group.size()
+    latency_s, rate = (0.0, target.memory_copy_bytes_per_s) if group is None or ranks == 1 else _rates(group, device)
+    copies = target.memory_copy_bytes_per_s / 2  # on a CPU the host is the device's own memory
+    return ParallelMachine(
+        name=f"{ranks} × {target.name}",
+        ranks=ranks,
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
+        collective_bytes_per_s=rate,
+        collective_latency_s=latency_s,
+        reload_bytes_per_s=target.reload_bytes_per_s or copies,
+        offload_bytes_per_s=target.offload_bytes_per_s or copies,
+        duplex_bytes_per_s=target.duplex_bytes_per_s or copies,
+        device_updates_per_s=ranks * target.update_bytes_per_s / ADAMW_BYTES,
+        host_updates_per_s=(target.cpu_update_bytes_per_s or target.update_bytes_per_s) / ADAMW_BYTES,
+    )
+
+
+def _rates(group: dist.ProcessGroup, device: torch.device) -> tuple[float, float]:
+    """Return the latency of a gather and the bytes that a rank receives per second, equal on all ranks."""
+    ranks = group.size()
+    share = torch.zeros(LARGE // ranks, device=device)
+    whole = torch.empty(LARGE // ranks * ranks, device=device)
+
+    def gather(elements: int) -> float:
+        part = elements // ranks
+        parts = list(torch.split(whole[: part * ranks], part))
+        return _timed(lambda: dist.all_gather(parts, share[:part], group=group), device)
+
+    small, large = gather(SMALL), gather(LARGE)
+    found = torch.tensor([small, large], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    small, large = found.tolist()
+    received = (LARGE - SMALL) * share.element_size() * (ranks - 1) / ranks
+    return small, received / max(large - small, 1e-9)
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(TIMES):
+        started = time.perf_counter()
+        work()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+def host_memory() -> int:
+    """Return the bytes of the host that are free, less a tenth."""
+    return int(free_ram().nbytes * 0.9)

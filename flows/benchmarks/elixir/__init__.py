@@ -1,0 +1,14 @@
+"""Simulates the tables of the Elixir paper, and puts the published numbers beside them.
+
+- `published`: Tables 7 and 8 as data.
+- `machines`: Tables 4 and 5 as rates.
+- `models`: GPT-2 models as tables of groups (Table 6).
+- `engines`: simulates one configuration under each engine.
+- `constants`: the few constants of each machine, and how they are fitted.
+- `rows`: simulated beside published.
+- `judgement`: who fits, how many are within 20%, and the speed-ups.
+- `plan_time`: how long planning takes.
+- `figure`: plots that.
+- `pages`: the tables of the page.
+- `run`: the command.
+"""

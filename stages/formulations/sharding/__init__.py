@@ -1,0 +1,9 @@
+"""Decides where the shards of each group of parameters live, and which gathered weights are kept (Elixir).
+
+- `problem`: the groups, the machine and the budgets.
+- `cost_model`: what FSDP2 takes for a group in each of its four states: transfers, and bytes at each moment.
+- `elixir`: the search of the Elixir paper.
+- `four_states`: the exact choice for every group, a MILP.
+- `fixed`: the policies that treat all groups alike.
+- `race`: the best of them all, by the referee's judgement.
+"""

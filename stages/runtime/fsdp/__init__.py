@@ -1,0 +1,8 @@
+"""Carries out a sharding plan with PyTorch's own `fully_shard`; the modules that come out are plain modules.
+
+- `apply.py`: shards each group of modules in the state that the plan chose for it.
+- `optimizer.py`: gives an optimizer the shards in place of the whole parameters.
+- `ranks.py`: what ranks tell each other before they shard.
+- `buffers.py`: the first rank's buffers for all, as DDP has them.
+- `untouched.py`: leaves a model and an optimizer as they were if anything fails.
+"""

@@ -1,0 +1,102 @@
+"""Lets ranks tell each other what they have, what they plan, and whether they succeeded, before they shard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stowage.stages.ir.errors import ParameterError, StowageError
+from stowage.stages.structure import leaves
+
+
+def fingerprint(model: nn.Module, batch: Any) -> dict[str, str]:
+    """Return what must be equal on all ranks, by a name for people."""
+    parameters = [(n, str(p.dtype), tuple(p.shape), p.requires_grad) for n, p in model.named_parameters()]
+    tensors = [(n, str(t.dtype), tuple(t.shape)) for n, t in leaves(batch)]
+    return {
+        "torch": torch.__version__,
+        "parameters": _digest(parameters),
+        "buffers": _digest([(n, str(b.dtype), tuple(b.shape)) for n, b in model.named_buffers()]),
+        "batch's form": _digest(tensors),
+    }
+
+
+def _digest(content: Sequence[Any]) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+
+def check_equal(own: dict[str, str], group: dist.ProcessGroup) -> None:
+    """Raise ParameterError, on all ranks, if ranks do not have the same."""
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, own, group=group)
+    for rank, other in enumerate(found):
+        for name, value in other.items():
+            if value != found[0].get(name):
+                raise ParameterError(
+                    f"Rank {rank} has another {name} than rank 0 ({value} and {found[0].get(name)}): give all ranks "
+                    "the same."
+                )
+
+
+def from_first(make: Callable[[], str], group: dist.ProcessGroup) -> str:
+    """Return what `make` returns on the first rank; if it fails there, all ranks raise its sentence."""
+    source = dist.get_global_rank(group, 0)
+    said: list[Any] = [None, None]
+    failure: Exception | None = None
+    if group.rank() == 0:
+        try:
+            said = [make(), None]
+        except Exception as error:  # the others must not wait for a plan that never comes
+            failure, said = error, [None, f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(said, source, group=group)
+    if failure is not None:
+        raise failure
+    if said[0] is None:
+        raise StowageError(f"Rank 0 could not plan: {said[1]}")
+    return str(said[0])
+
+
+def all_succeed(work: Callable[[], None], group: dist.ProcessGroup) -> None:
+    """Do something that needs no other rank; raise on all ranks if it failed on one."""
+    failure: Exception | None = None
+    try:
+        work()
+    except Exception as error:
+        failure = error
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(found):
+        if text is not None:
+            raise StowageError(f"Rank {rank} could not shard the model, so no rank does: {text}")
+
+
+def same_weights(model: nn.Module, group: dist.ProcessGroup) -> list[str]:
+    """Give all ranks the first rank's parameters and buffers where they differ; return the names of those that did."""
+    named: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = {name: tensor for name, tensor in named.items() if tensor.device.type != "meta"}
+    own = {name: _digest_of(tensor) for name, tensor in named.items()}
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, own, group=group)
+    different = [name for name in named if any(other[name] != found[0][name] for other in found)]
+    source = dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for name in different:
+            dist.broadcast(named[name].detach(), source, group=group)
+    return different
+
+
+def _digest_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return two sums over the bits of a tensor, the second weighted by position."""
+    content = tensor.detach().contiguous().view(-1)
+    if content.is_complex():
+        content = torch.view_as_real(content).reshape(-1)
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[content.element_size()]
+    bits = content.view(kind).to(torch.int64)
+    return int(bits.sum()), int((bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum())

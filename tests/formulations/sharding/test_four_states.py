@@ -1,0 +1,92 @@
+"""The exact choice against every choice there is, timed by the simulator, which shares no code with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stowage.flows.planning.sharding import judge, plan_groups
+from stowage.stages.formulations.sharding.cost_model import CostModel
+from stowage.stages.formulations.sharding.four_states.equations import EQUATIONS, build
+from stowage.stages.formulations.sharding.four_states.model import FourStates
+from stowage.stages.formulations.sharding.four_states.solve import exact_choice
+from stowage.stages.formulations.sharding.four_states.start import begin_with
+from stowage.stages.formulations.sharding.problem import ShardingProblem
+from stowage.stages.ir.parallel import ParallelMachine
+from stowage.stages.solver.equations import constraint_prefix
+from stowage.stages.solver.outcome import SolverSettings
+from tests.matrix import examples
+from tests.sharding_problems import every_choice, groups, problems
+
+EXACT = SolverSettings(time_limit_s=60.0, gap=0.0)
+
+
+@given(problem=problems())
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
+def test_the_cost_model_counts_the_bytes_that_the_simulator_counts(problem: ShardingProblem) -> None:
+    costs = CostModel(problem)
+    for choices in every_choice(problem):
+        judged = judge(problem, choices)
+        assert costs.device_bytes(choices) == judged.device_bytes
+        assert costs.host_total(choices) == judged.host_bytes
+
+
+@given(problem=problems(most=3), share=st.floats(0, 1), host_share=st.sampled_from([0.5, 1.0]))
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
+def test_it_is_the_fastest_of_all_choices_and_knows_its_time(
+    problem: ShardingProblem, share: float, host_share: float
+) -> None:
+    judged = [judge(problem, choices) for choices in every_choice(problem)]
+    least, most = min(j.device_bytes for j in judged), max(j.device_bytes for j in judged)
+    budget = int(least + share * (most - least))
+    problem = replace(problem, device_budget=budget, host_budget=int(host_share * max(j.host_bytes for j in judged)))
+    fitting = [
+        j.time_s for j in judged if j.device_bytes <= problem.device_budget and j.host_bytes <= problem.host_budget
+    ]
+    answer = exact_choice(problem, EXACT)
+    if not fitting:
+        assert answer.status == "infeasible"
+        return
+    assert answer.choices is not None
+    assert answer.time_s == pytest.approx(min(fitting), rel=1e-6)
+    assert judge(problem, answer.choices).time_s == pytest.approx(min(fitting), rel=1e-6)
+    assert answer.bound_s <= min(fitting) * (1 + 1e-6)
+
+
+@given(problem=problems(most=3), share=st.floats(0, 1))
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
+def test_no_contestant_is_faster_than_the_best(problem: ShardingProblem, share: float) -> None:
+    judged = [judge(problem, choices) for choices in every_choice(problem)]
+    least, most = min(j.device_bytes for j in judged), max(j.device_bytes for j in judged)
+    result = plan_groups(replace(problem, device_budget=int(least + share * (most - least))), EXACT)
+    assert result.best is not None
+    fitting = [c for c in result.contestants if c.fits]
+    assert {"exact"} <= {c.name for c in fitting}
+    assert all(result.best.judged.time_s <= c.judged.time_s for c in fitting)
+    exact = next(c for c in fitting if c.name == "exact")
+    assert exact.judged.time_s <= result.best.judged.time_s * (1 + 1e-6)
+    assert result.bound_s <= result.best.judged.time_s * (1 + 1e-6)
+
+
+@given(problem=problems(most=3))
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
+def test_choices_to_begin_with_keep_every_row_and_have_their_time(problem: ShardingProblem) -> None:
+    for choices in every_choice(problem):
+        m = build(FourStates(problem))
+        begin_with(m, choices)
+        assert all(row.valid(1e-6) for row in m.model.constraints.values())
+        assert m.model.objective.value() * m.time_unit == pytest.approx(judge(problem, choices).time_s)
+
+
+@given(found=groups())
+@settings(max_examples=5, deadline=None, derandomize=True)
+def test_every_row_belongs_to_an_equation(found: tuple[object, ...]) -> None:
+    machine = ParallelMachine("two", 2, 10**6, 10**6, 1e6, 1e-4, 1e6, 1e6, 2e6, 1e6, 1e5)
+    problem = ShardingProblem(found, machine, 10**6, 1000, micro_batches=2)  # type: ignore[arg-type]
+    model = build(FourStates(problem))
+    prefixes = tuple(constraint_prefix(name) for name in EQUATIONS)
+    assert all(name.startswith(prefixes) for name in model.model.constraints)
+    assert {p for p in prefixes if any(name.startswith(p) for name in model.model.constraints)} == set(prefixes)

@@ -1,0 +1,143 @@
+"""One process alone: nothing is sharded where everything fits, and nothing is left behind where sharding fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from stowage import ShardPlan, shard
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.parallel import GroupChoice
+from stowage.stages.runtime.fsdp import apply
+from tests.sharding.beside_ddp import content, differences, state_of, varied
+from tests.zoo import ZOO, Entry, loss_of
+
+
+@pytest.fixture
+def _no_group_afterwards() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, entry: Entry, steps: int) -> list[float]:
+    losses = []
+    for i in range(steps):
+        torch.manual_seed(i)
+        loss = loss_of(model, varied(entry[1], i), entry[2])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_model_that_fits_stays_plain(fit_stores: Path) -> None:
+    entry = ZOO["gpt2"]()
+    model = entry[0]
+    before = {name: (id(p), type(m)) for m in model.modules() for name, p in m.named_parameters(recurse=False)}
+    optimizer = adamw(model)
+    plan = shard(model, entry[1], optimizer, device_budget="1GiB", cache_dir=fit_stores)
+    assert isinstance(plan, ShardPlan)
+    assert plan.whole
+    assert {name: (id(p), type(m)) for m in model.modules() for name, p in m.named_parameters(recurse=False)} == before
+    assert not dist.is_initialized()
+    assert "not sharded: one rank" in str(plan)
+
+
+@pytest.mark.usefixtures("_no_group_afterwards")
+def test_shards_in_the_host_train_as_in_plain_pytorch(fit_stores: Path) -> None:
+    entry, plain = ZOO["gpt2"](), ZOO["gpt2"]()
+    optimizer, other = adamw(entry[0]), adamw(plain[0])
+    assert train(entry[0], optimizer, entry, 2) == train(plain[0], other, plain, 2)  # states exist already
+    plan = shard(
+        entry[0],
+        entry[1],
+        optimizer,
+        device_budget="1GiB",
+        choices=state_of("host, reshard"),
+        cache_dir=fit_stores,
+    )
+    assert not plan.whole
+    assert all(isinstance(p, DTensor) for p in entry[0].parameters())
+    assert train(entry[0], optimizer, entry, 3) == train(plain[0], other, plain, 3)
+    assert not differences(content(entry[0], optimizer), content(plain[0], other))
+    with pytest.raises(ParameterError, match="sharded already"):
+        shard(entry[0], entry[1], optimizer, device_budget="1GiB", cache_dir=fit_stores)
+
+
+@pytest.mark.usefixtures("_no_group_afterwards")
+@pytest.mark.parametrize("calls", [0, 2, 3])
+def test_a_failure_leaves_model_and_optimizer_as_they_were(
+    calls: int, fit_stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, plain = ZOO["gpt2"](), ZOO["gpt2"]()
+    model = entry[0]
+    optimizer, other = adamw(model), adamw(plain[0])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    assert train(model, optimizer, entry, 2) == train(plain[0], other, plain, 2)
+    kinds = [type(m) for m in model.modules()]
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), vars(m).keys()) for m in model.modules()]
+    parameters = {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()}
+    real, count = apply.fully_shard, 0
+
+    def failing(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > calls:
+            raise RuntimeError("no room")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(apply, "fully_shard", failing)
+    with pytest.raises(RuntimeError, match="no room"):
+        shard(
+            model,
+            entry[1],
+            optimizer,
+            device_budget="1GiB",
+            choices=state_of("host, keep"),
+            cache_dir=fit_stores,
+        )
+    assert [type(m) for m in model.modules()] == kinds
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks), vars(m).keys()) for m in model.modules()] == hooks
+    assert {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()} == parameters
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {i for i, _ in parameters.values()}
+    assert schedule.optimizer is optimizer
+    assert not dist.is_initialized()
+    assert train(model, optimizer, entry, 2) == train(plain[0], other, plain, 2)
+    assert not differences(content(model, optimizer), content(plain[0], other))
+
+
+def test_states_that_cannot_be_cut_are_refused(fit_stores: Path) -> None:
+    entry = ZOO["gpt2"]()
+    optimizer = torch.optim.Adafactor(entry[0].parameters())
+    train(entry[0], optimizer, entry, 1)
+    with pytest.raises(ParameterError, match=r"state 'row_var' of transformer\.w.* shard before"):
+        shard(entry[0], entry[1], optimizer, device_budget="1GiB", cache_dir=fit_stores)
+
+
+def test_parameters_of_another_model_are_refused(fit_stores: Path) -> None:
+    entry = ZOO["gpt2"]()
+    optimizer = torch.optim.SGD([*entry[0].parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)
+    with pytest.raises(ParameterError, match="the model does not have"):
+        shard(entry[0], entry[1], optimizer, device_budget="1GiB", cache_dir=fit_stores)
+
+
+def test_a_plan_is_the_same_after_it_has_been_text(fit_stores: Path) -> None:
+    entry = ZOO["t5"]()
+    plan = shard(entry[0], entry[1], adamw(entry[0]), device_budget="1GiB", cache_dir=fit_stores)
+    again = ShardPlan.from_json(plan.to_json())
+    assert again == plan
+    assert again.content_hash == plan.content_hash
+    assert all(isinstance(c, GroupChoice) for c in again.choices)
