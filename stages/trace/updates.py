@@ -289,7 +289,10 @@ def append_updates(
     final = {name: waiting.get(name, fresh.get(name, -1)) for name in names}
     if updating and micro_batch.ranks > 1:
         final = {
-            name: ending.scatter(name, gradient, by_source[name], micro_batch.ranks) for name, gradient in final.items()
+            name: ending.scatter(name, gradient, by_source[name], micro_batch.ranks)
+            if 0 not in by_source[name].shape
+            else gradient
+            for name, gradient in final.items()
         }
     scale = -1
     if updating and micro_batch.max_grad_norm is not None and final:
