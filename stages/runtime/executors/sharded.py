@@ -11,7 +11,9 @@ from torch import nn
 from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.executors.single import SingleDevice
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.program import Program
+from stowage.stages.runtime.sharding.contents import ShardedContents
 from stowage.stages.runtime.sharding.iteration import ShardedIteration
 from stowage.stages.runtime.sharding.sharding import Sharding
 from stowage.stages.structure.tree import ModuleTree
@@ -43,6 +45,10 @@ class ShardedDevice(SingleDevice):
         program.around = self._sharding.inside
         program.elsewhere = lambda: list(self._sharding.shards().values())
         return program
+
+    def contents(self) -> Contents:
+        """Return access to whole parameters and states, which all ranks use together."""
+        return ShardedContents(self._model, self._optimizer, self._offloading, self._sharding)
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not whole in memory."""
