@@ -98,7 +98,7 @@ class Planner:
 
         if self.ranks is not None:
             self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
-            found = self.ranks.from_first(plan)
+            found = self.ranks.from_first(plan, "the plan of rank 0")
         else:
             found = plan()
         self._kinds.add(micro_batch)

@@ -268,8 +268,7 @@ def _prepared(
     _try_on_a_twin(path, optimizer, state, hint)
 
     def load() -> None:
-        contents.forget_states()
-        optimizer.load_state_dict(state)
+        contents.load_optimizer_state(state)
         for s in late:
             contents.new_state(parameters[s.position], s.key, file, s.name)
 

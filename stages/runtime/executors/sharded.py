@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -42,9 +43,15 @@ class ShardedDevice(SingleDevice):
         self._sharding.shard()
         with self._sharding.inside():
             program = super().bind(plan, outside, trains=trains)
-        program.around = self._sharding.inside
+        program.around = self._one_step
         program.elsewhere = lambda: list(self._sharding.shards().values())
         return program
+
+    @contextmanager
+    def _one_step(self) -> Iterator[None]:
+        """Let parameters hold their shards inside; where the block fails, ranks exchange nothing any more."""
+        with self._sharding.ranks.failures.whole(), self._sharding.inside():
+            yield
 
     def contents(self) -> Contents:
         """Return access to whole parameters and states, which all ranks use together."""

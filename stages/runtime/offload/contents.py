@@ -41,6 +41,12 @@ class Contents:
         self._offloading = offloading
         self._names = {id(p): n for n, p in model.named_parameters()}
 
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Let the optimizer load a `state_dict`; states that are tensors follow by `new_state`."""
+        assert self.optimizer is not None
+        self.forget_states()
+        self.optimizer.load_state_dict(state)
+
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's `state_dict`, with stand-ins for offloaded states; `lend` gives their content."""
         assert self.optimizer is not None

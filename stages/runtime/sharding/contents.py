@@ -61,6 +61,16 @@ class ShardedContents(Contents):
         form = self._sharding.forms.get(found[1])
         return found[1] if form is not None and tuple(tensor.shape) == form.shape else None
 
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Let the optimizer load a `state_dict`; states that are tensors follow by `new_state`."""
+        with self._sharding.raw_states():
+            super().load_optimizer_state(state)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's `state_dict` with shards, or what stands for them; `lend` gives whole states."""
+        with self._sharding.raw_states():
+            return super().optimizer_state()
+
     def settle(self) -> None:
         """Wait for all copies and updates."""
         with self._sharding.inside():
@@ -214,7 +224,8 @@ class ShardedContents(Contents):
             pieces.append(_common(Entry(own_name(name, ranks.rank), tensor, self._visit(tensor))))
         mark = ranks.from_first(lambda: secrets.token_hex(4))
         file = f"rank-{ranks.rank:05}-of-{ranks.count:05}-{mark}.safetensors"
-        write_pieces(path, file, pieces, metadata, ranks.group)
+        with ranks.failures.named(f"the checkpoint at {path}"):
+            write_pieces(path, file, pieces, metadata, ranks.group)
 
     def _pieces(self, name: str, tensor: torch.Tensor, owner: str) -> list[Any]:
         """Return the rows that this rank has without padding; none where all are padding."""

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from stowage.stages.runtime.sharding.failures import Failures
+
 Found = TypeVar("Found")
 
 PROBE_BYTES = 4 << 20
@@ -33,13 +35,20 @@ class Rates:
 class Collective:
     """A collective under way."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[Any], failures: Failures, what: str) -> None:
         self._works = works
+        self._failures = failures
+        self._what = what
 
     def wait(self) -> None:
-        """Wait until what it writes can be read: on a GPU, by what is queued from now on."""
-        for work in self._works:
-            work.wait()
+        """Wait until what it writes can be read: on a GPU, by what is queued from now on.
+
+        Raises:
+            RankError: another rank has ended, hangs, or has failed.
+        """
+        with self._failures.named(self._what):
+            for work in self._works:
+                work.wait()
 
 
 class Ranks:
@@ -49,16 +58,20 @@ class Ranks:
         group: the process group.
         count: number of ranks.
         rank: this process's own.
+        failures: what has been heard of ranks that are lost.
+
+    What is exchanged has a name, `what`, which errors state.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.count = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
+        self.failures = Failures(group if group is not None else dist.group.WORLD, self.rank)
         self._first = self._global(0)
         self._rates: Rates | None = None
 
-    def from_first(self, make: Callable[[], Found]) -> Found:
+    def from_first(self, make: Callable[[], Found], what: str = "what rank 0 decides") -> Found:
         """Return what rank 0 makes, on all ranks; an error that it raises is raised on all."""
         content: list[Any] = [None]
         if self.rank == 0:
@@ -66,7 +79,8 @@ class Ranks:
                 content = [(True, make())]
             except Exception as error:
                 content = [(False, (type(error), error.args, vars(error)))]
-        dist.broadcast_object_list(content, src=self._first, group=self.group)
+        with self.failures.named(what):
+            dist.broadcast_object_list(content, src=self._first, group=self.group)
         made, found = content[0]
         if not made:
             kind, arguments, attributes = found
@@ -77,34 +91,48 @@ class Ranks:
         result: Found = found
         return result
 
-    def all(self, own: Found) -> list[Found]:
+    def all(self, own: Found, what: str = "what all ranks report") -> list[Found]:
         """Return what all ranks give, in their order."""
         found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, own, group=self.group)
+        with self.failures.named(what):
+            dist.all_gather_object(found, own, group=self.group)
         return found
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by rank 0's."""
-        dist.broadcast(tensor, src=self._first, group=self.group)
+        with self.failures.named(what):
+            dist.broadcast(tensor, src=self._first, group=self.group)
 
-    def gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Collective:
+    def add(self, tensor: torch.Tensor, what: str) -> None:
+        """Overwrite a tensor by the sum of all ranks'."""
+        with self.failures.named(what):
+            dist.all_reduce(tensor, group=self.group)
+
+    def gather(self, whole: torch.Tensor, shard: torch.Tensor, what: str) -> Collective:
         """Start filling a flat tensor with the flat shards of all ranks, in their order."""
+        with self.failures.named(what):
+            return Collective(self._gather(whole, shard), self.failures, what)
+
+    def _gather(self, whole: torch.Tensor, shard: torch.Tensor) -> list[Any]:
         if whole.device.type != "cpu":
             start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            return Collective([start(whole, shard, group=self.group, async_op=True)])
+            return [start(whole, shard, group=self.group, async_op=True)]
         # Gloo's own gather copies what it receives once more; broadcasts write to where it belongs.
         parts = whole.chunk(self.count)
         parts[self.rank].copy_(shard)
-        return Collective([dist.broadcast(p, self._global(r), self.group, async_op=True) for r, p in enumerate(parts)])
+        return [dist.broadcast(p, self._global(r), self.group, async_op=True) for r, p in enumerate(parts)]
 
-    def reduce(self, whole: torch.Tensor) -> Collective:
+    def reduce(self, whole: torch.Tensor, what: str) -> Collective:
         """Start the sum of a flat tensor over all ranks; each rank's own part of it is valid afterwards, no other."""
+        with self.failures.named(what):
+            return Collective(self._reduce(whole), self.failures, what)
+
+    def _reduce(self, whole: torch.Tensor) -> list[Any]:
         parts = list(whole.chunk(self.count))
         if whole.device.type != "cpu":
             start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-            return Collective([start(parts[self.rank], whole, group=self.group, async_op=True)])
-        work = (dist.reduce(p, self._global(r), group=self.group, async_op=True) for r, p in enumerate(parts))
-        return Collective(list(work))
+            return [start(parts[self.rank], whole, group=self.group, async_op=True)]
+        return [dist.reduce(p, self._global(r), group=self.group, async_op=True) for r, p in enumerate(parts)]
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank) if self.group is not None else rank
@@ -124,9 +152,10 @@ class Ranks:
         whole = torch.empty(self.count * shard.numel(), device=device)
         times = []
         for _ in range(PROBES):
-            dist.barrier(self.group)
+            with self.failures.named("a probe of the rate of collectives"):
+                dist.barrier(self.group)
             began = time.perf_counter()
-            self.gather(whole, shard).wait()
+            self.gather(whole, shard, "a probe of the rate of collectives").wait()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - began)
