@@ -25,6 +25,7 @@ STARTED_BY = "STOWAGE_RANKS_STARTED_BY"
 """Environment variable with the number of the process that started the ranks."""
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _ERRORS = "stderr.log"
+_AGAIN = "run it again, and it goes on from its last checkpoint"
 
 
 def is_rank(ranks: int) -> bool:
@@ -93,13 +94,14 @@ def _first_words(error: ChildFailedError, folder: Path) -> str:
     """Return what the rank that failed first has said last: the others lost it in the middle of a collective."""
     said: list[tuple[float, int, str]] = []
     for rank, failure in error.failures.items():
+        if failure.exitcode < 0 and -failure.exitcode != signal.SIGTERM:  # by which torchrun ends the others
+            return f"Rank {rank} was ended by {failure.signal_name()}: {_AGAIN}."
         for path in folder.rglob(f"{failure.local_rank}/{_ERRORS}"):
             lines = [line for line in path.read_text(errors="replace").splitlines() if line.startswith("error: ")]
             if lines:
                 said.append((path.stat().st_mtime, rank, lines[-1].removeprefix("error: ")))
     if not said:
         rank, failure = error.get_first_failure()
-        how = failure.signal_name() if failure.exitcode < 0 else f"exit status {failure.exitcode}"
-        return f"Rank {rank} ended with {how} and said nothing: run the stage again, which goes on from a checkpoint."
+        return f"Rank {rank} ended with exit status {failure.exitcode} and said nothing: {_AGAIN}."
     _, rank, sentence = min(said)
     return sentence if rank == 0 else f"Rank {rank}: {sentence}"
