@@ -124,7 +124,12 @@ class Planner:
         if self.ranks is None:
             return found
         rates = self.ranks.rates(torch.device(device))
-        return replace(found, collective_bytes_per_s=rates.bytes_per_s, collective_s=rates.start_s)
+        return replace(
+            found,
+            collective_bytes_per_s=rates.bytes_per_s,
+            collective_s=rates.start_s,
+            collective_ranks=self.ranks.count,
+        )
 
     def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
         """Let a training step raise a budget that is a percentage.

@@ -49,6 +49,10 @@ class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible`
         self.needed_bytes = needed_bytes
 
 
+class OffloadedError(StowageError):
+    """A model was called while its weights are offloaded."""
+
+
 class RankError(StowageError):
     """Another rank has ended, hangs, or has failed, so that nothing can be exchanged any more."""
 

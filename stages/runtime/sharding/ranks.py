@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from stowage.stages.device.rates.collectives import CollectiveRates, measure_collectives, start_gather
 from stowage.stages.ir.errors import RankError
 from stowage.stages.runtime.sharding.failures import Failures
 
@@ -20,22 +18,6 @@ Found = TypeVar("Found")
 
 PULSE_S = 5.0
 """While the first rank works alone, the others hear from it so often: no collective of theirs times out meanwhile."""
-
-PROBE_BYTES = 4 << 20
-PROBES = 5
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What collectives take among the ranks of a group.
-
-    Attributes:
-        bytes_per_s: bytes that a rank receives per second in a gather.
-        start_s: time of a gather of next to no bytes.
-    """
-
-    bytes_per_s: float
-    start_s: float
 
 
 class Collective:
@@ -75,7 +57,7 @@ class Ranks:
         self.rank = dist.get_rank(group)
         self.failures = Failures(group if group is not None else dist.group.WORLD, self.rank)
         self._first = self._global(0)
-        self._rates: Rates | None = None
+        self._rates: CollectiveRates | None = None
 
     def from_first(self, make: Callable[[], Found], what: str = "what rank 0 decides") -> Found:
         """Return what rank 0 makes, on all ranks; an error that it raises is raised on all."""
@@ -162,16 +144,7 @@ class Ranks:
     def gather(self, whole: torch.Tensor, shard: torch.Tensor, what: str) -> Collective:
         """Start filling a flat tensor with the flat shards of all ranks, in their order."""
         with self.failures.named(what):
-            return Collective(self._gather(whole, shard), self.failures, what)
-
-    def _gather(self, whole: torch.Tensor, shard: torch.Tensor) -> list[Any]:
-        if whole.device.type != "cpu":
-            start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            return [start(whole, shard, group=self.group, async_op=True)]
-        # Gloo's own gather copies what it receives once more; broadcasts write to where it belongs.
-        parts = whole.chunk(self.count)
-        parts[self.rank].copy_(shard)
-        return [dist.broadcast(p, self._global(r), self.group, async_op=True) for r, p in enumerate(parts)]
+            return Collective(start_gather(whole, shard, self.group), self.failures, what)
 
     def reduce(self, whole: torch.Tensor, what: str) -> Collective:
         """Start the sum of a flat tensor over all ranks; each rank's own part of it is valid afterwards, no other."""
@@ -188,26 +161,10 @@ class Ranks:
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank) if self.group is not None else rank
 
-    def rates(self, device: torch.device) -> Rates:
+    def rates(self, device: torch.device) -> CollectiveRates:
         """Return what collectives take, measured once: the same numbers on all ranks."""
         if self._rates is None:
-            small = self._time_s(device, 64)
-            large = self._time_s(device, PROBE_BYTES)
-            moved = PROBE_BYTES * (self.count - 1)
-            own = Rates(moved / max(large - small, 1e-9), small)
+            with self.failures.named("probes of the rates of collectives"):
+                own = measure_collectives(self.group, device)
             self._rates = self.from_first(lambda: own)
         return self._rates
-
-    def _time_s(self, device: torch.device, nbytes: int) -> float:
-        shard = torch.zeros(nbytes // 4, device=device)
-        whole = torch.empty(self.count * shard.numel(), device=device)
-        times = []
-        for _ in range(PROBES):
-            with self.failures.named("a probe of the rate of collectives"):
-                dist.barrier(self.group)
-            began = time.perf_counter()
-            self.gather(whole, shard, "a probe of the rate of collectives").wait()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
