@@ -14,6 +14,7 @@ from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
 from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
@@ -33,7 +34,7 @@ from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, paramete
 class Planner:
     """Plans steps of one model: the first of each kind in full, others from what is known of other sizes if possible.
 
-    The attributes that are not explained here are arguments of `plan_step`.
+    The attributes that are not explained here are attributes of `Planning` and of `StepToPlan`.
 
     Attributes:
         budget: the device budget.
@@ -71,13 +72,13 @@ class Planner:
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
     ) -> Planned:
-        """Plan a training step; see `plan_step`.
+        """Plan a training step.
 
         Args:
-            recorded: see `plan_step`.
-            micro_batch: see `plan_step`.
-            largest: see `plan_step`.
-            offloaded_at_rest: see `plan_step`.
+            recorded: see `StepToPlan`.
+            micro_batch: see `StepToPlan`.
+            largest: see `StepToPlan`.
+            offloaded_at_rest: see `PlanRequest`.
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
@@ -140,51 +141,24 @@ class Planner:
         offloaded_at_rest: frozenset[str],
         effort: Effort,
     ) -> Planned:
-        costed = cost_step(
-            self.model,
-            None,
-            loss=None,
+        step = StepToPlan(
+            model=self.model,
             optimizer=self.optimizer,
-            stores=self.stores,
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
-            effort=effort,
-            target=self._target(self._device_type()),
-            progress=self.watch,
-            profiled=self.watch.part,
         )
+        how = self._how(effort, offloaded_at_rest)
+        costed = cost_step(step, replace(how, target=self._target(self._device_type())))
         known = Known()
-        plans = CurvePlanner(
-            costed,
-            method=self.method,
-            stores=self.stores,
-            effort=effort,
-            lower_tier=self.lower_tier,
-            offloaded_at_rest=offloaded_at_rest,
-            progress=self.watch,
-            part=self.watch.part,
-            known=known,
-        )
+        plans = CurvePlanner(costed, how, known)
         budget_bytes = self.budget.see(costed.eager_peak_bytes, plans.sought)
         reserve = Reserve(costed.target, budget_bytes, costed.variants[0].trace, self.budget.said)
         kept = self._kept(costed, reserve, offloaded_at_rest)
         self._learn(costed, searched=kept is None)
         if kept is not None:
             return kept
-        planned = plan_costed(
-            costed,
-            device_budget=budget_bytes,
-            method=self.method,
-            stores=self.stores,
-            effort=effort,
-            lower_tier=self.lower_tier,
-            offloaded_at_rest=offloaded_at_rest,
-            progress=self.watch,
-            part=self.watch.part,
-            said=self.budget.said,
-            known=known,
-        )
+        planned = plan_costed(costed, budget_bytes, how, said=self.budget.said, known=known)
         self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
 
@@ -203,18 +177,20 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
-    def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:
-        return PlanRequest(
-            device_budget_bytes=budget_bytes,
+    def _how(self, effort: Effort, offloaded_at_rest: frozenset[str]) -> Planning:
+        return Planning(
+            stores=self.stores,
+            effort=effort,
+            progress=self.watch,
+            profiled=self.watch.part,
             method=self.method,
-            slots=self.effort.slots,
-            device=target.name,
-            device_fingerprint=target.fingerprint,
-            options_limits=self.effort.solver,
-            o_ilp_limits=self.effort.o_ilp,
             lower_tier=self.lower_tier,
             offloaded_at_rest=offloaded_at_rest,
+            part=self.watch.part,
         )
+
+    def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:
+        return self._how(self.effort, offloaded_at_rest).request(budget_bytes, target)
 
     def _learn(self, costed: Costed, *, searched: bool) -> None:
         costs = {c.signature: c for c in costed.costs}

@@ -47,7 +47,7 @@ class Actions:
         self.spent: set[int] = set()
         self.collecting: dict[int, Call] = {}
         """Collectives under way, by the first storage that they create."""
-        moved = {r.storage for r in rows if ACTIONS[r.action].moves} | self.slots.keys()
+        moved = {r.storage for r in rows if ACTIONS[r.action].transfers} | self.slots.keys()
         pairs = ((r.node if r.action == "compute" else -1, r.storage if r.action == "free" else -1) for r in rows)
         self.taken = taken_memory(nodes, pairs, moved)
         for row in rows:
@@ -132,11 +132,11 @@ class Actions:
         if self.trace.storages[row.storage].role != "temporary":
             self.names.lines.append(f"run.offload({self._slot(row)}){note}")
             return
-        held = self.names.base_of[row.storage]
+        value_id = self.names.base_of[row.storage]
         if slot.role == "gradient" and row.storage not in self.reloaded:
-            held = self.left_value.get(row.storage, held)  # it waits in `.grad`, in the form that it has there
-        self.names.ensure(held)
-        self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(held)}){note}")
+            value_id = self.left_value.get(row.storage, value_id)  # it waits in `.grad`, in the form that it has there
+        self.names.ensure(value_id)
+        self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(value_id)}){note}")
 
     def reload(self, row: PlanRow) -> None:
         """Write the lines of `reload`."""

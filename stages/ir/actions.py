@@ -58,7 +58,7 @@ class Kind:
     Attributes:
         lane: the lane on which its work runs.
         beside: its work runs beside computing, which does not wait for it: the row only starts it.
-        moves: it copies the bytes of its storage between the device and the lower tier.
+        transfers: it copies the bytes of its storage between the device and the lower tier.
         on_node: it runs the node that its row names.
         takes_device_memory: memory for its storage is taken when the row begins.
         ends: it ends when the transfers under way for its storage have ended.
@@ -68,7 +68,7 @@ class Kind:
 
     lane: LaneName = "compute"
     beside: bool = False
-    moves: bool = False
+    transfers: bool = False
     on_node: bool = False
     takes_device_memory: bool = False
     ends: bool = False
@@ -80,8 +80,10 @@ ACTIONS: dict[PlanAction, Kind] = {
     "compute": Kind(on_node=True, takes_device_memory=True, total="all steps"),
     "free": Kind(),
     "wait": Kind(ends=True, colour="#cc3344", total="of it waiting"),
-    "offload": Kind("offload", beside=True, moves=True, colour="#ee9933", total="copies down"),
-    "reload": Kind("reload", beside=True, moves=True, takes_device_memory=True, colour="#66bbcc", total="copies up"),
+    "offload": Kind("offload", beside=True, transfers=True, colour="#ee9933", total="copies down"),
+    "reload": Kind(
+        "reload", beside=True, transfers=True, takes_device_memory=True, colour="#66bbcc", total="copies up"
+    ),
     "update": Kind("update", beside=True, on_node=True, colour="#aa5599", total="updates"),
     "gather": Kind(
         "collective", beside=True, on_node=True, takes_device_memory=True, colour="#5577bb", total="gathers"

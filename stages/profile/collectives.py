@@ -29,19 +29,21 @@ def collective_cost(call: Call, trace: TraceTables, target: DeviceDescription) -
         target.fingerprint,
         target.collective_s + moved / target.collective_bytes_per_s,
         sum(trace.storages[s].nbytes for s in made),
-        workspace_bytes(call.target, nbytes, ranks),
+        workspace_bytes(call.target, nbytes, ranks, target.type),
         1,
         "measured",
     )
 
 
-def workspace_bytes(target: str, shard_bytes: list[int], ranks: int) -> int:
+def workspace_bytes(target: str, shard_bytes: list[int], ranks: int, device: str) -> int:
     """Return the bytes that a collective needs besides its argument and its result.
 
-    A gather of several shards copies them into one buffer, and its results out of another. A scatter divides the
-    gradient into a buffer.
+    A gather of several shards fills one buffer, and copies its results out of it at its end. A scatter divides the
+    gradient into a buffer, which it needs until its end.
     """
     whole = sum(shard_bytes) * ranks
     if target == GATHER:
-        return sum(shard_bytes) + whole if len(shard_bytes) > 1 else 0
+        together = len(shard_bytes) > 1
+        # Gloo copies the shards into the buffer at once; elsewhere they are read until the end.
+        return (whole + (0 if device == "cpu" else sum(shard_bytes))) * together
     return whole

@@ -166,7 +166,7 @@ class Program:
         """Return the device memory that the lower tier needs for itself."""
         return self.offloading.tier.staging_bytes if self.offloading and self._slots else 0
 
-    def held(self) -> list[torch.Tensor]:
+    def resident(self) -> list[torch.Tensor]:
         """Return the tensors besides the model's that are in memory between iterations.
 
         They are constants, tensors outside of the model that the step reads and their gradients, what it has left in

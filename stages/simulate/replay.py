@@ -61,7 +61,7 @@ class Replay:
         self.start = start
         self.size = [s.nbytes for s in storages]
         self.temporary = [s.role == "temporary" for s in storages]
-        moved = {s.storage for s in steps if ACTIONS[s.kind].moves}
+        moved = {s.storage for s in steps if ACTIONS[s.kind].transfers}
         self.tiered = moved | start.offloaded | start.reloading | start.copied
         # Gradients that wait when the iteration starts and that its updates use up.
         self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
@@ -143,7 +143,7 @@ class Replay:
         if self.collecting(storage):
             raise self.wrong(number, step, "a collective is still using it")
         if not self.temporary[storage] and storage not in self.spent and storage not in self.copied:
-            raise self.wrong(number, step, "it has no copy below that is up to date")
+            raise self.wrong(number, step, "it has no copy in the lower tier that is up to date")
         self.live.discard(storage)
         self.used -= self.size[storage]
         self.note(number, step)
@@ -156,7 +156,7 @@ class Replay:
         if storage in self.offloading:
             raise self.wrong(number, step, "it is already on its way")
         if self.in_use[storage]:
-            raise self.wrong(number, step, "an update below is still reading it")
+            raise self.wrong(number, step, "an update by the CPU is still reading it")
         if any(storage in n.creates for n in self.arriving.values()):
             raise self.wrong(number, step, "a collective is still writing it")
         self.offloading.add(storage)
@@ -169,7 +169,7 @@ class Replay:
         if storage in self.live:
             raise self.wrong(number, step, "it is still in memory")
         if storage not in self.copied:
-            raise self.wrong(number, step, "it has no copy below")
+            raise self.wrong(number, step, "it has no copy in the lower tier")
         self.live.add(storage)
         self.reloading.add(storage)
         self.used += self.size[storage]
@@ -188,10 +188,18 @@ class Replay:
             self.in_use.subtract(self.update_of[storage].reads)
             self.copied |= self.tiered.intersection(self.update_of[storage].mutates)
         elif storage in self.arriving:
-            self.used -= self.arriving.pop(storage).workspace_bytes
+            self._arrived(number, step)
         else:
             raise self.wrong(number, step, "nothing is under way for it")
         self.note(number, step)
+
+    def _arrived(self, number: int, step: Step) -> None:
+        """End a collective: a scatter's buffer is freed, a gather copies its results out of one."""
+        node = self.arriving.pop(step.storage)
+        if node.phase == "update":
+            self.used -= node.workspace_bytes
+        else:
+            self.reach(number, step, self.used + node.workspace_bytes)
 
     def collecting(self, storage: int) -> bool:
         """Return whether a collective under way reads a storage or creates it."""
@@ -204,7 +212,8 @@ class Replay:
             raise self.wrong(number, step, "is no collective")
         self.compute(number, step)
         self.arriving[step.storage] = node
-        self.used += node.workspace_bytes  # until it ends
+        if node.phase == "update":
+            self.used += node.workspace_bytes  # the buffer of a scatter, until it ends
         block, again = node.block, self.rows.pop().recompute
         self.rows.append(
             Row(number, step.kind, node.node, step.storage, block, step.label, again, self.used, self.used)
@@ -214,15 +223,17 @@ class Replay:
         """Apply the rule of `update`."""
         node = self.nodes[step.node]
         if self.runs[node.node]:
-            raise self.wrong(number, step, "below runs again")
+            raise self.wrong(number, step, "the CPU runs it again")
         for storage in {*node.reads, *node.mutates}:
             name = self.storages[storage].name
             if storage not in self.tiered and self.storages[storage].role == "state":
                 continue  # a counter, for example: too small to have a slot
             if storage not in self.copied:
-                raise self.wrong(number, step, f"below needs {name}, which has no copy below that is up to date")
+                raise self.wrong(
+                    number, step, f"the CPU needs {name}, which has no copy in the lower tier that is up to date"
+                )
             if storage in self.live and storage in node.mutates:
-                raise self.wrong(number, step, f"below leaves an old {name} on the device")
+                raise self.wrong(number, step, f"the CPU leaves an old {name} on the device")
         for storage in node.mutates:
             self.version[storage] = self.version.get(storage, 0) + 1
         self.copied -= set(node.mutates)

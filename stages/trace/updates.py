@@ -31,8 +31,8 @@ from stowage.stages.ir.updates import (
     update_arguments,
 )
 from stowage.stages.optimizers import KnownOptimizer, StateForm
+from stowage.stages.trace.calls.signature import call_signature
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
-from stowage.stages.trace.lower import call_signature
 
 
 @dataclass(frozen=True)
@@ -235,15 +235,15 @@ def _known(
         return _Known({}, {}, False, "")
     check_optimizer(optimizer.optimizer)
     rules = optimizer.rules(parameters)
-    held = {name: parameters[name] for name in values if name in rules}
-    if not held:
+    trained = {name: parameters[name] for name in values if name in rules}
+    if not trained:
         return _Known(rules, {}, False, "")
-    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in held}
+    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in trained}
     device = next(iter(parameters.values())).device
-    kept = optimizer.kept(held, forms, device)
+    kept = optimizer.kept(trained, forms, device)
     states = {
         name: [ending.storage(s.nbytes, "state", state_name(name, s.key, s.path)) for s in kept.of[name]]
-        for name in held
+        for name in trained
     }
     states[""] = [ending.storage(s.nbytes, "state", state_name("", s.key, s.path)) for s in kept.shared]
     return _Known(rules, states, bool(optimizer.habits.joint), optimizer.code())

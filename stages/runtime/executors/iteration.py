@@ -172,7 +172,7 @@ class SingleIteration:
     @property
     def _tier(self) -> Offloading:
         if self._offloading is None:
-            raise PlanMismatchError("The plan offloads, but no tier below the device was given: pass offload_dir.")
+            raise PlanMismatchError("The plan offloads, but no lower tier was given: pass offload_dir.")
         return self._offloading
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:

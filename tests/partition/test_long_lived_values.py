@@ -15,7 +15,7 @@ from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.defaults import MAX_EXACT_NODES
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import HELD, UNHELD
+from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED
 from stowage.stages.partition import chains as cut
 from stowage.stages.partition import make_chains
 from stowage.stages.trace import trace_step
@@ -68,15 +68,15 @@ def traced(name: str) -> TraceTables:
 def test_one_large_block_becomes_many(name: str) -> None:
     trace = traced(name)
     chains = make_chains(trace, costs_for(trace))
-    plain, held = chains[""], chains[HELD]
-    assert max(len(b.nodes) for b in plain.blocks) > MAX_EXACT_NODES >= max(len(b.nodes) for b in held.blocks)
-    assert Counter(c for n in held.nodes for c in n.calls) == Counter(c for n in plain.nodes for c in n.calls)
-    inside = {s for b in held.blocks for s in b.storages}
-    beside = {s for n in held.nodes if n.block >= 0 for s in n.creates} - inside
+    plain, long_lived = chains[""], chains[LONG_LIVED]
+    assert max(len(b.nodes) for b in plain.blocks) > MAX_EXACT_NODES >= max(len(b.nodes) for b in long_lived.blocks)
+    assert Counter(c for n in long_lived.nodes for c in n.calls) == Counter(c for n in plain.nodes for c in n.calls)
+    inside = {s for b in long_lived.blocks for s in b.storages}
+    beside = {s for n in long_lived.nodes if n.block >= 0 for s in n.creates} - inside
     assert beside
-    for node in held.nodes:
-        assert node.once or beside.isdisjoint(node.creates), "what is held is made once"
-    for block in held.blocks:
+    for node in long_lived.nodes:
+        assert node.once or beside.isdisjoint(node.creates), "what is long_lived is made once"
+    for block in long_lived.blocks:
         graph = BlockGraph.from_json(block.graph)
         made = {a for n in graph.nodes for a in n.creates} | set(graph.incoming)
         assert made.issuperset((*graph.output, *graph.outgoing))
@@ -106,9 +106,9 @@ def adam(parameters: object) -> torch.optim.Optimizer:
 def test_a_huge_block_that_holding_makes_small_is_in_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "HUGE", MAX_EXACT_NODES)
     trace = traced("decoder")
-    assert list(make_chains(trace, costs_for(trace))) == [HELD]
+    assert list(make_chains(trace, costs_for(trace))) == [LONG_LIVED]
     step = fit(network(), BATCH, adam, device_budget="60%", loss=loss, quick=True, cache_dir=tmp_path)
-    assert step.plan.variant.endswith(HELD)
+    assert step.plan.variant.endswith(LONG_LIVED)
     whole = fit(
         network(), BATCH, adam, device_budget="60%", loss=loss, method="hiremate", quick=True, cache_dir=tmp_path
     )
@@ -125,7 +125,7 @@ def test_training_around_held_values_equals_eager(tmp_path: Path) -> None:
         fit(model, BATCH, adam, device_budget=1, loss=loss, quick=True, cache_dir=tmp_path)
     budget = found.value.smallest_feasible_bytes
     step = fit(model, BATCH, adam, device_budget=budget, loss=loss, quick=True, cache_dir=tmp_path)
-    assert step.plan.variant.endswith(HELD), "the tightest budget is out of reach of one large block"
+    assert step.plan.variant.endswith(LONG_LIVED), "the tightest budget is out of reach of one large block"
     optimizer = adam(eager.parameters())
     torch.manual_seed(7)
     planned = [step(BATCH).item() for _ in range(3)]
@@ -147,11 +147,11 @@ def test_what_is_too_large_to_be_solved_exactly_is_cut_into_clusters() -> None:
     """With one threshold no block is neither."""
     trace = traced("gpt2")
     costs = costs_for(trace)
-    largest = max(len(b.nodes) for b in make_chains(trace, costs)[UNHELD].blocks)
+    largest = max(len(b.nodes) for b in make_chains(trace, costs)[NO_LONG_LIVED].blocks)
     assert largest <= MAX_EXACT_NODES
     limit = largest - 1
     for made in make_chains(trace, costs, max_exact_nodes=limit).values():
         large = {b.block_hash for b in made.blocks if len(b.nodes) > limit}
-        assert {c.block_hash for c in made.clusters} == large or HELD in make_chains(
+        assert {c.block_hash for c in made.clusters} == large or LONG_LIVED in make_chains(
             trace, costs, max_exact_nodes=limit
         )

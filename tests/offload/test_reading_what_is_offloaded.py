@@ -1,4 +1,4 @@
-"""Parameters, gradients and states that are below the device, read by the user's own code."""
+"""Parameters, gradients and states that are offloaded, read by the user's own code."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stowage.flows import fit
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import Infeasible, OffloadedError
 from stowage.stages.runtime.offload.offloaded_tensor import arrive, leave
-from tests.offload.test_averages_of_weights_below import adamw, network
+from tests.offload.test_averages_of_offloaded_weights import adamw, network
 
 
 @pytest.fixture(scope="module")
 def step(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingStep:
-    """After two iterations, most of it below."""
+    """After two iterations, most of it offloaded."""
     model, batch = network(), torch.ones(8, 512)
     how: dict[str, Any] = {
         "loss": lambda outputs, batch: outputs.pow(2).mean(),
         "method": "offmate",
-        "offload_dir": tmp_path_factory.mktemp("below"),
+        "offload_dir": tmp_path_factory.mktemp("lower_tier"),
         "cache_dir": fit_stores,
         "quick": True,
         "say": lambda text: None,
@@ -40,7 +40,7 @@ def step(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Training
 
 
 def lower_tier(step: TrainingStep) -> nn.Parameter:
-    """A parameter whose content and states are below."""
+    """A parameter whose content and states are offloaded."""
     offloading = step.programs.offloading
     assert offloading is not None
     found: Any = next(iter(offloading.offloaded_parameters().values()))
@@ -83,13 +83,13 @@ READS: dict[str, Callable[[nn.Parameter], Any]] = {
 @pytest.mark.parametrize("name", READS)
 @torch.no_grad()
 def test_reading_or_writing_says_where_it_is(name: str, step: TrainingStep) -> None:
-    with pytest.raises(OffloadedError, match=r"Parameter '.*' is below the device.*on_device\(\).*contents\(\)"):
+    with pytest.raises(OffloadedError, match=r"Parameter '.*' is offloaded.*on_device\(\).*contents\(\)"):
         READS[name](lower_tier(step))
 
 
 def test_states_too(step: TrainingStep) -> None:
     state = step.optimizer.state[lower_tier(step)]
-    with pytest.raises(OffloadedError, match=r"State 'exp_avg' of parameter '.*' is below the device"):
+    with pytest.raises(OffloadedError, match=r"State 'exp_avg' of parameter '.*' is offloaded"):
         state["exp_avg"].abs().mean()
 
 
@@ -107,7 +107,7 @@ def test_the_form_is_known(step: TrainingStep) -> None:
     assert weight.grad is None
     assert weight.to(torch.float32) is weight
     assert torch.zeros_like(weight).sum() == 0
-    assert "below the device" in repr(weight)
+    assert "offloaded" in repr(weight)
     assert sum(p.numel() for p in step.model.parameters()) == 6 * (512**2 + 512)
 
 
@@ -132,7 +132,7 @@ def test_classes_of_ones_own() -> None:
     leave(weight, "scale")
     assert isinstance(weight, Scaled)
     assert weight.type() == "torch.FloatTensor"
-    with pytest.raises(OffloadedError, match="Parameter 'scale' is below the device"):
+    with pytest.raises(OffloadedError, match="Parameter 'scale' is offloaded"):
         weight.add(1)
     arrive(weight)
     assert type(weight) is Scaled

@@ -1,8 +1,8 @@
-"""Training steps with host memory and a disk below the device, on the CPU: `fit` with the tiers of another machine."""
+"""Training steps with host memory and a disk as the lower tier, on the CPU: `fit` with the tiers of another machine."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,13 +15,14 @@ from stowage.flows.api import fit as _fit
 from stowage.flows.api import planner
 from stowage.flows.api.lower_tier import OpenableTier
 from stowage.flows.api.training_step import TrainingStep
-from stowage.flows.planning.costed import cost_step
+from stowage.flows.planning.costed import Costed, cost_step
+from stowage.flows.planning.job import Costing, StepToPlan
 from stowage.stages.device.tiers import HostAndDiskTier
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.machine import BehindHost, Link
 from stowage.stages.solve import LowerTier
 from stowage.stages.workload.randomness import seeded
-from tests.device.tiers.thread_lanes import staged
+from tests.device.tiers.thread_lanes import host_and_disk
 
 WIDTH, LAYERS = 256, 6
 BATCH = (torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0)),)
@@ -62,7 +63,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(parameters), lr=1e-2)
 
 
-def staged_step(
+def host_and_disk_step(
     store: Path, folder: Path, model: nn.Module | None = None, *, cpu_update_bytes_per_s: float = 0.0, **more: Any
 ) -> TrainingStep:
     """In 40% of the memory of the training state, and with a host that holds less than the weights; with updates by the
@@ -73,9 +74,11 @@ def staged_step(
         disk=BehindHost(Link(1e9, 1e9), 1 << 40),
         cpu_update_bytes_per_s=cpu_update_bytes_per_s,
     )
-    lower = OpenableTier(lower_tier, lambda: staged(folder, chunk_bytes=1 << 16))
+    lower = OpenableTier(lower_tier, lambda: host_and_disk(folder, chunk_bytes=1 << 16))
 
-    estimated = partial(cost_step, costs="roofline", target=DEVICE)
+    def estimated(step: StepToPlan, how: Costing) -> Costed:
+        return cost_step(step, replace(how, costs="roofline", target=DEVICE))
+
     with (
         mock.patch.object(_fit, "lower_tier_for", return_value=lower),
         mock.patch.object(planner, "cost_step", estimated),
@@ -93,8 +96,8 @@ def staged_step(
         )
 
 
-def homes(step: TrainingStep) -> dict[str, set[str]]:
-    """Of weights and states that are below alone: place -> names, as the tier has them."""
+def placements(step: TrainingStep) -> dict[str, set[str]]:
+    """Of weights and states that are offloaded: place -> names, as the tier has them."""
     assert step.programs.offloading is not None
     tier = step.programs.offloading.tier
     assert isinstance(tier, HostAndDiskTier)

@@ -1,4 +1,4 @@
-"""Models that are no chain, from below: what H-ILP and TW-Remat find for a large block is among O-ILP's options."""
+"""Models that are no chain, with a lower tier: O-ILP's options hold what H-ILP and TW-Remat find."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stowage.stages.device.tiers import DiskTier
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.machine import Link
-from stowage.stages.ir.variant import HELD
+from stowage.stages.ir.variant import LONG_LIVED
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.partition import Limits, make_chains
@@ -28,8 +28,8 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import trace_step
 from tests.matrix import some
-from tests.offload.away import (
-    BELOW,
+from tests.offload.with_lower_tier import (
+    LOWER_TIER,
     actions,
     assert_equal_with_lower_tier,
     smallest_with_lower_tier,
@@ -48,11 +48,11 @@ SLOW = Link(2e7, 2e7, 3e7)
 
 @cache
 def chains(name: str) -> tuple[Prepared, Prepared]:
-    """A step with its large block whole, solved by clusters and by TW-Remat alone; and cut around held values."""
+    """A step with its large block whole, solved by clusters and by TW-Remat alone; and cut around long_lived values."""
     model, batch, loss = REMAT[name]()
     trace = trace_step(model, batch, loss=loss, optimizer=adamw(model), label=name)
     made = make_chains(trace, costs_for(trace))
-    plain, held = made[""], made[HELD]
+    plain, long_lived = made[""], made[LONG_LIVED]
     large = max(plain.blocks, key=lambda b: len(b.nodes))
     clusters = block_clusters(trace, plain.nodes, [large], Limits(top_size=12, size=8))
     solved = options_for_blocks(
@@ -62,7 +62,7 @@ def chains(name: str) -> tuple[Prepared, Prepared]:
     own = [o for o in solved if o.formulation in (*fixed, "tw_remat") or o.formulation.startswith("h_")]
     others = [b for b in plain.blocks if b.block_hash != large.block_hash]
     whole = Prepared(trace, plain.nodes, plain.blocks, [*own, *light_options(others)])
-    return whole, Prepared(trace, held.nodes, held.blocks, light_options(held.blocks))
+    return whole, Prepared(trace, long_lived.nodes, long_lived.blocks, light_options(long_lived.blocks))
 
 
 @pytest.mark.long
@@ -70,7 +70,7 @@ def test_schedules_of_large_blocks_are_options() -> None:
     prepared, _ = chains("transformer")
     assert len(prepared.blocks) > 1
     program = program_of(prepared.trace, prepared.nodes)
-    offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
+    offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), LOWER_TIER)
     offmate = ChainProblem(offloader, choices_of(offloader))
     number = max(range(len(prepared.blocks)), key=lambda b: len(prepared.blocks[b].nodes))
     known = offloader.chain.options[prepared.blocks[number].block_hash]
@@ -81,7 +81,7 @@ def test_schedules_of_large_blocks_are_options() -> None:
 
 
 def tight(prepared: Prepared, lower_tier: LowerTier) -> tuple[int, Solved]:
-    """A small budget with its plan: near the smallest, rounding alone, without sweeps, may find none."""
+    """A small budget with its plan: near the smallest, rounding alone, without Belady's rule, may find none."""
     smallest = smallest_with_lower_tier(prepared, lower_tier)
     for fifths in (5, 6, 7):
         with suppress(Infeasible):
@@ -91,12 +91,12 @@ def tight(prepared: Prepared, lower_tier: LowerTier) -> tuple[int, Solved]:
     raise AssertionError("no plan at 140% of the smallest budget")
 
 
-@pytest.mark.parametrize("cut", some(["whole", "held"], keep=[]))
-def test_training_from_below_equals_eager(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-ILP's own plans, which sweeps beat on models this small."""
+@pytest.mark.parametrize("cut", some(["whole", "long_lived"], keep=[]))
+def test_training_with_a_lower_tier_equals_eager(cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O-ILP's own plans, which plans by Belady's rule beat on models this small."""
     monkeypatch.setattr(sources.RuleSource, "propose", lambda self, task: iter(()))
-    prepared = chains("transformer")[cut == "held"]
-    lower_tier = replace(BELOW, link=SLOW)
+    prepared = chains("transformer")[cut == "long_lived"]
+    lower_tier = replace(LOWER_TIER, link=SLOW)
     budget, solved = tight(prepared, lower_tier)
     assert budget < sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
     assert solved.summary.method == "offmate"

@@ -21,7 +21,7 @@ from stowage.stages.device.tiers.base import Stream
 from stowage.stages.ir.errors import IllegalPlanError, PlanMismatchError, StowageError
 from tests.device.tiers.model_lanes import ModelLanes
 from tests.device.tiers.moving import PAGE, random_bytes
-from tests.device.tiers.thread_lanes import ThreadLanes, staged
+from tests.device.tiers.thread_lanes import ThreadLanes, host_and_disk
 from tests.matrix import examples
 
 CHUNK = 2 * PAGE
@@ -29,7 +29,7 @@ CHUNK = 2 * PAGE
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Iterator[HostAndDiskTier]:
-    made = staged(tmp_path, chunk_bytes=CHUNK)
+    made = host_and_disk(tmp_path, chunk_bytes=CHUNK)
     yield made
     made.close()
 
@@ -66,7 +66,7 @@ def test_a_reload_sees_the_offload_before_it(program: list[tuple[bool, int, int]
     """Any sequence on slots of both places, nothing waited for before the end: reloads have the bytes of their turn."""
     sizes = {"0": 3 * CHUNK + 5, "1": 100, "2": CHUNK, "3": 2 * CHUNK}
     with tempfile.TemporaryDirectory() as folder:
-        tier = staged(Path(folder), chunk_bytes=CHUNK)
+        tier = host_and_disk(Path(folder), chunk_bytes=CHUNK)
         tier.reserve(sizes, ["0", "1"])
         current: dict[str, int] = {}
         transfers, reloads = [], []
@@ -219,7 +219,7 @@ def test_spans_of_both(tier: HostAndDiskTier) -> None:
 
 @pytest.mark.parametrize("stream", [OFFLOAD, RELOAD])
 def test_late_and_exact(tmp_path: Path, stream: Stream) -> None:
-    tier = DelayedTier(staged(tmp_path, chunk_bytes=CHUNK), stream, 0.02)
+    tier = DelayedTier(host_and_disk(tmp_path, chunk_bytes=CHUNK), stream, 0.02)
     tier.reserve({"a": 4 * CHUNK, "b": 4 * CHUNK}, ["a"])
     tensors = {"a": random_bytes(4 * CHUNK, 1), "b": random_bytes(4 * CHUNK, 2)}
     for name, tensor in tensors.items():
@@ -237,7 +237,7 @@ def test_late_and_exact(tmp_path: Path, stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_the_cpu_computes_on_what_is_below(tier: HostAndDiskTier, on_disk: bool) -> None:
+def test_the_cpu_computes_in_the_lower_tier(tier: HostAndDiskTier, on_disk: bool) -> None:
     tier.reserve({"a": 24}, ["a"] if on_disk else [])
     like = torch.empty(2, 3, device="meta").t()
     tier.offload("a", torch.arange(6.0).view(2, 3).t()).wait()
@@ -281,8 +281,8 @@ def test_a_failure_names_tensor_and_folder(tier: HostAndDiskTier, monkeypatch: p
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
-from tests.device.tiers.thread_lanes import staged
-tier = staged(Path(sys.argv[1]))
+from tests.device.tiers.thread_lanes import host_and_disk
+tier = host_and_disk(Path(sys.argv[1]))
 tier.reserve({"a": 64 << 20, "b": 64 << 20}, ["a"])
 tier.offload("a", torch.zeros(16 << 20)).wait()
 tier.offload("b", torch.zeros(16 << 20)).wait()

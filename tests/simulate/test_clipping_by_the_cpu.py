@@ -7,6 +7,7 @@ import pytest
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import Link, TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from tests.simulate.small_plans import GRADIENT, KEEP, LOSS, NODES, STORAGES, WEIGHT, X, Y, node, storage
 
@@ -25,14 +26,14 @@ PROGRAM = [
     node(6, [OTHER, BIAS, SCALE], [], time_s=2.0, phase="update", mutates=(BIAS,), once=True, name="update bias"),
 ]
 LINK = Link(1000.0, 1000.0)
-AWAY = frozenset({WEIGHT})
+OFFLOADED = frozenset({WEIGHT})
 NAMES = {"w": WEIGHT, "x": X, "y": Y, "g": GRADIENT, "o": OTHER, "s": SCALE, "b": BIAS}
 VERBS = {"up": "reload", "down": "offload", "wait": "wait", "free": "free"}
 
 LEGAL = "wait:w up:w wait:w 0 free:w 1 2 3 free:x free:y down:g wait:g free:g 4 down:s wait:s update:w 6 free:o free:s"
 
 
-def replay(text: str, **more: object) -> Outcome:
+def replay(text: str, host_room_bytes: int | None = None) -> Outcome:
     rows = []
     for word in text.split():
         verb, _, name = word.partition(":")
@@ -45,10 +46,8 @@ def replay(text: str, **more: object) -> Outcome:
         PROGRAM,
         rows,
         keep=KEEP,
-        link=LINK,
-        start=TierState(offloaded=AWAY, updating=AWAY),
-        cpu_update_s={5: 8.0},
-        **more,  # type: ignore[arg-type]
+        start=TierState(offloaded=OFFLOADED, updating=OFFLOADED),
+        tier=ReplayedTier(LINK, cpu_update_s={5: 8.0}, host_room_bytes=host_room_bytes),
     )
 
 
@@ -67,12 +66,16 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("down:s wait:s update:w", "update:w", "needs scale, which has no copy below"),
-        ("down:s wait:s update:w", "down:s update:w wait:s", "needs scale, which has no copy below"),
-        ("4 down:s wait:s update:w", "update:w 4", "needs scale, which has no copy below"),
-        ("update:w 6 free:o free:s", "update:w 6 free:o down:s wait:s free:s", "an update below is still reading it"),
-        ("update:w 6", "update:w up:g wait:g free:g 6", "gradient: it has no copy below"),
-        ("wait:w up:w wait:w 0", "up:w wait:w 0", "weight: it has no copy below"),
+        ("down:s wait:s update:w", "update:w", "needs scale, which has no copy in the lower tier"),
+        ("down:s wait:s update:w", "down:s update:w wait:s", "needs scale, which has no copy in the lower tier"),
+        ("4 down:s wait:s update:w", "update:w 4", "needs scale, which has no copy in the lower tier"),
+        (
+            "update:w 6 free:o free:s",
+            "update:w 6 free:o down:s wait:s free:s",
+            "an update by the CPU is still reading it",
+        ),
+        ("update:w 6", "update:w up:g wait:g free:g 6", "gradient: it has no copy in the lower tier"),
+        ("wait:w up:w wait:w 0", "up:w wait:w 0", "weight: it has no copy in the lower tier"),
         ("wait:w up:w wait:w 0", "wait:w up:w 0", "reads weight, not in memory"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What leaves, by a sweep: legal and within the budget on random steps, and against all choices on tiny ones."""
+"""What leaves, by Belady's rule: legal and within the budget on random steps, and against all choices on tiny ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stowage.stages.ir.machine import Link
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.solve.in_memory import Race, keep_everything
+from stowage.stages.solve.in_memory import OrderMaker, keep_everything
 from stowage.stages.solve.offload.belady.belady import BeladyPlanner, belady_plans
 from stowage.stages.solve.offload.belady.late_updates import late_updates
 from stowage.stages.solve.offload.offloader import Offloader
@@ -21,7 +21,7 @@ from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.of_trace import program_of
 from tests.matrix import examples
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.runtime.beside_eager import adamw, prepare
 from tests.solve.judged import hidden, judged
 from tests.solve.prepared import Prepared, prepare_trace
@@ -32,13 +32,13 @@ QUICK = {"deadline": None, "derandomize": True, "suppress_health_check": list(He
 TINY = LowerTier(Link(1e3, 1e3), 1 << 40, smallest_bytes=1)
 
 
-def offloader_of(prepared: Prepared, lower_tier: LowerTier = BELOW) -> Offloader:
+def offloader_of(prepared: Prepared, lower_tier: LowerTier = LOWER_TIER) -> Offloader:
     chain = Chain(prepared.blocks, prepared.nodes, prepared.options)
     return Offloader(program_of(prepared.trace, prepared.nodes), chain, lower_tier)
 
 
 def executions_of(offloader: Offloader, budget: int = 1 << 60) -> list[Execution]:
-    return keep_everything(Race(offloader.program, offloader.chain, budget)).executions
+    return keep_everything(OrderMaker(offloader.program, offloader.chain, budget)).executions
 
 
 def computed(steps: Iterable[Step]) -> list[int]:
@@ -51,9 +51,9 @@ def test_random_steps(trace: TraceTables, share: float, activations: bool) -> No
     """Whatever the budget from the least up: plans that the referee accepts, within it, with the same computations."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, activations=activations, gradients=True))
     executions = executions_of(offloader)
-    sweep = BeladyPlanner(offloader, executions, frozenset())
+    planner = BeladyPlanner(offloader, executions, frozenset())
     everything = offloader.program.peak_bytes(executions)
-    budget = int(sweep.least_bytes + share * max(0, everything - sweep.least_bytes))
+    budget = int(planner.least_bytes + share * max(0, everything - planner.least_bytes))
     plans = judged(offloader.program, belady_plans(offloader, executions, budget))
     assert plans, "the referee refuses none of them"
     for plan in plans:
@@ -66,14 +66,14 @@ def test_random_steps(trace: TraceTables, share: float, activations: bool) -> No
 @settings(max_examples=examples(60), **QUICK)
 @given(training_steps(), st.floats(0.0, 1.1), st.integers(1, 4))
 def test_random_steps_with_updates_by_the_cpu(trace: TraceTables, share: float, every: int) -> None:
-    """The same with any updates taken by the CPU: each starts once, after its gradient is below, and nothing of it is
+    """The same with any updates taken by the CPU: each starts once its gradient is offloaded, and nothing of it is
     computed on the device; it is waited for before its weight is used."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, cpu_update_bytes_per_s=1e3))
     executions = executions_of(offloader)
     updates = late_updates(offloader, executions)[::every]
-    sweep = BeladyPlanner(offloader, executions, frozenset(), updates)
+    planner = BeladyPlanner(offloader, executions, frozenset(), updates)
     taken = [u.node.node for u in updates]
-    budget = sweep.least_bytes + int(share * 100)
+    budget = planner.least_bytes + int(share * 100)
     plans = judged(offloader.program, belady_plans(offloader, executions, budget, updates=updates))
     assert plans, "the referee refuses none of them"
     for plan in plans:
@@ -88,16 +88,16 @@ def test_random_steps_with_updates_by_the_cpu(trace: TraceTables, share: float, 
 @settings(max_examples=examples(40), **QUICK)
 @given(training_steps(max_layers=3), st.floats(0.0, 0.9))
 def test_against_all_choices(trace: TraceTables, share: float) -> None:
-    """The best of the sweeps copies at most a fifth more than the best of all sets of gaps that fit."""
+    """The best of the plans copies at most a fifth more than the best of all sets of gaps that fit."""
     offloader = offloader_of(prepare_trace(trace), replace(TINY, activations=False))
     executions = executions_of(offloader)
-    sweep = BeladyPlanner(offloader, executions, frozenset())
-    if len(sweep.absences) > 8:
+    planner = BeladyPlanner(offloader, executions, frozenset())
+    if len(planner.absences) > 8:
         return
     everything = offloader.program.peak_bytes(executions)
-    budget = int(sweep.least_bytes + share * max(0, everything - sweep.least_bytes))
-    sets = (list(c) for n in range(len(sweep.absences) + 1) for c in combinations(sweep.absences, n))
-    every = (sweep.proposal(chosen) for chosen in sets)
+    budget = int(planner.least_bytes + share * max(0, everything - planner.least_bytes))
+    sets = (list(c) for n in range(len(planner.absences) + 1) for c in combinations(planner.absences, n))
+    every = (planner.proposal(chosen) for chosen in sets)
     fitting = [p for p in judged(offloader.program, every) if p.peak_bytes <= budget]
     best = min(p.moved_bytes for p in fitting)
     found = min(p.moved_bytes for p in judged(offloader.program, belady_plans(offloader, executions, budget)))
@@ -105,10 +105,10 @@ def test_against_all_choices(trace: TraceTables, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])
-def test_what_rests_below_in_any_case(name: str) -> None:
+def test_what_is_offloaded_at_rest_in_any_case(name: str) -> None:
     prepared = prepare(ZOO[name], adamw)
     offloader = offloader_of(prepared)
     executions = executions_of(offloader)
-    away = frozenset(sorted(offloader.movable)[::3])
-    for plan in judged(offloader.program, belady_plans(offloader, executions, 1 << 60, away)):
-        assert plan.state.offloaded == away
+    offloaded = frozenset(sorted(offloader.movable)[::3])
+    for plan in judged(offloader.program, belady_plans(offloader, executions, 1 << 60, offloaded)):
+        assert plan.state.offloaded == offloaded

@@ -1,4 +1,4 @@
-"""Clipping and accumulation where parameters, gradients and states together do not fit: gradients wait below too."""
+"""Clipping and accumulation where parameters, gradients and states together do not fit: gradients are offloaded too."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def budget() -> int:
     return DISK_STAGING_BYTES + int(0.35 * state)
 
 
-def fitted(given: list[Any], home: Path, folder: Path, **how: Any) -> TrainingStep:
-    return fit(model(), given[0], adamw, device_budget=budget(), offload_dir=folder, cache_dir=home, quick=True, **how)
+def fitted(given: list[Any], stores: Path, folder: Path, **how: Any) -> TrainingStep:
+    return fit(
+        model(), given[0], adamw, device_budget=budget(), offload_dir=folder, cache_dir=stores, quick=True, **how
+    )
 
 
 def assert_alike(step: TrainingStep, plain: Plain, given: list[Any], updates: list[bool]) -> None:
@@ -81,7 +83,7 @@ def test_clipped_gradients_leave_and_come_back(fit_stores: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("max_grad_norm", some([None, 0.5, float("inf")], keep=[0.5]))
-def test_gradients_wait_below_for_the_next_micro_batch(
+def test_offloaded_gradients_wait_for_the_next_micro_batch(
     max_grad_norm: float | None, fit_stores: Path, tmp_path: Path
 ) -> None:
     given = batches(model(), 15)
@@ -105,9 +107,9 @@ def test_between_iterations_as_little_as_planned(fit_stores: Path, tmp_path: Pat
     program = step.prepare(given[0], update=False)
     assert step.programs.offloading is not None
     offloading = step.programs.offloading
-    away = set(offloading.offloaded().values())
+    offloaded_names = set(offloading.offloaded().values())
     program.enter()
-    copied = away ^ set(offloading.offloaded().values())
+    copied = offloaded_names ^ set(offloading.offloaded().values())
     assert sum(offloading.like(name).nbytes for name in copied) < 0.05 * sum(p.nbytes for p in model().parameters())
     step(given[0], update=False)
     waiting = sum(p.grad.untyped_storage().nbytes() for p in step.model.parameters() if p.grad is not None)
@@ -136,11 +138,11 @@ def test_evaluation_leaves_them_where_they_are(fit_stores: Path, tmp_path: Path)
         torch.manual_seed(3)
         each(given[0], update=False)
     assert step.programs.offloading is not None
-    away = set(step.programs.offloading.offloaded().values())
-    assert any(is_gradient_slot(name) for name in away)
+    offloaded_names = set(step.programs.offloading.offloaded().values())
+    assert any(is_gradient_slot(name) for name in offloaded_names)
     with torch.no_grad():
         expected = plain.model.eval()(**given[1]).logits
         plain.model.train()
     assert same(step.evaluate(given[1]).logits, expected)
-    assert set(step.programs.offloading.offloaded().values()) == away
+    assert set(step.programs.offloading.offloaded().values()) == offloaded_names
     assert_alike(step, plain, given[2:], [True])

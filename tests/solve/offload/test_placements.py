@@ -43,10 +43,10 @@ def test_gradients_stay_in_the_host_and_updates_have_room_there() -> None:
 
 
 def test_what_a_plan_moves() -> None:
-    away = TierState(frozenset({WEIGHT}), copied=frozenset({WEIGHT}))
+    offloaded = TierState(frozenset({WEIGHT}), copied=frozenset({WEIGHT}))
     rows = [Step(-1, WEIGHT, "", "reload"), Step(-1, X, "", "offload"), Step(-1, X, "", "reload")]
     sizes = [s.nbytes for s in STORAGES]
-    assert MovingStorage.of(rows, away, NODES, sizes) == MovingStorage(Counter({WEIGHT: 1, X: 2}), frozenset(), 0)
+    assert MovingStorage.of(rows, offloaded, NODES, sizes) == MovingStorage(Counter({WEIGHT: 1, X: 2}), frozenset(), 0)
     rows += [Step(-1, GRADIENT, "", "offload"), Step(4, WEIGHT, "", "update")]
-    found = MovingStorage.of(rows, away, NODES, sizes)
+    found = MovingStorage.of(rows, offloaded, NODES, sizes)
     assert found == MovingStorage(Counter({WEIGHT: 3, X: 2, GRADIENT: 1}), frozenset({GRADIENT}), 1000)

@@ -1,4 +1,4 @@
-"""A moving average of weights, made as README says, while they are below the device."""
+"""A moving average of weights, made as README says, while they are offloaded."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from stowage.flows.api.training_step import TrainingStep
-from tests.api.staged_steps import BATCH, adamw, homes, loss_of, network, staged_step
+from tests.api.host_and_disk_steps import BATCH, adamw, host_and_disk_step, loss_of, network, placements
 from tests.matrix import some
 from tests.runtime.beside_eager import differences, same
 
@@ -50,16 +50,16 @@ def assert_as_eager(step: TrainingStep) -> None:
 
 @pytest.mark.parametrize("cpu", some([0.0, 2e10], keep=[2e10]))
 def test_a_run_that_is_saved_and_loaded_ends_like_plain_pytorch(cpu: float, fit_stores: Path, tmp_path: Path) -> None:
-    first = staged_step(fit_stores, tmp_path, cpu_update_bytes_per_s=cpu)
+    first = host_and_disk_step(fit_stores, tmp_path, cpu_update_bytes_per_s=cpu)
     torch.manual_seed(3)
     losses = train(first, 3)
-    assert homes(first)["disk"]
+    assert placements(first)["disk"]
     assert {s.placement for s in first.planned.slots} == {"host", "disk"}
     assert any(r.action == "update" for r in first.planned.rows) == bool(cpu)
     first.save(tmp_path / "checkpoint")
     random = torch.get_rng_state()
     assert losses + train(first, STEPS - 3) == eager()[0], "saving changed nothing"
-    again = staged_step(fit_stores, tmp_path, cpu_update_bytes_per_s=cpu)
+    again = host_and_disk_step(fit_stores, tmp_path, cpu_update_bytes_per_s=cpu)
     torch.manual_seed(99)
     again.load(tmp_path / "checkpoint")
     assert torch.equal(torch.get_rng_state(), random)
@@ -71,8 +71,8 @@ def test_weights_are_read_into_both_places(fit_stores: Path, tmp_path: Path) -> 
     save_file(network().state_dict(), tmp_path / "model.safetensors")
     with torch.device("meta"):
         model = network()
-    step = staged_step(fit_stores, tmp_path, model, weights=tmp_path / "model.safetensors")
-    found = homes(step)
+    step = host_and_disk_step(fit_stores, tmp_path, model, weights=tmp_path / "model.safetensors")
+    found = placements(step)
     assert found["host"]
     assert found["disk"]
     assert not any("::" in name for name in found["host"] | found["disk"]), "there are no states yet"
@@ -84,12 +84,12 @@ def test_weights_are_read_into_both_places(fit_stores: Path, tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.api.staged_steps import BATCH, homes, staged_step
+from tests.api.host_and_disk_steps import BATCH, placements, host_and_disk_step
 folder = Path(sys.argv[2])
-step = staged_step(Path(sys.argv[1]), folder)
+step = host_and_disk_step(Path(sys.argv[1]), folder)
 step(BATCH)
 step(BATCH)
-print(all(homes(step).values()), os.listdir(folder), flush=True)
+print(all(placements(step).values()), os.listdir(folder), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -22,15 +22,15 @@ from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import LowerTier, eager_peak_bytes
 from stowage.stages.solve.summary import Solved
 from stowage.stages.trace import MicroBatch
-from tests.device.tiers.thread_lanes import ThreadLanes, staged
+from tests.device.tiers.thread_lanes import ThreadLanes, host_and_disk
 from tests.matrix import some
-from tests.offload.away import BELOW, actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.offload.test_offloaded_training import OPTIMIZERS, momentum
+from tests.offload.with_lower_tier import LOWER_TIER, actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.runtime.beside_eager import prepare
 from tests.solve.prepared import Prepared
 from tests.zoo import ZOO
 
-CPU = replace(BELOW, cpu_update_bytes_per_s=1e10)
+CPU = replace(LOWER_TIER, cpu_update_bytes_per_s=1e10)
 ACTIVE, INACTIVE, INFINITE = 0.25, 1e4, float("inf")
 
 
@@ -142,7 +142,7 @@ def test_a_missing_wait_for_an_update_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Offloading, "wait", hurried)
     prepared, solved = prepared_for("llama", "momentum", ACTIVE), planned("llama", "momentum")
-    with pytest.raises(OffloadedError, match="is below the device"):
+    with pytest.raises(OffloadedError, match="is offloaded"):
         assert_equal_with_lower_tier(
             ZOO["llama"], prepared, solved, NullTier(), momentum, iterations=3, max_grad_norm=ACTIVE
         )
@@ -158,7 +158,7 @@ def test_weights_and_states_on_the_disk_behind_the_host(tmp_path: Path) -> None:
     gradients = {s.storage for s in solved.slots if s.role == "temporary"}
     assert {homes[s] for s in gradients & {s for n in prepared.nodes if n.mutates for s in n.reads}} == {"host"}
     assert sum(s.nbytes for s in solved.slots if s.placement == "host") <= lower_tier.capacity_bytes
-    tier = staged(tmp_path)
+    tier = host_and_disk(tmp_path)
     assert_equal_with_lower_tier(ZOO["llama"], prepared, solved, tier, momentum, iterations=4, max_grad_norm=ACTIVE)
     tier.close()
 
@@ -166,7 +166,8 @@ def test_weights_and_states_on_the_disk_behind_the_host(tmp_path: Path) -> None:
 def test_it_is_worth_it_and_a_slow_cpu_does_less() -> None:
     """In the same budget; what the CPU cannot do in time stays on the device."""
     plans = {
-        rate: planned("gpt2", "adamw", ACTIVE, replace(BELOW, cpu_update_bytes_per_s=rate)) for rate in (0, 1e8, 1e10)
+        rate: planned("gpt2", "adamw", ACTIVE, replace(LOWER_TIER, cpu_update_bytes_per_s=rate))
+        for rate in (0, 1e8, 1e10)
     }
     updates = {rate: actions(solved).get("update", 0) for rate, solved in plans.items()}
     assert 0 == updates[0] <= updates[1e8] < updates[1e10]

@@ -1,4 +1,4 @@
-"""Host memory and the disk behind it, below a GPU: the same bytes, also while long kernels are queued."""
+"""Host memory and the disk behind it as the lower tier of a GPU: the same bytes, also while long kernels are queued."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_strides_and_gaps(tier: HostAndDiskTier, on_disk: bool) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_the_cpu_updates_what_is_below(tier: HostAndDiskTier, on_disk: bool) -> None:
+def test_the_cpu_updates_what_is_offloaded(tier: HostAndDiskTier, on_disk: bool) -> None:
     tier.reserve({"a": 4096}, ["a"] if on_disk else [])
     tensor = torch.randn(1024, device="cuda")
     tier.offload("a", tensor).wait()

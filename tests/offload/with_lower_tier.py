@@ -1,4 +1,4 @@
-"""Plan with a tier below the device, train under the plan, and compare with plain PyTorch bit for bit."""
+"""Plan with a lower tier, train under the plan, and compare with plain PyTorch bit for bit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.solve.prepared import Prepared
 from tests.zoo import Entry, loss_of
 
 LINK = Link(offload_bytes_per_s=1e9, reload_bytes_per_s=1e9, duplex_bytes_per_s=1.5e9)
-BELOW = LowerTier(LINK, capacity_bytes=1 << 40, staging_bytes=0, smallest_bytes=1024)
+LOWER_TIER = LowerTier(LINK, capacity_bytes=1 << 40, staging_bytes=0, smallest_bytes=1024)
 
 
 def solve_with_lower_tier(
-    prepared: Prepared, budget: int, method: str = "offmate", lower_tier: LowerTier = BELOW
+    prepared: Prepared, budget: int, method: str = "offmate", lower_tier: LowerTier = LOWER_TIER
 ) -> Solved:
     """A plan that may offload."""
     return solve_plan(
@@ -38,7 +38,7 @@ def solve_with_lower_tier(
     )
 
 
-def smallest_with_lower_tier(prepared: Prepared, lower_tier: LowerTier = BELOW) -> int:
+def smallest_with_lower_tier(prepared: Prepared, lower_tier: LowerTier = LOWER_TIER) -> int:
     """The smallest budget for which there is a plan that offloads."""
     try:
         solve_with_lower_tier(prepared, 1, lower_tier=lower_tier)
