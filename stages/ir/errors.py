@@ -49,6 +49,10 @@ class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible`
         self.needed_bytes = needed_bytes
 
 
+class RankError(StowageError):
+    """The ranks of a run do not agree on what they do, or one of them has stopped."""
+
+
 class OffloadedError(StowageError):
     """A model was called while its weights are offloaded."""
 

@@ -31,6 +31,7 @@ from stowage.stages.ir.updates import (
     update_arguments,
 )
 from stowage.stages.optimizers import KnownOptimizer, StateForm
+from stowage.stages.rewrite.sharding import BUCKET_BYTES
 from stowage.stages.trace.calls.signature import call_signature
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
 
@@ -47,12 +48,14 @@ class MicroBatch:
             starts before the last gradient is complete. `inf` only computes the norm, and updates do not wait for it:
             gradients that are not finite then spoil their own parameters alone. None does neither.
         ranks: number of ranks that hold a shard of each parameter; before updates gradients are averaged over them.
+        bucket_bytes: small weights are gathered together until they have so many bytes; the planner chooses it.
     """
 
     waiting: frozenset[str] = field(default_factory=frozenset)
     update: bool = True
     max_grad_norm: float | None = None
     ranks: int = 1
+    bucket_bytes: int = field(default=BUCKET_BYTES, compare=False)
 
 
 class _Ending:
@@ -286,7 +289,10 @@ def append_updates(
     final = {name: waiting.get(name, fresh.get(name, -1)) for name in names}
     if updating and micro_batch.ranks > 1:
         final = {
-            name: ending.scatter(name, gradient, by_source[name], micro_batch.ranks) for name, gradient in final.items()
+            name: ending.scatter(name, gradient, by_source[name], micro_batch.ranks)
+            if 0 not in by_source[name].shape
+            else gradient
+            for name, gradient in final.items()
         }
     scale = -1
     if updating and micro_batch.max_grad_norm is not None and final:

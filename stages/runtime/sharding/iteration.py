@@ -12,7 +12,7 @@ from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.clipping import scale_of
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.sharding.ranks import Collective
-from stowage.stages.runtime.sharding.sharding import Gather, Sharding
+from stowage.stages.runtime.sharding.sharding import Gather, Sharding, release
 
 
 class ShardedIteration(SingleIteration):
@@ -54,6 +54,7 @@ class ShardedIteration(SingleIteration):
             buffer, work = self._under_way(self._scatters, name)
             work.wait()
             shard: torch.Tensor = buffer.chunk(self._sharding.ranks.count)[self._sharding.ranks.rank].clone()
+            release(buffer)
         return shard.as_strided(form.shape, form.stride)
 
     def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:

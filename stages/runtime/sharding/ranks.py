@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from stowage.stages.ir.errors import RankError
+
 Found = TypeVar("Found")
+
+PULSE_S = 5.0
+"""While the first rank works alone, the others hear from it so often: no collective of theirs times out meanwhile."""
 
 PROBE_BYTES = 4 << 20
 PROBES = 5
@@ -61,12 +68,22 @@ class Ranks:
     def from_first(self, make: Callable[[], Found]) -> Found:
         """Return what rank 0 makes, on all ranks; an error that it raises is raised on all."""
         content: list[Any] = [None]
+        stopped: BaseException | None = None
         if self.rank == 0:
-            try:
-                content = [(True, make())]
-            except Exception as error:
-                content = [(False, (type(error), error.args, vars(error)))]
+            with self._pulse():
+                try:
+                    content = [(True, make())]
+                except Exception as error:
+                    content = [(False, (type(error), error.args, vars(error)))]
+                except BaseException as error:
+                    stopped = error
+                    text = f"The first rank was stopped ({type(error).__name__}) while the others waited for it."
+                    content = [(False, (RankError, (text,), {}))]
+        else:
+            self._listen()
         dist.broadcast_object_list(content, src=self._first, group=self.group)
+        if stopped is not None:
+            raise stopped
         made, found = content[0]
         if not made:
             kind, arguments, attributes = found
@@ -76,6 +93,40 @@ class Ranks:
             raise raised
         result: Found = found
         return result
+
+    @contextlib.contextmanager
+    def _pulse(self) -> Iterator[None]:
+        """Tell the other ranks now and then that this one is at work, then that it is done."""
+        done = threading.Event()
+
+        def tell() -> None:
+            ended = False
+            while not ended:
+                ended = done.wait(PULSE_S)
+                self._beat(ended)
+
+        teller = threading.Thread(target=tell, name="stowage-pulse", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            teller.join()
+
+    def _listen(self) -> None:
+        """Wait until rank 0 is done."""
+        while not self._beat(False):
+            pass
+
+    def _beat(self, ended: bool) -> bool:
+        flag = torch.tensor(int(ended), device=self._place())
+        dist.broadcast(flag, src=self._first, group=self.group)
+        return bool(flag.item())
+
+    def _place(self) -> torch.device:
+        """Return where tensors are that the group's backend takes."""
+        backend = str(dist.get_backend(self.group))
+        return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
     def all(self, own: Found) -> list[Found]:
         """Return what all ranks give, in their order."""

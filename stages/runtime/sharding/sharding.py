@@ -167,6 +167,7 @@ class Gather:
             whole.view(self._sharding.ranks.count, size).copy_(by_rank[:, begin : begin + size])
             found.append(self._windowed(name, whole))
             begin += size
+        release(self._buffer)
         return found
 
     def _windowed(self, name: str, flat: torch.Tensor) -> torch.Tensor:
@@ -177,6 +178,12 @@ class Gather:
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def release(buffer: torch.Tensor) -> None:
+    """Free the memory of a collective that has ended, although a thread of its backend may refer to it for a while."""
+    if buffer.device.type == "cpu":
+        buffer.untyped_storage().resize_(0)
 
 
 def shard_forms(parameters: Mapping[str, torch.Tensor], ranks: int) -> dict[str, ShardForm]:
