@@ -8,7 +8,7 @@ from typing import Any
 from stowage.flows.benchmarks.pages import formats as f
 from stowage.flows.benchmarks.pages.table import COMMAND, Column, Section, TablePage, text
 
-ELIXIR = f"{COMMAND} --elixir"
+ELIXIR = f"{COMMAND} elixir"
 
 
 def both(cell: Mapping[str, Any]) -> str:

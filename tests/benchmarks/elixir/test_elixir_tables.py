@@ -18,6 +18,7 @@ from stowage.flows.benchmarks.elixir.judgement import NAMES, WHY, WITHIN
 from stowage.flows.benchmarks.elixir.machines import MACHINES, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
 from stowage.flows.benchmarks.elixir.pages import PAGE
+from stowage.flows.benchmarks.elixir.plan_time import plan_from_trace
 from stowage.flows.benchmarks.elixir.published import (
     TABLE_2,
     TABLE_3,
@@ -140,6 +141,13 @@ def test_every_table_of_the_page_has_data_with_its_columns() -> None:
         measurement = read_measurement(MEASURED / f"{section.name}.json")
         keys = {column.key for column in section.columns if not column.optional}
         assert all(keys <= set(row) for row in measurement.rows), section.name
+
+
+@pytest.mark.long
+def test_opt_175b_is_traced_and_planned_for_64_gpus_in_five_minutes() -> None:
+    found = plan_from_trace()
+    assert found.winner == "exact"
+    assert found.seconds < 300
 
 
 @pytest.mark.long
