@@ -26,6 +26,7 @@ from stowage.stages.runtime.fsdp.apply import apply_choices
 from stowage.stages.runtime.fsdp.buffers import share_buffers
 from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
 from stowage.stages.runtime.fsdp.ranks import all_succeed, check_equal, fingerprint, from_first, same_weights
+from stowage.stages.runtime.fsdp.trainers import tell_transformers
 from stowage.stages.runtime.fsdp.untouched import untouched
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.workload.calls import Loss
@@ -121,6 +122,7 @@ def shard(
         all_succeed(work, ranks.group)
         if broadcast_buffers and ranks.group.size() > 1:
             share_buffers(model, ranks.group)
+        tell_transformers(model, ranks.group.size())
     return plan
 
 
