@@ -47,48 +47,24 @@ def _planner(root: Path, settings: Settings) -> Any:
     """Make the planner with model, batch and limits as the stages have them."""
     # Imports torch and transformers, which take seconds.
     from stowage.flows.planning.batch_sizes import BatchPlanner
-    from stowage.flows.planning.step import Effort
-    from stowage.stages.options.parameters import search_of
-    from stowage.stages.solve import lower_tier_of
-    from stowage.stages.solve.parameters import o_ilp_limits
-    from stowage.stages.workload.configured import configured_optimizer, configured_workload
-    from stowage.stages.workload.models import resolve
+    from stowage.flows.planning.configured import effort_of, step_of
+    from stowage.flows.planning.job import Planning
+    from stowage.stages.solve.parameters import configured_lower_tier
     from stowage.stages.workload.resize import samples_of
 
     target = read_record(root / DEVICE, DeviceDescription)
-    trace, wanted = settings.trace, settings.solve
-    grid, solver = search_of(settings.options)
-    workload = configured_workload(trace, fake=trace.model.callable is None)
-    make = configured_optimizer(trace)
-    return BatchPlanner(
-        model=workload.model,
-        optimizer=make(list(workload.model.parameters())) if make else None,
-        loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
-        batch=workload.batch,
-        samples=samples_of(workload.batch),
+    wanted = settings.solve
+    effort, step = effort_of(settings), step_of(settings)
+    how = Planning(
         stores=root / STORE,
-        effort=Effort(
-            seconds_per_call=settings.profile.seconds_per_call,
-            min_samples=settings.profile.min_samples,
-            grid=grid,
-            solver=solver,
-            o_ilp=o_ilp_limits(settings),
-            slots=wanted.memory_slots,
-        ),
+        effort=effort,
         costs=settings.profile.costs,
         target=target,
         method=wanted.method,
-        lower_tier=lower_tier_of(
-            target,
-            host_budget=wanted.host_budget,
-            disk_budget=wanted.disk_budget,
-            offload_dir=wanted.offload_dir,
-            method=wanted.method,
-            section="solve.",
-            here=False,
-        ),
-        say=lambda text: typer.echo(text, err=True),
+        lower_tier=configured_lower_tier(target, wanted),
     )
+    samples = samples_of(step.batch)
+    return BatchPlanner(step=step, samples=samples, how=how, say=lambda text: typer.echo(text, err=True))
 
 
 def main(

@@ -83,13 +83,15 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: as host RAM has room"
     )
     parser.add_argument("--limit-gb", type=float, default=12.0, help="of a process on the device, 1e9 bytes")
-    parser.add_argument("--host-gb", type=float, help=f"below it; by default {HOST_SHARE} of what is free")
+    parser.add_argument(
+        "--host-gb", type=float, help=f"host memory for what is offloaded; by default {HOST_SHARE} of what is free"
+    )
     parser.add_argument(
         "--fraction", type=float, action="append", help="of the limit to plan for; default 0.95 and 0.85"
     )
     parser.add_argument("--method", default="auto", help="of planning: auto, offmate, rockmate")
-    home = Path(".stowage/gpu")
-    parser.add_argument("--home", dest="stores", type=Path, default=home, help="stores of the planning machine")
+    stores = Path(".stowage/gpu")
+    parser.add_argument("--stores", type=Path, default=stores, help="stores of the planning machine")
     parser.add_argument("--quick", action="store_true", help="plan and measure in seconds, less well")
     parser.add_argument("--steps", type=int, default=5, help="timed iterations of each contestant")
     parser.add_argument(

@@ -9,7 +9,7 @@ python -m stowage.flows.report .stowage/runs/9a3d540852bf --out plan.html
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,8 +23,11 @@ from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import stored_variant
 
+if TYPE_CHECKING:
+    from stowage.stages.report import ReportTables
 
-def tables_of(artifacts: Path) -> dict[str, Any]:
+
+def tables_of(artifacts: Path) -> ReportTables:
     """Read the tables that the report is made of.
 
     Args:
@@ -40,20 +43,22 @@ def tables_of(artifacts: Path) -> dict[str, Any]:
 
     nodes, blocks = rows("partition/nodes.parquet", ComputeNode), rows("partition/blocks.parquet", Block)
     step = stored_variant(TraceTables.load(artifacts / "trace"), nodes, blocks, summary.variant)
-    return {
-        "storages": step.trace.storages,
-        "nodes": list(step.nodes),
-        "blocks": list(step.blocks),
-        "plan_rows": rows("solve/plan.parquet", PlanRow),
-        "summary": summary,
-        "options": rows("options/options.parquet", Option, needed=False),
-        "steps": rows("train/steps.parquet", StepRecord, needed=False),
-        "memory": rows("train/memory.parquet", MemorySample, needed=False),
-        "curve": rows("solve/curve.parquet", CurvePoint, needed=False),
-        "calls": step.trace.calls,
-        "paths": {"plan": artifacts / "solve" / "plan.parquet", "step.py": artifacts / "codegen" / "step.py"},
-        "title": step.trace.meta.model,
-    }
+    from stowage.stages.report import ReportTables  # imports matplotlib, which takes a second
+
+    return ReportTables(
+        storages=step.trace.storages,
+        nodes=list(step.nodes),
+        blocks=list(step.blocks),
+        plan_rows=rows("solve/plan.parquet", PlanRow),
+        summary=summary,
+        options=rows("options/options.parquet", Option, needed=False),
+        steps=rows("train/steps.parquet", StepRecord, needed=False),
+        memory=rows("train/memory.parquet", MemorySample, needed=False),
+        curve=rows("solve/curve.parquet", CurvePoint, needed=False),
+        calls=step.trace.calls,
+        paths={"plan": artifacts / "solve" / "plan.parquet", "step.py": artifacts / "codegen" / "step.py"},
+        title=step.trace.meta.model,
+    )
 
 
 def main(
@@ -66,10 +71,10 @@ def main(
     with one_sentence():
         artifacts = folder or find_root() / "artifacts"
         tables = tables_of(artifacts)
-        from stowage.stages.report import write_page  # imports matplotlib, which takes a second
+        from stowage.stages.report import write_page
 
         page = out or artifacts / "report"
-        typer.echo(write_page(page if page.suffix == ".html" else page / "report.html", **tables))
+        typer.echo(write_page(page if page.suffix == ".html" else page / "report.html", tables))
 
 
 if __name__ == "__main__":

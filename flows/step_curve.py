@@ -49,52 +49,33 @@ def curve_of_project(
     """
     # Imports torch and transformers, which take seconds.
     from stowage.flows.api.curve import Subject, card_of, dtype_of
-    from stowage.flows.planning.step import Effort
-    from stowage.stages.options.parameters import search_of
+    from stowage.flows.planning.configured import effort_of, step_of
+    from stowage.flows.planning.job import Planning
     from stowage.stages.solve import lower_tier_of
-    from stowage.stages.workload.configured import configured_optimizer, configured_workload
-    from stowage.stages.workload.models import resolve
+    from stowage.stages.solve.parameters import configured_lower_tier
 
     settings: Settings = parse_settings(override(read_parameters(root / "params.yaml"), overrides, "params.yaml"))
-    trace, wanted = settings.trace, settings.solve
-    grid, solver = search_of(settings.options)
-    workload = configured_workload(trace, fake=trace.model.callable is None)
-    make = configured_optimizer(trace)
+    wanted = settings.solve
+    effort, step = effort_of(settings), step_of(settings)
     card = card_of(device) if device is not None else None
     if card is None and ram is not None:
         raise ParameterError("--ram goes with --device; for the device of this project set solve.host_budget.")
     if card is not None:
-        target = card.described(dtype_of(workload.model))
+        target = card.described(dtype_of(step.model))
         lower_tier = lower_tier_of(target, host_budget=ram, disk_budget=None, offload_dir=None)
     else:
         target = read_record(root / DEVICE, DeviceDescription)
-        lower_tier = lower_tier_of(
-            target,
-            host_budget=wanted.host_budget,
-            disk_budget=wanted.disk_budget,
-            offload_dir=wanted.offload_dir,
-            method=wanted.method,
-            section="solve.",
-            here=False,
-        )
-    subject = Subject(
-        workload.model,
-        make(list(workload.model.parameters())) if make else None,
-        target,
-        root / STORE,
-        Effort(
-            seconds_per_call=settings.profile.seconds_per_call,
-            min_samples=settings.profile.min_samples,
-            grid=grid,
-            solver=solver,
-            slots=wanted.memory_slots,
-        ),
-        method=wanted.method,
+        lower_tier = configured_lower_tier(target, wanted)
+    how = Planning(
+        stores=root / STORE,
+        effort=effort,
         costs="roofline" if card is not None else settings.profile.costs,
-        loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
+        target=target,
+        method=wanted.method,
     )
-    found = subject.curve(workload.batch, budgets, lower_tier, card)
-    for notice in subject.notices:
+    subject = Subject(step, how)
+    found = subject.curve(step.batch, budgets, lower_tier, card)
+    for notice in how.notices:
         typer.echo(notice, err=True)
     return found
 

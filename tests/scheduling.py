@@ -9,8 +9,8 @@ TOGETHER = {
     "tests/pipeline/test_fan_out.py": "one planned project, one Prefect server",
     "tests/pipeline/test_server.py": "one planned project, one Prefect server",
     "tests/pipeline/test_fresh_repository.py": "one planned project, one Prefect server",
-    "tests/offload/test_offloaded_training.py": "models from below",
-    "tests/offload/test_three_tiers.py": "models from below",
+    "tests/offload/test_offloaded_training.py": "models from the lower tier",
+    "tests/offload/test_three_tiers.py": "models from the lower tier",
 }
 """Files that are one group, for what they share; every other file is a group of its own."""
 

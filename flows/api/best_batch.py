@@ -14,6 +14,7 @@ from stowage.flows.api.fit import MakeOptimizer
 from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.batch_sizes import BatchChoice, BatchPlanner, Resize, Say
+from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.step import QUICK, Effort, stores_folder, target_device
 from stowage.stages.ir.defaults import LARGEST_BATCH
 from stowage.stages.ir.errors import ParameterError
@@ -50,10 +51,8 @@ def best_batch(
     """Find the batch size with the least predicted time per sample within the budget, without training.
 
     The fractional optimum is estimated from `batch`, assuming that times and activations are proportional to the number
-    of
-    samples. Its two neighbours are then traced, profiled and planned like any batch, and beyond the better of them up
-    to
-    two more, while they are better still. Where neither fits, smaller ones are searched.
+    of samples. Its two neighbours are then traced, profiled and planned like any batch, and beyond the better of them
+    up to two more, while they are better still. Where neither fits, smaller ones are searched.
 
     Args:
         model: as in `fit`; it may be on the meta device, for weights are not needed.
@@ -90,23 +89,24 @@ def best_batch(
     lower = lower_tier_for(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
     if resize is not None:
         batch = resize(batch, min(SAMPLE, largest))
-    planner = BatchPlanner(
+    step = StepToPlan(
         model=model,
-        optimizer=optimizer,
+        batch=batch,
         loss=loss,
+        optimizer=optimizer,
         micro_batch=MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None),
         layouts=layouts,
-        batch=batch,
-        samples=min(SAMPLE, largest) if resize is not None else samples_of(batch),
-        resize=resize or resized,
+    )
+    how = Planning(
         stores=stores,
         effort=QUICK if quick else Effort(),
         costs=costs,
         target=target,
         method=method,
         lower_tier=lower.lower_tier if lower else None,
-        say=say,
     )
+    samples = min(SAMPLE, largest) if resize is not None else samples_of(batch)
+    planner = BatchPlanner(step=step, samples=samples, how=how, resize=resize or resized, say=say)
     return planner.choose(device_budget, largest)
 
 

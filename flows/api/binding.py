@@ -78,4 +78,5 @@ class Binding:
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not in memory."""
         late = self._late.layouts if self._late is not None else {}
-        return late | (self.offloading.layouts() if self.offloading is not None else {})
+        offloaded = self.offloading.layouts() if self.offloading is not None else {}
+        return late | offloaded | self._executor.layouts()

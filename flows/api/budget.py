@@ -80,16 +80,16 @@ def free_for(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: 
     Raises:
         ParameterError: nothing is free, or the free memory is unknown.
     """
-    held = _held_bytes(model, optimizer, device)
+    owned = _owned_bytes(model, optimizer, device)
     if device.type != "cuda":
-        return auto_budget(free_ram(), held)
+        return auto_budget(free_ram(), owned)
     free, _ = torch.cuda.mem_get_info(device)
     # PyTorch's allocator caches memory that no tensor uses.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return auto_budget(Free(free + cached, torch.cuda.get_device_name(device)), held)
+    return auto_budget(Free(free + cached, torch.cuda.get_device_name(device)), owned)
 
 
-def _held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
+def _owned_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
     """Return the bytes of the model, its gradients and the optimizer's states on a device, each storage once."""
     storages = {}
     for tensor in _tensors(model, optimizer):

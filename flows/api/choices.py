@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stowage.flows.api.arguments import check_arguments
 from stowage.flows.api.check.when import Check
@@ -33,6 +34,7 @@ class Choices:
     programs: int = MOST
     executor: MakeExecutor = SingleDevice
     say: Say = print_notice
+    group: Any = None
 
     def __post_init__(self) -> None:
         """Check the attributes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from stowage.flows.planning.curve import POINTS, CurvePlanner
 from stowage.flows.planning.curve_card import Growth, answer_of, host_as_lower_tier
 from stowage.flows.planning.curve_result import Curve
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
+from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.device.cards import Card, card_named, read_card
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.solve import LowerTier, check_method
@@ -98,48 +98,40 @@ def curve(
         target = card.described(dtype_of(model))
     else:
         target = target_device(next((p.device for p in model.parameters()), torch.device("cpu")), stores)
-    subject = Subject(
-        model,
-        optimizer,
-        target,
-        stores,
-        QUICK if quick else Effort(),
-        method=method,
-        costs="roofline" if card is not None else costs,
+    step = StepToPlan(
+        model=model,
         loss=loss,
-        forward=forward,
+        optimizer=optimizer,
+        objective=forward,
         layouts=layouts,
         micro_batch=MicroBatch(max_grad_norm=max_grad_norm if optimizer is not None else None),
     )
+    how = Planning(
+        stores=stores,
+        effort=QUICK if quick else Effort(),
+        costs="roofline" if card is not None else costs,
+        target=target,
+        method=method,
+    )
+    subject = Subject(step, how)
     lower = lower_tier_for(target, offload_of(offload, offload_dir, host_budget, disk_budget), method=method)
     found = subject.curve(batch, budgets, lower.lower_tier if lower else None, card, said)
-    for notice in subject.notices:
+    for notice in how.notices:
         say(notice)
     return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class Subject:
     """Holds what is planned, without the batch and the budget.
 
     Attributes:
-        notices: what the user should know.
-
-    The other attributes are arguments of `plan_step`.
+        step: the step, without its batch.
+        how: with which method and effort; its target is known.
     """
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    target: DeviceDescription
-    stores: Path
-    effort: Effort
-    method: str = "auto"
-    costs: str = "measured"
-    loss: Loss | None = None
-    forward: Objective | None = None
-    layouts: dict[str, torch.Tensor] = field(default_factory=dict)
-    micro_batch: MicroBatch = field(default_factory=MicroBatch)
-    notices: list[str] = field(default_factory=list)
+    step: StepToPlan
+    how: Planning
 
     def curve(
         self,
@@ -159,46 +151,34 @@ class Subject:
             card: the target's description, if it is not here.
         """
         costed = self.costed(batch)
-        planner = self.planner(costed, lower_tier)
+        planner, target = self.planner(costed, lower_tier), costed.target
         if card is None:
             return planner.curve(budgets, said)
         answer, chosen = answer_of(
             card,
-            dtype_of(self.model),
+            dtype_of(self.step.model),
             self.planner(costed, None),
-            lambda: self.planner(costed, lower_tier or host_as_lower_tier(self.target)),
+            lambda: self.planner(costed, lower_tier or host_as_lower_tier(target)),
             self.growth(batch),
         )
         return (chosen if lower_tier is None else planner).curve(budgets, said, answer)
 
     def costed(self, batch: Any) -> Costed:
         """Trace, profile and cut the step on a batch."""
+        step, notices = self.step, self.how.notices
 
         def cost() -> Costed:
-            recorded = record_step(self.model, batch, loss=self.loss, objective=self.forward, layouts=self.layouts)
-            self.notices.extend(n for n in recorded.notices if n not in self.notices)
+            recorded = record_step(step.model, batch, loss=step.loss, objective=step.objective, layouts=step.layouts)
+            notices.extend(n for n in recorded.notices if n not in notices)
             with without_autocast():
-                return cost_step(
-                    self.model,
-                    batch,
-                    loss=self.loss,
-                    objective=self.forward,
-                    optimizer=self.optimizer,
-                    stores=self.stores,
-                    recorded=recorded,
-                    micro_batch=self.micro_batch,
-                    costs=self.costs,
-                    effort=self.effort,
-                    notices=self.notices,
-                    target=self.target,
-                )
+                return cost_step(replace(step, batch=batch, recorded=recorded), self.how)
 
         with forked_generators():
             return with_true_kernels(cost)
 
     def planner(self, costed: Costed, lower_tier: LowerTier | None) -> CurvePlanner:
         """Return the planner of the step with a lower tier, or without."""
-        return CurvePlanner(costed, method=self.method, stores=self.stores, effort=self.effort, lower_tier=lower_tier)
+        return CurvePlanner(costed, replace(self.how, lower_tier=lower_tier))
 
     def growth(self, batch: Any) -> Growth | StowageError:
         """Find how plain PyTorch's memory grows with the batch; or return why that is not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_d
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.runtime.executors.base import MakeExecutor
+from stowage.stages.runtime.executors.sharded import ShardedDevice
 from stowage.stages.runtime.executors.single import SingleDevice
+from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.runtime.sharding.sharding import Sharding
 from stowage.stages.trace.checks import check_module, check_parameters
 from stowage.stages.workload.calls import Loss, Objective
 from stowage.stages.workload.guard import user_code
@@ -68,6 +72,8 @@ def make_step(
         method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
+    ranks = Ranks(choices.group) if choices.group is not None else None
+    ranks = ranks if ranks is not None and ranks.count > 1 else None
     planner = Planner(
         model,
         known,
@@ -77,7 +83,11 @@ def make_step(
         effort=QUICK if choices.quick else Effort(),
         lower_tier=replace(lower.lower_tier, gradients=optimizer is not None) if lower else None,
         structures=choices.programs,
+        ranks=ranks,
     )
+    executor = choices.executor
+    if ranks is not None:
+        executor = partial(ShardedDevice, sharding=Sharding(model, optimizer, ranks))
     return TrainingStep(
         model,
         optimizer,
@@ -88,9 +98,10 @@ def make_step(
             known_optimizer=known,
             most=choices.programs,
             new_shapes=choices.new_shapes,
+            ranks=ranks.count if ranks is not None else 1,
         ),
-        execution=ExecutionChoice(choices.executor, lower.open if lower else None, late),
-        check=choices.check,
+        execution=ExecutionChoice(executor, lower.open if lower else None, late),
+        check="never" if ranks is not None else choices.check,
         say=choices.say,
     )
 
@@ -129,6 +140,7 @@ def fit(
     quick: bool = False,
     check: str = "powers",
     executor: MakeExecutor = SingleDevice,
+    group: Any = None,
     say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -175,6 +187,8 @@ def fit(
             has become stale raises `StaleStep`: `powers` on calls 1, 2, 4, 8, … of each program, `always`, `never`;
             `gradients` like `powers`, and on the first call everything is compared that the step computes.
         executor: how plans are executed: a class like `SingleDevice`, which takes one device; see `Executor`.
+        group: the process group (`torch.distributed.group.WORLD`) whose ranks train this model together, each on
+            batches of its own: each keeps a shard of every parameter and its states, and gradients are averaged.
         say: receives notices, one sentence each.
 
     Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
@@ -196,6 +210,7 @@ def fit(
         programs,
         executor,
         say,
+        group,
     )
     if loss is not None and forward is not None:
         raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")

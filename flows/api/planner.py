@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from stowage.flows.api.budget import RunBudget
@@ -13,6 +14,7 @@ from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
 from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
@@ -23,6 +25,7 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
 
@@ -31,11 +34,12 @@ from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, paramete
 class Planner:
     """Plans steps of one model: the first of each kind in full, others from what is known of other sizes if possible.
 
-    The attributes that are not explained here are arguments of `plan_step`.
+    The attributes that are not explained here are attributes of `Planning` and of `StepToPlan`.
 
     Attributes:
         budget: the device budget.
         structures: number of steps that are remembered at most.
+        ranks: the processes that train the model together; rank 0 plans for all of them.
         watch: receives the progress.
     """
 
@@ -47,6 +51,7 @@ class Planner:
     effort: Effort
     lower_tier: LowerTier | None
     structures: int = 16
+    ranks: Ranks | None = None
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
@@ -67,13 +72,13 @@ class Planner:
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
     ) -> Planned:
-        """Plan a training step; see `plan_step`.
+        """Plan a training step.
 
         Args:
-            recorded: see `plan_step`.
-            micro_batch: see `plan_step`.
-            largest: see `plan_step`.
-            offloaded_at_rest: see `plan_step`.
+            recorded: see `StepToPlan`.
+            micro_batch: see `StepToPlan`.
+            largest: see `StepToPlan`.
+            offloaded_at_rest: see `PlanRequest`.
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
@@ -81,14 +86,34 @@ class Planner:
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
         """
-        planned = None
-        if micro_batch in self._kinds:
-            planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
-        if planned is None:
-            slow()
-            planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
+
+        def plan() -> Planned:
+            planned = None
+            if micro_batch in self._kinds:
+                planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
+            if planned is None:
+                slow()
+                planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
+            return planned
+
+        if self.ranks is not None:
+            self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
+            found = self.ranks.from_first(plan)
+        else:
+            found = plan()
         self._kinds.add(micro_batch)
-        return planned
+        return found
+
+    def _device_type(self) -> str:
+        return next((p.device.type for p in self.model.parameters()), "cpu")
+
+    def _target(self, device: str) -> DeviceDescription:
+        """Return this machine's device, with the rates of collectives where there are several ranks."""
+        found = target_device(device, self.stores)
+        if self.ranks is None:
+            return found
+        rates = self.ranks.rates(torch.device(device))
+        return replace(found, collective_bytes_per_s=rates.bytes_per_s, collective_s=rates.start_s)
 
     def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
         """Let a training step raise a budget that is a percentage.
@@ -97,7 +122,7 @@ class Planner:
             TableError: an operator does not run on this device.
         """
         trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=micro_batch)
-        target = target_device(trace.meta.device, self.stores)
+        target = self._target(trace.meta.device)
         costs = self._estimated([trace], recorded, target)
         self.budget.see(eager_peak_bytes(trace, self._sizes.nodes(trace, costs)[0]))
 
@@ -116,50 +141,24 @@ class Planner:
         offloaded_at_rest: frozenset[str],
         effort: Effort,
     ) -> Planned:
-        costed = cost_step(
-            self.model,
-            None,
-            loss=None,
+        step = StepToPlan(
+            model=self.model,
             optimizer=self.optimizer,
-            stores=self.stores,
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
-            effort=effort,
-            progress=self.watch,
-            profiled=self.watch.part,
         )
+        how = self._how(effort, offloaded_at_rest)
+        costed = cost_step(step, replace(how, target=self._target(self._device_type())))
         known = Known()
-        plans = CurvePlanner(
-            costed,
-            method=self.method,
-            stores=self.stores,
-            effort=effort,
-            lower_tier=self.lower_tier,
-            offloaded_at_rest=offloaded_at_rest,
-            progress=self.watch,
-            part=self.watch.part,
-            known=known,
-        )
+        plans = CurvePlanner(costed, how, known)
         budget_bytes = self.budget.see(costed.eager_peak_bytes, plans.sought)
         reserve = Reserve(costed.target, budget_bytes, costed.variants[0].trace, self.budget.said)
         kept = self._kept(costed, reserve, offloaded_at_rest)
         self._learn(costed, searched=kept is None)
         if kept is not None:
             return kept
-        planned = plan_costed(
-            costed,
-            device_budget=budget_bytes,
-            method=self.method,
-            stores=self.stores,
-            effort=effort,
-            lower_tier=self.lower_tier,
-            offloaded_at_rest=offloaded_at_rest,
-            progress=self.watch,
-            part=self.watch.part,
-            said=self.budget.said,
-            known=known,
-        )
+        planned = plan_costed(costed, budget_bytes, how, said=self.budget.said, known=known)
         self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
 
@@ -178,18 +177,20 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
-    def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:
-        return PlanRequest(
-            device_budget_bytes=budget_bytes,
+    def _how(self, effort: Effort, offloaded_at_rest: frozenset[str]) -> Planning:
+        return Planning(
+            stores=self.stores,
+            effort=effort,
+            progress=self.watch,
+            profiled=self.watch.part,
             method=self.method,
-            slots=self.effort.slots,
-            device=target.name,
-            device_fingerprint=target.fingerprint,
-            options_limits=self.effort.solver,
-            o_ilp_limits=self.effort.o_ilp,
             lower_tier=self.lower_tier,
             offloaded_at_rest=offloaded_at_rest,
+            part=self.watch.part,
         )
+
+    def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:
+        return self._how(self.effort, offloaded_at_rest).request(budget_bytes, target)
 
     def _learn(self, costed: Costed, *, searched: bool) -> None:
         costs = {c.signature: c for c in costed.costs}
@@ -211,7 +212,7 @@ class Planner:
         whole = trace
         if largest is not None:
             whole = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=largest)
-        target = target_device(trace.meta.device, self.stores)
+        target = self._target(trace.meta.device)
         self.watch("profile")
         traces = {**variants_of(trace), "whole": whole}
         try:

@@ -193,7 +193,7 @@ class Programs:
 
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
         update = update and self._optimizer is not None
-        return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None)
+        return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None, self._steps.ranks)
 
     @staticmethod
     def _everything(recorded: Recorded) -> frozenset[str]:

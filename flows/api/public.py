@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-HOME = {
+MODULE_OF = {
     "BatchChoice": "stowage.flows.planning.batch_sizes",
     "MasterWeights": "stowage.stages.runtime.masters",
     "Offload": "stowage.flows.api.offload",
@@ -25,6 +25,6 @@ def find(name: str) -> Any:
     Raises:
         AttributeError: there is no such name.
     """
-    if name in HOME:
-        return getattr(import_module(HOME[name]), name)
+    if name in MODULE_OF:
+        return getattr(import_module(MODULE_OF[name]), name)
     raise AttributeError(f"module 'stowage' has no attribute {name!r}")

@@ -19,10 +19,9 @@ def write_step_report(path: Path, title: str, planned: Planned, history: History
         history: what the iterations took and gave.
         curve: memory against time of the same step, if it is known.
     """
-    from stowage.stages.report import write_page  # matplotlib takes a second to import
+    from stowage.stages.report import ReportTables, write_page  # matplotlib takes a second to import
 
-    return write_page(
-        path,
+    tables = ReportTables(
         storages=planned.trace.storages,
         nodes=planned.nodes,
         blocks=planned.blocks,
@@ -37,3 +36,4 @@ def write_step_report(path: Path, title: str, planned: Planned, history: History
         paths={"plan": planned.folder, "this report": path},
         title=title,
     )
+    return write_page(path, tables)

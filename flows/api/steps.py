@@ -35,6 +35,7 @@ class Steps:
         known_optimizer: what has been learnt of the optimizer.
         most: number of programs that are kept in memory.
         new_shapes: what to do with batches of forms that were not planned ahead; see `fit`.
+        ranks: number of ranks that hold a shard of each parameter.
     """
 
     loss: Loss | None = None
@@ -46,6 +47,7 @@ class Steps:
     known_optimizer: KnownOptimizer | None = None
     most: int = MOST
     new_shapes: NewShapes = "plan"
+    ranks: int = 1
 
 
 class KnownSteps(NamedTuple):

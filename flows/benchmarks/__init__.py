@@ -3,6 +3,7 @@
 - `main_job/`: the job of `params.yaml` beside plain PyTorch.
 - `limits/`: training under a memory limit of the kernel.
 - `papers/`: the papers' tables, planned here.
+- `elixir/`: the Elixir paper's tables of several GPUs, simulated.
 - `remat/`: rematerialization beside what others do.
 - `scaling/`: how planning time grows with the model.
 - `gpu/`: measures, plans and races on a machine with a GPU.

@@ -1,6 +1,7 @@
 """Lists the commands of `stowage`: each is a module of `stowage.flows` that runs as `python -m` too.
 
-To add one: a module with a function `main`, whose signature Typer reads, and a line here.
+To add one: a module with a function `main`, whose signature Typer reads, and a line here; a module with several
+commands has a Typer program `application` instead.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ class Command:
         module: the module that is imported when it runs, and not before.
         help: a sentence for `stowage --help`.
         words: `main` reads the words of the command line itself.
+        group: the module has commands of its own, in the Typer program `application`.
     """
 
     module: str
     help: str
     words: bool = False
+    group: bool = False
 
 
 COMMANDS = {
@@ -37,7 +40,7 @@ COMMANDS = {
         "stowage.flows.step_curve", "Predict step time against budget, before a budget is chosen or a card is bought."
     ),
     "device": Command("stowage.flows.device", "Measure this machine and make it the target of plans."),
-    "benchmark": Command("stowage.flows.benchmark", "Measure plans beside plain PyTorch, in turns."),
+    "benchmark": Command("stowage.flows.benchmark", "Measure plans beside plain PyTorch, in turns.", group=True),
     "gpu": Command(
         "stowage.flows.gpu", "Measure, plan and train on a GPU, in steps that go on after an interruption.", True
     ),

@@ -35,8 +35,10 @@ class Commands(TyperGroup):
 def loaded(name: str) -> Any:
     """Return the command with its own options; a package that it lacks ends the process with a sentence."""
     with one_sentence():
-        main = import_module(COMMANDS[name].module).main
-    application = typer.Typer(add_completion=False)
+        module = import_module(COMMANDS[name].module)
+    if COMMANDS[name].group:
+        return typer.main.get_command(module.application)
+    main, application = module.main, typer.Typer(add_completion=False)
     if COMMANDS[name].words:
         settings = {"allow_extra_args": True, "ignore_unknown_options": True}
         application.command(name, context_settings=settings, add_help_option=False)(_with_words(main))

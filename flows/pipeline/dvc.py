@@ -98,20 +98,20 @@ def reproduce(root: Path, stage: str, log: Callable[[str], None], busy_wait_s: f
     mended = 0
     while True:
         inputs = state(root)
-        code, tail = _stream(dvc_command("repro", "--single-item", stage), root, log)
+        code, last_lines = _stream(dvc_command("repro", "--single-item", stage), root, log)
         if code == 0:
             return
         if mended < _MENDED and state(root) != inputs:
             mended += 1
             continue
-        if not any(BUSY.search(line) for line in tail) or time.monotonic() > deadline:
-            raise StageFailedError(f"Stage {stage} failed: {_last_words(tail)}")
+        if not any(BUSY.search(line) for line in last_lines) or time.monotonic() > deadline:
+            raise StageFailedError(f"Stage {stage} failed: {_last_words(last_lines)}")
         log(f"another DVC process is at work in {root}; trying again in 2 s")
         time.sleep(2)
 
 
 def _stream(command: Sequence[str], root: Path, log: Callable[[str], None]) -> tuple[int, deque[str]]:
-    tail: deque[str] = deque(maxlen=40)
+    last_lines: deque[str] = deque(maxlen=40)
     process = subprocess.Popen(
         command,
         cwd=root,
@@ -127,9 +127,9 @@ def _stream(command: Sequence[str], root: Path, log: Callable[[str], None]) -> t
         for line in process.stdout:
             text = line.rstrip()
             if text and not _ADVICE.search(text):
-                tail.append(text)
+                last_lines.append(text)
                 log(text)
-        return process.wait(), tail
+        return process.wait(), last_lines
     except BaseException:
         _stop(process)
         raise
@@ -145,6 +145,6 @@ def _stop(process: subprocess.Popen[str]) -> None:
             return
 
 
-def _last_words(tail: Sequence[str]) -> str:
-    said = [line for line in tail if not _NOT_THE_REASON.search(line)]
+def _last_words(last_lines: Sequence[str]) -> str:
+    said = [line for line in last_lines if not _NOT_THE_REASON.search(line)]
     return _PREFIX.sub("", said[-1]) if said else "it said nothing; see its log above."

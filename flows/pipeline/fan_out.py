@@ -47,8 +47,8 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
         return 0
     cores = settings.workers or os.cpu_count() or 1
     at_once = min(len(missing), cores)
-    away = settings.task_runner == "dask"
-    where = f"on {settings.dask_scheduler}" if away else f"{at_once} at a time"
+    on_dask = settings.task_runner == "dask"
+    where = f"on {settings.dask_scheduler}" if on_dask else f"{at_once} at a time"
     log.info("%d distinct blocks to solve, %s", len(missing), where)
     with started_runner(settings, at_once) as runner:
         futures = runner.map(
@@ -60,7 +60,7 @@ def solve_missing_blocks(root: Path, log: Log) -> int:
                 "size": unmapped(size),
                 "limits": unmapped(limits),
                 # The cores of a cluster's worker are unknown: one process a task, unless `options.workers` says more.
-                "workers": unmapped((settings.workers or 1) if away else cores // at_once),
+                "workers": unmapped((settings.workers or 1) if on_dask else cores // at_once),
             },
         )
         block_of = dict(zip(futures, missing, strict=True))

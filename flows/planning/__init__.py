@@ -2,7 +2,9 @@
 
 - `step.py`: plans one step: trace, profile, partition, options, solve, codegen.
 - `costed.py`: the first three of these, before any budget.
+- `job.py`: what is planned, and how: the arguments that travel through all of it.
 - `effort.py`: how much time planning may take, and where its stores are.
+- `configured.py`: reads an effort from params.yaml.
 - `planned.py`: a plan with its program and tables, and its folder.
 - `plan_store.py`: keeps solved plans by everything that they depend on.
 - `progress.py`: shows what planning is doing.

@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import nn
-
-from stowage.flows.planning.step import Effort, block_options, cost_step, plan_step
+from stowage.flows.planning.job import Planning, StepToPlan
+from stowage.flows.planning.step import block_options, cost_step, plan_step
 from stowage.flows.planning.true_kernels import with_true_kernels
-from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible, TraceError, size_text
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import variants_of
 from stowage.stages.settings.sizes import resolve_budget
-from stowage.stages.solve import FractionalBatch, LowerTier, fractional_batch, growth_of
+from stowage.stages.solve import FractionalBatch, fractional_batch, growth_of
 from stowage.stages.structure.generators import forked_generators
-from stowage.stages.trace import MicroBatch, Recorded, record_step, with_updates
+from stowage.stages.trace import Recorded, record_step, with_updates
 from stowage.stages.workload.autocast import without_autocast
-from stowage.stages.workload.calls import Loss
 from stowage.stages.workload.resize import resized
 
 Say = Callable[[str], None]
@@ -98,28 +93,17 @@ class BatchChoice:
 class BatchPlanner:
     """Plans one model with batches of any size.
 
-    The attributes that are not explained here are arguments of `plan_step`.
-
     Attributes:
-        batch: a batch.
-        samples: how many samples it has.
-        layouts: layouts of parameters that are not in memory, see `plan_step`.
+        step: the model with a batch; its peak is what a percentage is of.
+        samples: how many samples that batch has.
+        how: with which method and effort.
         resize: makes batches of other sizes.
+        say: receives what the user should know.
     """
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    loss: Loss | None
-    micro_batch: MicroBatch = field(default_factory=MicroBatch)
-    layouts: dict[str, torch.Tensor] = field(default_factory=dict)
-    batch: Any
+    step: StepToPlan
     samples: int
-    stores: Path
-    effort: Effort
-    costs: str = "measured"
-    target: DeviceDescription
-    method: str
-    lower_tier: LowerTier | None = None
+    how: Planning
     resize: Resize = resized
     say: Say = lambda text: None
     _recorded: dict[int, Recorded] = field(default_factory=dict)
@@ -132,20 +116,9 @@ class BatchPlanner:
         with forked_generators():
             recorded = self._record(self.samples)
             with without_autocast():
-                costed = cost_step(
-                    self.model,
-                    self.batch,
-                    loss=self.loss,
-                    optimizer=self.optimizer,
-                    stores=self.stores,
-                    recorded=recorded,
-                    micro_batch=self.micro_batch,
-                    costs=self.costs,
-                    effort=self.effort,
-                    target=self.target,
-                )
+                costed = cost_step(replace(self.step, recorded=recorded), self.how)
                 budget = resolve_budget(device_budget, costed.eager_peak_bytes, "device_budget")
-                options = block_options(costed.variants, self.stores, self.effort)
+                options = block_options(costed.variants, self.how.stores, self.how.effort)
                 larger = self._tables(2 * self.samples)
                 estimates = [
                     fractional_batch(
@@ -157,9 +130,9 @@ class BatchPlanner:
                         sample=self.samples,
                         largest=largest,
                         device_budget_bytes=budget,
-                        method=self.method,
-                        o_ilp_limits=self.effort.o_ilp,
-                        lower_tier=self.lower_tier,
+                        method=self.how.method,
+                        o_ilp_limits=self.how.effort.o_ilp,
+                        lower_tier=self.how.lower_tier,
                     )
                     for v in costed.variants
                 ]
@@ -169,12 +142,12 @@ class BatchPlanner:
         return BatchChoice(best.batch_size, self._batch(best.batch_size), estimate, budget, planned)
 
     def _batch(self, size: int) -> Any:
-        return self.batch if size == self.samples else self.resize(self.batch, size)
+        return self.step.batch if size == self.samples else self.resize(self.step.batch, size)
 
     def _record(self, size: int) -> Recorded:
         """Record forward and backward of a batch, under the autocast of the caller."""
         if size not in self._recorded:
-            recorded = record_step(self.model, self._batch(size), loss=self.loss, layouts=self.layouts)
+            recorded = record_step(self.step.model, self._batch(size), loss=self.step.loss, layouts=self.step.layouts)
             if not self._recorded:
                 for notice in recorded.notices:
                     self.say(notice)
@@ -184,8 +157,8 @@ class BatchPlanner:
     def _tables(self, size: int) -> dict[str, TraceTables]:
         """Return trace and rewrites of another batch, unprofiled."""
         with self._tracing(size):
-            recorded = self._record(size)
-            trace = with_updates(recorded, self.model, optimizer=self.optimizer, micro_batch=self.micro_batch)
+            recorded, step = self._record(size), self.step
+            trace = with_updates(recorded, step.model, optimizer=step.optimizer, micro_batch=step.micro_batch)
         return variants_of(trace)
 
     @contextlib.contextmanager
@@ -204,21 +177,8 @@ class BatchPlanner:
             with self._tracing(size):
                 recorded = self._record(size)
             with without_autocast():
-                planned = plan_step(
-                    self.model,
-                    self._batch(size),
-                    loss=self.loss,
-                    optimizer=self.optimizer,
-                    device_budget=budget,
-                    method=self.method,
-                    stores=self.stores,
-                    recorded=recorded,
-                    micro_batch=self.micro_batch,
-                    costs=self.costs,
-                    effort=self.effort,
-                    target=self.target,
-                    lower_tier=self.lower_tier,
-                )
+                step = replace(self.step, batch=self._batch(size), recorded=recorded)
+                planned = plan_step(step, budget, self.how)
         except Infeasible as infeasible:
             if size == 1:
                 raise

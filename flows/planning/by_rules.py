@@ -28,6 +28,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.simulate.together import put_off
@@ -94,8 +95,8 @@ class Rules:
         self.keep = frozenset(storage_of[v] for v in left_behind(trace)) | (waiting - self.spent)
         self.temporary = {s.storage for s in trace.storages if s.role == "temporary"} | self.spent
         large = {s.storage for s in trace.storages if s.nbytes >= movable_bytes}
-        moves = {s.storage for s in trace.storages if s.role in ("parameter", "state", "gradient")}
-        self.movable = (moves & large) - pinned(trace)
+        lasting = {s.storage for s in trace.storages if s.role in ("parameter", "state", "gradient")}
+        self.movable = (lasting & large) - pinned(trace)
         self._stay = self._staying() & large
         self._maker = {s: n for n in self.nodes for s in n.creates}
 
@@ -114,7 +115,7 @@ class Rules:
             found.append(node.node)
         return RulePlan(self.with_frees(found), [])
 
-    def stream_all(self, *, ahead: int = 3, lag: int = 2, lower_tier: bool = False) -> RulePlan:
+    def stream_all(self, *, ahead: int = 3, lag: int = 2, cpu_updates: bool = False) -> RulePlan:
         """Offload every movable storage; reload it `ahead` nodes before its use, and free it `lag` nodes after it.
 
         Gradients that wait for the next micro-batch are offloaded as soon as they are complete.
@@ -122,16 +123,16 @@ class Rules:
         Args:
             ahead: number of nodes between a reload and the use.
             lag: number of nodes between a use and the release.
-            lower_tier: parameters are updated by the CPU.
+            cpu_updates: parameters are updated by the CPU.
         """
-        on_cpu = {n.node: p for n in self.nodes if lower_tier and (p := self.updated(n)) in self.movable}
+        on_cpu = {n.node: p for n in self.nodes if cpu_updates and (p := self.updated(n)) in self.movable}
         woven = Woven()
         for storage, places in self._uses(on_cpu):
             self._stream(storage, places, ahead, lag, on_cpu, woven)
         for storage in sorted(self._stay):
             made = max(n.node for n in self.nodes if storage in (*n.creates, *n.reads))
-            woven.after[made] += [*_down(storage), Step(-1, storage, "below")]
-        woven.last += [Step(-1, parameter, "below", "wait") for parameter in on_cpu.values()]
+            woven.after[made] += [*_down(storage), Step(-1, storage, "lower tier")]
+        woven.last += [Step(-1, parameter, "lower tier", "wait") for parameter in on_cpu.values()]
         steps = self._steps(woven, on_cpu)
         offloaded_at_rest = frozenset(self.movable)
         start = TierState(offloaded=offloaded_at_rest, copied=offloaded_at_rest)
@@ -153,9 +154,8 @@ class Rules:
             self.nodes,
             plan.steps,
             keep=self.keep,
-            link=LINK,
             start=plan.start,
-            cpu_update_s={n.node: CALL_S for n in self.nodes if n.phase == "update"},
+            tier=ReplayedTier(LINK, cpu_update_s={n.node: CALL_S for n in self.nodes if n.phase == "update"}),
         )
 
     def source_of(self, plan: RulePlan) -> str:
@@ -241,11 +241,11 @@ class Rules:
         """Reload before each stretch of uses, offload after it; what an update here takes is not offloaded again."""
         free_from = 0
         found = stretches(places, ahead + lag + 2)
-        lower_tier = any(storage in self.nodes[n].reads for n in on_cpu)
+        read_by_cpu = any(storage in self.nodes[n].reads for n in on_cpu)
         for first, end in found:
             woven.before[max(free_from, first - ahead)].append(Step(-1, storage, "up", "reload"))
             woven.before[first].append(Step(-1, storage, "up", "wait"))
-            taken = storage in self.spent and end == places[-1] and not lower_tier
+            taken = storage in self.spent and end == places[-1] and not read_by_cpu
             leave = end if taken else min(end + lag, len(self.nodes) - 1)
             changed = any(storage in self.nodes[n].mutates for n in range(first, end + 1) if n not in on_cpu)
             if changed and not taken:
@@ -269,7 +269,7 @@ class Rules:
                     if storage in self._maker and storage not in offloaded:  # several updates read the clip scale
                         steps += _down(storage)
                         offloaded.add(storage)
-                steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
+                steps.append(Step(step.node, on_cpu[step.node], "lower tier", "update"))
             else:
                 steps.append(step)
             steps += woven.after[step.node]
@@ -277,7 +277,7 @@ class Rules:
 
 
 def _down(storage: int) -> list[Step]:
-    return [Step(-1, storage, "below", "offload"), Step(-1, storage, "below", "wait")]
+    return [Step(-1, storage, "lower tier", "offload"), Step(-1, storage, "lower tier", "wait")]
 
 
 def stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:

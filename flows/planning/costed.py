@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.job import Costing, Part, StepToPlan
 from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
@@ -27,12 +26,7 @@ from stowage.stages.partition import Limits, make_blocks, make_chains
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
 from stowage.stages.solve import Variant, eager_peak_bytes
-from stowage.stages.trace import MicroBatch, Recorded, parameters_of, record_step, with_updates
-from stowage.stages.workload.calls import Loss, Objective
-
-Progress = Callable[[str], None]
-Part = Callable[[int, int], None]
-"""Receives how many parts of a stage are done, of how many."""
+from stowage.stages.trace import Recorded, parameters_of, record_step, with_updates
 
 
 @dataclass(frozen=True)
@@ -100,92 +94,45 @@ def _cut(
     ]
 
 
-def cost_step(
-    model: nn.Module,
-    batch: Any,
-    *,
-    loss: Loss | None,
-    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
-    stores: Path,
-    objective: Objective | None = None,
-    recorded: Recorded | None = None,
-    micro_batch: MicroBatch | None = None,
-    largest: MicroBatch | None = None,
-    costs: str = "measured",
-    effort: Effort | None = None,
-    notices: list[str] | None = None,
-    target: DeviceDescription | None = None,
-    layouts: Mapping[str, torch.Tensor] | None = None,
-    progress: Progress = lambda stage: None,
-    profiled: Part = lambda done, total: None,
-) -> Costed:
-    """Trace, profile and partition a step; see `plan_step`, and for `profiled` the progress of `profile_trace`.
+def cost_step(step: StepToPlan, how: Costing) -> Costed:
+    """Trace, profile and partition a step.
 
     Raises:
-        FakeKernelError: `recorded` says something else of a call than its kernel does; it must be recorded anew.
+        FakeKernelError: `step.recorded` says something else of a call than its kernel does; it must be recorded anew.
     """
-    effort = effort or Effort()
-    said = notices if notices is not None else []
 
     def cost() -> Costed:
-        if recorded is None:
-            progress("trace")
-        made = recorded or record_step(model, batch, loss=loss, objective=objective, layouts=layouts)
-        if recorded is None:
-            said.extend(n for n in made.notices if n not in said)
-        return cost_recorded(
-            made,
-            model,
-            optimizer=optimizer,
-            stores=stores,
-            micro_batch=micro_batch,
-            largest=largest,
-            costs=costs,
-            effort=effort,
-            notices=said,
-            target=target,
-            progress=progress,
-            profiled=profiled,
-        )
+        how.progress("trace")
+        made = record_step(step.model, step.batch, loss=step.loss, objective=step.objective, layouts=step.layouts)
+        how.notices.extend(n for n in made.notices if n not in how.notices)
+        return cost_recorded(made, step, how)
 
-    return cost() if recorded is not None else with_true_kernels(cost)
+    return with_true_kernels(cost) if step.recorded is None else cost_recorded(step.recorded, step, how)
 
 
-def cost_recorded(
-    recorded: Recorded,
-    model: nn.Module,
-    *,
-    optimizer: torch.optim.Optimizer | KnownOptimizer | None,
-    stores: Path,
-    micro_batch: MicroBatch | None,
-    largest: MicroBatch | None,
-    costs: str,
-    effort: Effort,
-    notices: list[str],
-    target: DeviceDescription | None,
-    progress: Progress,
-    profiled: Callable[[int, int], None],
-) -> Costed:
-    """Profile and partition a step that is traced; see `plan_step`."""
+def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
+    """Profile and partition a step that is traced."""
+    optimizer = step.optimizer
     learnt = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    trace = with_updates(recorded, model, optimizer=learnt, micro_batch=micro_batch)
-    progress("profile")
-    target = target or target_device(trace.meta.device, stores)
-    traces = variants_of(trace)
-    whole = trace if largest is None else with_updates(recorded, model, optimizer=learnt, micro_batch=largest)
+    trace = with_updates(recorded, step.model, optimizer=learnt, micro_batch=step.micro_batch)
+    how.progress("profile")
+    target = how.target or target_device(trace.meta.device, how.stores)
+    traces, whole = variants_of(trace), trace
+    if step.largest is not None:
+        whole = with_updates(recorded, step.model, optimizer=learnt, micro_batch=step.largest)
     known = profile_variants(
-        [*traces.values(), *([whole] if largest is not None else [])],
+        [*traces.values(), *([whole] if step.largest is not None else [])],
         target,
-        CostStore(stores / "costs"),
-        costs="roofline" if costs == "roofline" else "measured",
-        seconds_per_call=effort.seconds_per_call,
-        min_samples=effort.min_samples,
-        make_update=Bench(learnt.optimizer, parameters_of(model, recorded.outside)) if learnt is not None else None,
-        progress=profiled,
-        notice=notices.append,
+        CostStore(how.stores / "costs"),
+        costs="roofline" if how.costs == "roofline" else "measured",
+        seconds_per_call=how.effort.seconds_per_call,
+        min_samples=how.effort.min_samples,
+        make_update=Bench(learnt.optimizer, parameters_of(step.model, recorded.outside)) if learnt else None,
+        progress=how.profiled,
+        notice=how.notices.append,
     )
-    progress("partition")
-    return cost_traces(traces, known, whole, target, effort.grid.max_exact_nodes)
+    how.progress("partition")
+    return cost_traces(traces, known, whole, target, how.effort.grid.max_exact_nodes)
 
 
 def cost_traces(

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
-from stowage.flows.planning.costed import Costed, Part, Progress
+from stowage.flows.planning.costed import Costed
 from stowage.flows.planning.curve_result import CardAnswer, Curve
-from stowage.flows.planning.effort import Effort
+from stowage.flows.planning.job import Planning
 from stowage.flows.planning.sizes import everything_kept
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, ParameterError
-from stowage.stages.settings.sizes import MOST_BYTES, resolve_budget
-from stowage.stages.solve import Known, LowerTier, PlanRequest, Solved, Sought, sought_budget
+from stowage.stages.settings.sizes import resolve_budget
+from stowage.stages.solve import Known, Solved, Sought, sought_budget
 from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.goals import Kept, kept_of, least
 
@@ -30,61 +29,17 @@ MOST_POINTS = 1000
 class CurvePlanner:
     """Plans one step within any budget, as `fit` does, and makes once what all budgets share."""
 
-    def __init__(
-        self,
-        costed: Costed,
-        *,
-        method: str,
-        stores: Path,
-        effort: Effort,
-        lower_tier: LowerTier | None = None,
-        offloaded_at_rest: frozenset[str] = frozenset(),
-        progress: Progress = lambda stage: None,
-        part: Part = lambda done, total: None,
-        known: Known | None = None,
-    ) -> None:
+    def __init__(self, costed: Costed, how: Planning, known: Known | None = None) -> None:
         """Take a step that is traced, profiled and cut.
 
         Args:
             costed: the step.
-            method: see `solve_costed`.
-            stores: see `solve_costed`.
-            effort: see `solve_costed`.
-            lower_tier: see `solve_costed`.
-            offloaded_at_rest: see `solve_costed`.
-            progress: see `solve_costed`.
-            part: see `solve_costed`.
+            how: with which method and effort it is planned.
             known: see `solve_costed`.
         """
         self.costed = costed
-        self._request = PlanRequest(
-            device_budget_bytes=MOST_BYTES,
-            method=method,
-            slots=effort.slots,
-            device=costed.target.name,
-            device_fingerprint=costed.target.fingerprint,
-            options_limits=effort.solver,
-            o_ilp_limits=effort.o_ilp,
-            lower_tier=lower_tier,
-            offloaded_at_rest=offloaded_at_rest,
-        )
-        known = known if known is not None else Known()
-
-        def solve(budget_bytes: int) -> Solved:
-            return solve_costed(
-                costed,
-                budget_bytes,
-                method=method,
-                stores=stores,
-                effort=effort,
-                lower_tier=lower_tier,
-                offloaded_at_rest=offloaded_at_rest,
-                progress=progress,
-                part=part,
-                known=known,
-            )[0]
-
-        self._solve = solve
+        self._how = how
+        self._known = known if known is not None else Known()
         self._found: dict[int, Solved | Infeasible | NoRoomInLowerTier] = {}
         self._seconds: dict[int, float] = {}
 
@@ -103,7 +58,7 @@ class CurvePlanner:
         if budget_bytes not in self._found:
             started = time.perf_counter()
             try:
-                self._found[budget_bytes] = self._everything(budget_bytes) or self._solve(budget_bytes)
+                self._found[budget_bytes] = self._everything(budget_bytes) or self._solved(budget_bytes)
             except (Infeasible, NoRoomInLowerTier) as error:
                 self._found[budget_bytes] = error
             self._seconds[budget_bytes] = time.perf_counter() - started
@@ -112,11 +67,15 @@ class CurvePlanner:
             raise found
         return found
 
+    def _solved(self, budget_bytes: int) -> Solved:
+        solved, _ = solve_costed(self.costed, budget_bytes, self._how, known=self._known)
+        return solved
+
     def _everything(self, budget_bytes: int) -> Solved | None:
         """Return the plan that keeps everything, where that fits."""
         if budget_bytes < self.kept.nbytes:
             return None
-        request = replace(self._request, device_budget_bytes=budget_bytes - self.reserve(budget_bytes))
+        request = self._how.request(budget_bytes - self.reserve(budget_bytes), self.costed.target)
         found = everything_kept(self.costed.variants[0], request)
         return found.solved if found is not None else None
 

@@ -67,7 +67,7 @@ class Curve:
     answer: CardAnswer | None = None
 
     @property
-    def moves(self) -> bool:
+    def transfers(self) -> bool:
         """Say whether any of the plans uses the lower tier."""
         return any(p.traffic_bytes for p in self.points)
 
@@ -121,7 +121,7 @@ def curve_text(curve: Curve) -> str:
         pl.col("wait_s").alias("waits"),
         (pl.col("slowdown").clip(lower_bound=0) / max(float(str(slowest)), 1e-12) * _BAR).round().alias("bar"),
     )
-    if curve.moves:
+    if curve.transfers:
         columns |= {"moved": size, "waits": seconds}
     heads = [*columns, "how", ""]
     rows = []

@@ -137,8 +137,8 @@ class Sizes:
             blocks: its blocks.
             costs: costs of every call of it and of its rewrites.
             request: budget, method and limits of the plan.
-            stores: see `plan_step`.
-            effort: see `plan_step`.
+            stores: see `Planning`.
+            effort: see `Planning`.
             only_kept: accept only a plan that keeps everything.
         """
         reference = self._known.get(structure_of(trace))

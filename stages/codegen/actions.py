@@ -12,7 +12,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, Slot
 from stowage.stages.ir.source import quoted, remark
 from stowage.stages.ir.sums import taken_memory, written_over
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import ADD, UPDATE, left_behind, taken_gradients, updated_parameter
 
 
@@ -45,7 +45,9 @@ class Actions:
         self.left_value = {trace.values[g.gradient_value].storage: g.gradient_value for g in stays}
         self.reloaded = {r.storage for r in rows if r.action == "reload"}
         self.spent: set[int] = set()
-        moved = {r.storage for r in rows if ACTIONS[r.action].moves} | self.slots.keys()
+        self.collecting: dict[int, Call] = {}
+        """Collectives under way, by the first storage that they create."""
+        moved = {r.storage for r in rows if ACTIONS[r.action].transfers} | self.slots.keys()
         pairs = ((r.node if r.action == "compute" else -1, r.storage if r.action == "free" else -1) for r in rows)
         self.taken = taken_memory(nodes, pairs, moved)
         for row in rows:
@@ -130,11 +132,11 @@ class Actions:
         if self.trace.storages[row.storage].role != "temporary":
             self.names.lines.append(f"run.offload({self._slot(row)}){note}")
             return
-        held = self.names.base_of[row.storage]
+        value_id = self.names.base_of[row.storage]
         if slot.role == "gradient" and row.storage not in self.reloaded:
-            held = self.left_value.get(row.storage, held)  # it waits in `.grad`, in the form that it has there
-        self.names.ensure(held)
-        self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(held)}){note}")
+            value_id = self.left_value.get(row.storage, value_id)  # it waits in `.grad`, in the form that it has there
+        self.names.ensure(value_id)
+        self.names.lines.append(f"run.offload({self._slot(row)}, {self.names.name(value_id)}){note}")
 
     def reload(self, row: PlanRow) -> None:
         """Write the lines of `reload`."""
@@ -145,6 +147,10 @@ class Actions:
 
     def wait(self, row: PlanRow) -> None:
         """Write the lines of `wait`."""
+        if row.storage in self.collecting:
+            call = self.collecting.pop(row.storage)
+            self._calls.end(call, f"  # without: {self._next_reader(row)} would read it before it is here")
+            return
         if self.under_way.get(row.storage) == "updating":
             del self.under_way[row.storage]
             self.names.lines.append(f"run.wait({self._slot(row)})  # without: its old value would be reloaded")
@@ -171,6 +177,17 @@ class Actions:
         where = ", from and to disk" if row.storage in self.on_disk else ""
         note = f"  # on the CPU{where}, {(row.end_s - row.start_s) * 1e3:.1f} ms"
         self.names.lines.append(f"run.update_on_cpu({self._slot(row)}, {names}){note}")
+
+    def collective(self, row: PlanRow) -> None:
+        """Write the line of `gather` and `scatter`, which start a collective."""
+        node = self.nodes[row.node]
+        (call,) = (self.trace.calls[c] for c in node.calls)
+        nbytes = sum(self.trace.storages[s].nbytes for s in node.creates)
+        again = ", again" if self.runs[row.node] else ""
+        self.runs[row.node] += 1
+        self.collecting[row.storage] = call
+        self._calls.start(call, f"  # {nbytes / MIB:.1f} MiB, {(row.end_s - row.start_s) * 1e3:.1f} ms{again}")
+        self._gradients_changed(node)
 
     def _form(self, gradient: int) -> str:
         """Return how a gradient lies in the offloaded storage, where it is a view of that."""
@@ -209,5 +226,7 @@ LINES: dict[PlanAction, Callable[[Actions, PlanRow], None]] = {
     "offload": Actions.offload,
     "reload": Actions.reload,
     "update": Actions.update,
+    "gather": Actions.collective,
+    "scatter": Actions.collective,
 }
 """The method that writes each action."""

@@ -6,8 +6,9 @@ import textwrap
 
 from stowage.stages.codegen.names import NOTHING, Identifiers
 from stowage.stages.ir.arguments import render_arguments
+from stowage.stages.ir.collectives import COLLECTIVES, GATHER
 from stowage.stages.ir.operators import OPAQUE
-from stowage.stages.ir.source import quoted
+from stowage.stages.ir.source import quoted, role_of
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL, jointly_updated, updated_parameter
 
@@ -21,7 +22,7 @@ class Calls:
 
     def call(self, call: Call, again: bool, note: str) -> None:
         """Write one call, with the views that it reads."""
-        for read in call.reads:
+        for read in call.reads if call.target != GATHER else ():
             self._names.ensure(read)
         if call.target == UPDATE:
             parameter, _ = updated_parameter(call.arguments)
@@ -36,6 +37,10 @@ class Calls:
         if call.target == CLIP:
             self._clip(call, note)
             return
+        if call.target in COLLECTIVES:
+            self.start(call, note)
+            self.end(call)
+            return
         arguments = call.replay_arguments if again and call.replay_arguments else call.arguments
         line = self._names.assignment(call, arguments) + note
         alone = bool(self._trace.meta.outputs)  # the kernel is called without gradients
@@ -46,6 +51,34 @@ class Calls:
         for value in call.returns:
             if value >= 0 and value not in self._names.defined:
                 self._names.define(value)
+
+    def start(self, call: Call, note: str) -> None:
+        """Write the start of a collective."""
+        if call.target == GATHER:
+            names = [role_of(self._trace.values[v].source)[1] for v in call.reads]
+            lines = textwrap.wrap(", ".join(map(quoted, names)), 100, break_long_words=False, break_on_hyphens=False)
+            key = quoted(self._names.name(call.returns[0]))
+            if len(lines) == 1:
+                self._names.lines.append(f"run.gather({key}, [{lines[0]}]){note}")
+            else:
+                self._names.lines += [f"run.gather({key}, [", *(f"    {line}" for line in lines), f"]){note}"]
+            return
+        for read in call.reads:
+            self._names.ensure(read)
+        self._names.lines.append(f"run.scatter({quoted(call.module)}, {self._names.name(call.reads[0])}){note}")
+
+    def end(self, call: Call, note: str = "") -> None:
+        """Write the wait for a collective's results."""
+        names = ", ".join(self._names.name(v) for v in call.returns)
+        if call.target == GATHER:
+            comma = "," if len(call.returns) == 1 else ""
+            self._names.lines.append(
+                f"{names}{comma} = run.gathered({quoted(self._names.name(call.returns[0]))}){note}"
+            )
+        else:
+            self._names.lines.append(f"{names} = run.scattered({quoted(call.module)}){note}")
+        for value in call.returns:
+            self._names.define(value)
 
     def _clip(self, call: Call, note: str) -> None:
         """Write one norm for each gradient, on lines of their own because there are many."""

@@ -11,7 +11,7 @@ _HEADER = '''"""One {what} of {model} on {device}.
 
 Plan {plan}: {method}, device budget {budget:,.1f} MiB, predicted peak {peak:,.1f} MiB, predicted time {time:.3f} s.
 Each line is one operation; the comment gives its block, the bytes it makes and its predicted time. `again` marks a
-recomputation. `del` frees; `offload`, `reload` and `wait` move tensors to the tier below the device and back. Written
+recomputation. `del` frees; `offload`, `reload` and `wait` move tensors to the lower tier and back. Written
 by codegen; change the plan, not this file.
 """
 

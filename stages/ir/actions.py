@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-PlanAction = Literal["compute", "free", "wait", "offload", "reload", "update"]
+PlanAction = Literal["compute", "free", "wait", "offload", "reload", "update", "gather", "scatter"]
 """Names of what a row does.
 
 `compute` runs a node on the device, and `free` drops the device's copy of a storage. `offload` starts a copy from the
 device to the lower tier, `reload` one back into device memory that is taken at its start, and `wait` ends when the
-transfers under way for its storage have ended. `update` starts the update of a parameter by the CPU, on the weight, the
-states and the gradient in the lower tier. The first letters differ, because a plan's hash is made of them.
+transfers under way for its storage have ended. `update` starts the update of a parameter by the CPU, on the weight,
+the states and the gradient in the lower tier. `gather` and `scatter` start a collective node over all ranks, whose
+results exist when the `wait` for the first of them has ended; until then what it reads must stay as it is. The first
+letters differ, because a plan's hash is made of them.
 """
 
-LaneName = Literal["compute", "offload", "reload", "write", "read", "update"]
+LaneName = Literal["compute", "offload", "reload", "write", "read", "update", "collective"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ LANES: dict[LaneName, Lane] = {
     "write": Lane("disk", "down", shown=False),
     "read": Lane("disk", "up", shown=False),
     "update": Lane("apart"),
+    "collective": Lane("apart"),
 }
 
 
@@ -55,7 +58,7 @@ class Kind:
     Attributes:
         lane: the lane on which its work runs.
         beside: its work runs beside computing, which does not wait for it: the row only starts it.
-        moves: it copies the bytes of its storage between the device and the lower tier.
+        transfers: it copies the bytes of its storage between the device and the lower tier.
         on_node: it runs the node that its row names.
         takes_device_memory: memory for its storage is taken when the row begins.
         ends: it ends when the transfers under way for its storage have ended.
@@ -65,7 +68,7 @@ class Kind:
 
     lane: LaneName = "compute"
     beside: bool = False
-    moves: bool = False
+    transfers: bool = False
     on_node: bool = False
     takes_device_memory: bool = False
     ends: bool = False
@@ -77,10 +80,22 @@ ACTIONS: dict[PlanAction, Kind] = {
     "compute": Kind(on_node=True, takes_device_memory=True, total="all steps"),
     "free": Kind(),
     "wait": Kind(ends=True, colour="#cc3344", total="of it waiting"),
-    "offload": Kind("offload", beside=True, moves=True, colour="#ee9933", total="copies down"),
-    "reload": Kind("reload", beside=True, moves=True, takes_device_memory=True, colour="#66bbcc", total="copies up"),
+    "offload": Kind("offload", beside=True, transfers=True, colour="#ee9933", total="copies down"),
+    "reload": Kind(
+        "reload", beside=True, transfers=True, takes_device_memory=True, colour="#66bbcc", total="copies up"
+    ),
     "update": Kind("update", beside=True, on_node=True, colour="#aa5599", total="updates"),
+    "gather": Kind(
+        "collective", beside=True, on_node=True, takes_device_memory=True, colour="#5577bb", total="gathers"
+    ),
+    "scatter": Kind(
+        "collective", beside=True, on_node=True, takes_device_memory=True, colour="#77aa55", total="scatters"
+    ),
 }
+
+
+STARTS: frozenset[PlanAction] = frozenset({"gather", "scatter"})
+"""Actions that start a collective node."""
 
 
 def shown_lanes() -> list[LaneName]:

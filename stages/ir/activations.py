@@ -17,8 +17,8 @@ def fixed_bytes(trace: TraceTables) -> int:
         for g in trace.gradients
         if g.gradient_value >= 0 and g.gradient_value not in taken
     }
-    held = ("parameter", "state", "gradient")
-    return sum(s.nbytes for s in trace.storages if s.role in held or s.storage in stay)
+    lasting = ("parameter", "state", "gradient")
+    return sum(s.nbytes for s in trace.storages if s.role in lasting or s.storage in stay)
 
 
 def device_budget(fixed: int, keep_all_peak_bytes: int, share: float) -> int:

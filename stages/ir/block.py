@@ -149,9 +149,15 @@ class SolveReport:
 
     @staticmethod
     def of_solver(formulation: str, status: str, objective_s: float, bound_s: float) -> SolveReport:
-        """Return what a solver has proven; its bound is never below zero or above the time that was found."""
-        bound_s = min(max(0.0, bound_s), objective_s)
-        return SolveReport(formulation, "optimal" if status == "optimal" else "feasible", objective_s, bound_s)
+        """Return what a solver has proven, where whatever it cannot prove optimal is feasible."""
+        return SolveReport.bounded(formulation, "optimal" if status == "optimal" else "feasible", objective_s, bound_s)
+
+    @staticmethod
+    def bounded(
+        formulation: str, status: Literal["optimal", "feasible", "heuristic"], objective_s: float, bound_s: float
+    ) -> SolveReport:
+        """Return a report whose bound is never below zero or above the time that was found."""
+        return SolveReport(formulation, status, objective_s, min(max(0.0, bound_s), objective_s))
 
     @property
     def gap(self) -> float:

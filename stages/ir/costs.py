@@ -67,6 +67,10 @@ With expandable segments these are the rests of pages; the share has not been me
 """
 
 
+STAND_IN_BYTES = 128
+"""Bytes of the numbers that stand for sharded parameters between steps, one of each type."""
+
+
 @dataclass(frozen=True)
 class DeviceDescription:
     """A device and its rates; `artifacts/device.json` names the target.
@@ -88,6 +92,9 @@ class DeviceDescription:
             where the CPU is the device itself.
         library_bytes: device bytes that libraries such as cuBLAS keep from the allocator.
         context_bytes: device bytes in use outside the allocator when it was measured; a budget does not count them.
+        collective_bytes_per_s: bytes that a rank receives per second in a gather among the ranks of this run; 0 where
+            there is one rank.
+        collective_s: time of a collective of next to no bytes.
     """
 
     fingerprint: str
@@ -107,20 +114,23 @@ class DeviceDescription:
     cpu_update_bytes_per_s: float = 0.0
     library_bytes: int = 0
     context_bytes: int = 0
+    collective_bytes_per_s: float = 0.0
+    collective_s: float = 0.0
 
     def reserve_bytes(self, budget_bytes: int, storages: int) -> int:
         """Return the bytes of a budget that a plan must leave to the device's allocator.
 
         On a GPU these are the workspaces of libraries, what rounding adds to each storage, and a share for fragments
-        between tensors that are too small to use.
+        between tensors that are too small to use. Where parameters are sharded, their stand-ins need a few bytes.
 
         Args:
             budget_bytes: the device budget.
             storages: number of storages that the program has.
         """
+        sharding = STAND_IN_BYTES if self.collective_bytes_per_s else 0
         if self.type == "cpu" or not self.library_bytes:  # a CPU counts every byte; without a measurement assume 0
-            return 0
-        return self.library_bytes + ROUNDING_BYTES * storages + int(FRAGMENTS * budget_bytes)
+            return sharding
+        return sharding + self.library_bytes + ROUNDING_BYTES * storages + int(FRAGMENTS * budget_bytes)
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that no device has."""

@@ -84,7 +84,7 @@ def size_texts(*sizes: int) -> list[str]:
     return [f"{nbytes:,} bytes" for nbytes in sizes]
 
 
-STAGING = "staging buffers of the tier below"
+STAGING = "staging buffers of the lower tier"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class ComputeNode:
         name: for people.
         variant: the rewrite of the trace that it belongs to (see `rewrite`).
         takes: storages of summands, for a sum; it may be written over one that is freed right afterwards (`ir.sums`).
+        collective: all ranks run it together, beside computing if the plan starts it early (`ir.collectives`).
     """
 
     node: int
@@ -46,6 +47,7 @@ class ComputeNode:
     name: str
     variant: str = "plain"
     takes: tuple[int, ...] = ()
+    collective: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Method:
     Attributes:
         name: the name by which people ask for it.
         meaning: what it does, in a few words.
-        races: every method that applies takes part, and the fastest plan that fits wins.
+        compares_all: every method that applies takes part, and the fastest plan that fits is taken.
         whole: it takes the whole step as one block.
         compared: it is there for comparison, and must not use schedules of others.
         fixed: it is a policy that ignores the budget.
@@ -35,7 +35,7 @@ class Method:
 
     name: str
     meaning: str
-    races: bool = False
+    compares_all: bool = False
     whole: bool = False
     compared: bool = False
     fixed: bool = False
@@ -56,14 +56,14 @@ class Method:
     @property
     def recomputes_only(self) -> bool:
         """Return whether plans that use the lower tier do not count."""
-        return not self.races and not self.offloads
+        return not self.compares_all and not self.offloads
 
 
 _BLOCK_HEURISTICS = ("selective", "tw_remat")
 """Formulations of a block that take any number of nodes; with them a method would not show its clusters alone."""
 
 METHODS = (
-    Method("auto", "the fastest of everything that applies", races=True, keeps=True),
+    Method("auto", "the fastest of everything that applies", compares_all=True, keeps=True),
     Method("rockmate", "RK-Rotor's best chain of blocks", keeps=True),
     Method("hiremate", "the whole step as one block, solved by clusters and greedy rules", whole=True, keeps=True),
     Method("offmate", "the best plan that offloads", offloads=True),

@@ -201,7 +201,7 @@ class PlanSummary:
         moved = ""
         if self.lower_tier_bytes:
             moved = (
-                f"\n below the device {size_text(self.lower_tier_bytes)}; each step moves "
+                f"\n offloaded {size_text(self.lower_tier_bytes)}; each step moves "
                 f"{size_text(self.offload_bytes)} down and {size_text(self.reload_bytes)} up"
             )
         reserve = f" beside a reserve of {size_text(self.reserve_bytes)}" if self.reserve_bytes else ""

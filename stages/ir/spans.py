@@ -17,7 +17,7 @@ def predicted_spans(
     rows: Sequence[PlanRow], nodes: Sequence[ComputeNode], slots: Iterable[Slot] = ()
 ) -> list[TraceSpan]:
     """Return the steps of the cycle, waits, copies and updates of a plan, as its rows state them."""
-    held = {s.storage: s for s in slots}
+    slot_of = {s.storage: s for s in slots}
     by_node = {n.node: n for n in nodes}
     found: list[TraceSpan] = []
 
@@ -39,8 +39,8 @@ def predicted_spans(
                 add("update", node.name, 0, row.start_s, row.end_s)
             continue
         name, nbytes = by_node[row.node].name if kind.on_node else "", 0
-        if row.storage in held:
-            name, nbytes = held[row.storage].name, held[row.storage].nbytes
+        if row.storage in slot_of:
+            name, nbytes = slot_of[row.storage].name, slot_of[row.storage].nbytes
         if kind.ends and row.end_s > row.start_s:
             add(row.action, f"{row.action} for {name}", 0, row.start_s, row.end_s)
         elif kind.beside:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stowage.stages.ir.collectives import SCATTER
 from stowage.stages.ir.trace import Call, TraceTables
 
 UPDATE = "stowage.update"
@@ -102,13 +103,15 @@ def left_behind(trace: TraceTables) -> frozenset[int]:
 
 
 def taken_gradients(calls: Iterable[Call]) -> frozenset[int]:
-    """Return gradient values that an update or an addition takes, so that they do not outlive the step."""
+    """Return gradient values that an update, an addition or a scatter takes, so that they do not outlive the step."""
     taken: set[int] = set()
     for call in calls:
         if call.phase == "update" and call.target in (ADD, UPDATE):
             taken.add(call.reads[1] if call.target == ADD else call.reads[0])
         elif call.target == UPDATE_ALL:
             taken.update(jointly_updated(call.arguments).values())
+        elif call.target == SCATTER:
+            taken.update(call.reads)
     return frozenset(taken)
 
 

@@ -11,13 +11,13 @@ from typing import Literal
 PLAIN = "plain"
 """The rewrite that changes nothing."""
 
-HELD: Literal["held"] = "held"
+LONG_LIVED: Literal["long_lived"] = "long_lived"
 """The chain around long-lived values, which it keeps (see `find_chain` in `partition`)."""
 
-UNHELD: Literal[""] = ""
+NO_LONG_LIVED: Literal[""] = ""
 """The chain that keeps no long-lived values."""
 
-ChainName = Literal["", "held"]
+ChainName = Literal["", "long_lived"]
 
 _BETWEEN = "+"
 _PART = re.compile(r"(?P<rewrite>\w+)(\[(?P<sites>\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*)\])?")
@@ -34,11 +34,11 @@ class VariantName:
     """
 
     rewrite: str = PLAIN
-    chain: ChainName = UNHELD
+    chain: ChainName = NO_LONG_LIVED
 
     @property
     def text(self) -> str:
-        """Return the name as tables have it: `plain`, `packed+held`."""
+        """Return the name as tables have it: `plain`, `packed+long_lived`."""
         return _BETWEEN.join(part for part in (self.rewrite, self.chain) if part)
 
     @property
@@ -53,10 +53,10 @@ class VariantName:
     def of(text: str) -> VariantName:
         """Read a variant's name from a table; a suffix that is no known chain stays part of the rewrite."""
         rewrite, _, chain = text.rpartition(_BETWEEN)
-        return VariantName(rewrite, HELD) if chain == HELD else VariantName(text)
+        return VariantName(rewrite, LONG_LIVED) if chain == LONG_LIVED else VariantName(text)
 
     @staticmethod
-    def at(sites: Mapping[str, Sequence[int]], chain: ChainName = UNHELD) -> VariantName:
+    def at(sites: Mapping[str, Sequence[int]], chain: ChainName = NO_LONG_LIVED) -> VariantName:
         """Return the name of the variant in which rewrites are made at some of their sites."""
         parts = [f"{name}[{_ranges(sorted(own))}]" for name, own in sites.items() if own]
         return VariantName(_BETWEEN.join(parts) or PLAIN, chain)

@@ -122,9 +122,9 @@ def _weight_gradients(weights: Sequence[torch.Tensor], stride: int, buffer: torc
     """
     if stride < _WITH_BIASES:
         return [w.new_empty(w.shape) for w in weights]
-    home = buffer.untyped_storage()._cdata
+    storage = buffer.untyped_storage()._cdata
     starts = [w.storage_offset() - buffer.storage_offset() for w in weights]
-    if any(w.untyped_storage()._cdata != home for w in weights):
+    if any(w.untyped_storage()._cdata != storage for w in weights):
         order = sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1)
         ends = itertools.accumulate((weights[i].numel() for i in order), initial=0)
         starts = [start for _, start in sorted(zip(order, ends))]

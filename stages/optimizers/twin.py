@@ -105,13 +105,13 @@ def twin_of(
             f"The optimizer {type(optimizer).__name__} holds something that cannot be copied ({error}), so that its "
             "states cannot be learnt without touching it: keep that outside of the optimizer."
         ) from error
-    held = {id(p) for p in stand_ins.values()}
-    others = {id(p) for p in map(memo.__getitem__, map(id, parameters_of(optimizer)))} - held
+    copied = {id(p) for p in stand_ins.values()}
+    others = {id(p) for p in map(memo.__getitem__, map(id, parameters_of(optimizer)))} - copied
     for twin in twins:
         _forget(vars(twin), others, set())
     for twin in twins:
         for group in twin.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) in held]
+            group["params"] = [p for p in group["params"] if id(p) in copied]
         twin.param_groups[:] = [group for group in twin.param_groups if group["params"]]
     for twin in twins:
         train = getattr(twin, "train", None)

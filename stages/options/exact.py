@@ -37,13 +37,13 @@ def solve_exactly(
     return source.solve(block, budgets, settings, Starts(computations, within, near))
 
 
-def raced(
+def fastest_exact(
     answer: IntervalAnswer, block: BlockGraph, budgets: tuple[int, int], settings: SolverSettings
 ) -> IntervalAnswer:
-    """Return the fastest of an answer and those of formulations that race, which may run a node any number of times."""
+    """Return the fastest of an answer and those of other formulations, which may run a node any number of times."""
     starts = Starts(0, answer.executions)
     for source in sources_of(Exact):
-        rival = source.solve(block, budgets, settings, starts) if source.races else None
+        rival = source.solve(block, budgets, settings, starts) if source.takes_tiny else None
         if rival is None or rival.schedule is None or rival.report is None:
             continue
         if (

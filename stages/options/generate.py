@@ -111,7 +111,7 @@ class _Solver:
         self, graph: BlockGraph, clusters: Sequence[BlockCluster], size: GridSize, finish: Then
     ) -> Iterable[Job]:
         """Combine the greedy frontier and the schedules made from clusters."""
-        parts = [_SWEPT, *([_FROM_CLUSTERS] if clusters else [])]
+        parts = [_FROM_FRONTIERS, *([_FROM_CLUSTERS] if clusters else [])]
         found: dict[str, list[Found]] = {}
 
         def done(part: str, schedules: list[Found]) -> Iterable[Job]:
@@ -121,13 +121,18 @@ class _Solver:
         def direct(region: BlockGraph, follow: Callable[[list[Found]], Iterable[Job]]) -> Iterable[Job]:
             return self.block(region, (), size.inside(), lambda o: follow(found_of(o)))
 
-        jobs = [Job(greedy_frontier_request(graph, size, self.settings), lambda answer: done(_SWEPT, unpack(answer)))]
+        jobs = [
+            Job(
+                greedy_frontier_request(graph, size, self.settings),
+                lambda answer: done(_FROM_FRONTIERS, unpack(answer)),
+            )
+        ]
         if clusters:
             jobs += HierarchyWork(graph, clusters, size, self.settings, direct, partial(done, _FROM_CLUSTERS)).first()
         return jobs
 
 
-_SWEPT, _FROM_CLUSTERS = "swept", "from clusters"
+_FROM_FRONTIERS, _FROM_CLUSTERS = "from frontiers", "from clusters"
 
 
 @dataclass

@@ -94,11 +94,11 @@ class Exact(OptionSource):
 
     Attributes:
         solve: finds the schedule; `answering` makes it from a plain function.
-        races: it solves tiny blocks too, whichever formulation the settings name.
+        takes_tiny: it solves tiny blocks too, whichever formulation the settings name.
     """
 
     solve: ExactSolve
-    races: bool = False
+    takes_tiny: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ SOURCES: tuple[OptionSource, ...] = (
     Frontier("selective", f"{_BLOCK}.greedy", selective_frontier, small=False),
     Frontier("tw_remat", f"{_BLOCK}.tw_remat", tw_remat),
     Exact("retention", f"{_BLOCK}.retention", retention_intervals),
-    Exact("rk_checkmate", f"{_BLOCK}.rk_checkmate", answering(rk_checkmate), races=True),
-    Exact("checkmate", f"{_BLOCK}.checkmate", answering(checkmate), races=True),
+    Exact("rk_checkmate", f"{_BLOCK}.rk_checkmate", answering(rk_checkmate), takes_tiny=True),
+    Exact("checkmate", f"{_BLOCK}.checkmate", answering(checkmate), takes_tiny=True),
     ClusterSource("h_retention", f"{_CLUSTER}.retention", HRetention),
     # The first answer of a MILP takes longest.
     ClusterSource("h_ilp", f"{_CLUSTER}.h_ilp", HIlpSolver, share=1.0),

@@ -4,7 +4,7 @@ The division of the work does not depend on the number of workers, so neither do
 
 - `grid`: fixed policies, the greedy family, frontiers, and the smallest peak found; from it follow the peak budgets;
 - `row`: one peak budget, all save budgets from large to small, each solved only if no answer so far fits it;
-- `sweep`: for blocks too large for exact solving, all frontiers.
+- `greedy_frontier`: for blocks too large for exact solving, all frontiers.
 
 The formulations that take part are in `sources.py`.
 """
@@ -33,7 +33,7 @@ from stowage.stages.ir.defaults import (
     PEAK_BUDGETS,
     SAVE_BUDGETS,
 )
-from stowage.stages.options.exact import SAME, raced, solve_exactly
+from stowage.stages.options.exact import SAME, fastest_exact, solve_exactly
 from stowage.stages.options.sources import Fixed, Frontier, sources_of
 from stowage.stages.simulate.block import replay_block
 from stowage.stages.solver.outcome import SolverSettings
@@ -72,7 +72,7 @@ class GridSize:
         peak_budgets, save_budgets: number of values of each budget (thesis 2.6.0.0.1).
         computations: the most computations of a node in exact solving; more than two only where two do not fit.
         max_exact_nodes: blocks with more nodes are left to frontiers and clusters.
-        raced_nodes: blocks with no more nodes are solved by all exact formulations that race.
+        tiny_nodes: blocks with no more nodes are also solved by every exact formulation that takes tiny blocks.
         greedy_levels: number of peak budgets of the greedy frontier for blocks that are not solved exactly.
         cluster_peaks, cluster_saves: number of values of each budget for a cluster.
         top_peaks, top_saves: number of values of each budget for the graph of the largest clusters.
@@ -85,7 +85,7 @@ class GridSize:
     save_budgets: int = SAVE_BUDGETS
     computations: int = 3
     max_exact_nodes: int = MAX_EXACT_NODES
-    raced_nodes: int = 8
+    tiny_nodes: int = 8
     greedy_levels: int = 24
     cluster_peaks: int = 6
     cluster_saves: int = 4
@@ -174,8 +174,8 @@ def row(
         answer = solve_exactly(
             size.formulation, graph, budgets, settings, computations=size.computations, within=within, near=near
         )
-        if size.formulation == FORMULATION and len(graph.nodes) <= size.raced_nodes:
-            answer = raced(answer, graph, budgets, settings)
+        if size.formulation == FORMULATION and len(graph.nodes) <= size.tiny_nodes:
+            answer = fastest_exact(answer, graph, budgets, settings)
         schedule, report_, executions = answer
         if report_ is not None and report_.status != "optimal":
             # What is not proven here will hardly be proven for less memory.
@@ -197,7 +197,7 @@ def row(
     return found
 
 
-def sweep(graph: BlockGraph, size: GridSize) -> list[Found]:
+def greedy_frontier(graph: BlockGraph, size: GridSize) -> list[Found]:
     """Find all frontiers, and the fixed policies."""
     return [*fixed_policies(graph), *frontiers(graph, size.greedy_levels, small=False)]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
+from stowage.stages.ir.exposure import exposed
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE_ALL, left_behind
@@ -192,7 +193,7 @@ def _describe(nodes: list[ComputeNode], chain: BlockChain, trace: TraceTables) -
             staying[storage] = (block, end)
 
     members: dict[int, list[ComputeNode]] = defaultdict(list)
-    for node in nodes:
+    for node in exposed(nodes):
         members[node.block].append(node)
     made_by: dict[int, set[int]] = defaultdict(set)
     consumed: dict[int, list[int]] = defaultdict(list)

@@ -10,7 +10,7 @@ from stowage.stages.ir.defaults import MAX_BLOCKS, MAX_EXACT_NODES
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import HELD, UNHELD, ChainName
+from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED, ChainName
 from stowage.stages.partition.blocks import partition
 from stowage.stages.partition.clusters.block import block_clusters
 from stowage.stages.partition.clusters.partition import Limits
@@ -66,7 +66,7 @@ def make_chains(
     max_exact_nodes: int = MAX_EXACT_NODES,
     limits: Limits | None = None,
 ) -> dict[ChainName, Partitioned]:
-    """Make the chain of blocks, under `UNHELD`, and the chain around long-lived values, under `HELD`, where that helps.
+    """Make the chain of blocks, and the chain around long-lived values where that helps, by their names.
 
     The second is made where the first has a large block that keeping long-lived values makes smaller. Neither is better
     for every budget: what is kept cannot be made again; but where keeping makes a huge block small, the second is the
@@ -80,7 +80,7 @@ def make_chains(
     plain = _cut(trace, folded, max_blocks, None)
     largest = before = _largest(plain[1])
     if largest <= max_exact_nodes:
-        return {UNHELD: Partitioned(*plain, [])}
+        return {NO_LONG_LIVED: Partitioned(*plain, [])}
     long_lived: tuple[list[ComputeNode], list[Block]] | None = None
     for long_lived_from in HOLD_FROM:
         nodes, blocks = _cut(trace, folded, max_blocks, long_lived_from)
@@ -89,11 +89,13 @@ def make_chains(
         if largest <= max_exact_nodes:
             break
     if long_lived is None:
-        return {UNHELD: Partitioned(*plain, _clusters(trace, *plain, max_exact_nodes, limits))}
+        return {NO_LONG_LIVED: Partitioned(*plain, _clusters(trace, *plain, max_exact_nodes, limits))}
     around: dict[ChainName, Partitioned] = {
-        HELD: Partitioned(*long_lived, _clusters(trace, *long_lived, max_exact_nodes, limits))
+        LONG_LIVED: Partitioned(*long_lived, _clusters(trace, *long_lived, max_exact_nodes, limits))
     }
-    return around if before > HUGE and largest <= max_exact_nodes else {UNHELD: Partitioned(*plain, []), **around}
+    return (
+        around if before > HUGE and largest <= max_exact_nodes else {NO_LONG_LIVED: Partitioned(*plain, []), **around}
+    )
 
 
 def _clusters(

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import networkx as nx
 
+from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
@@ -208,6 +209,7 @@ def _node(
         estimated=any(c.source != "measured" for c in found),
         name=f"{label.target.split('.')[1]} {label.module or trace.meta.model}",
         takes=takes_of(calls, trace),
+        collective=any(c.target in COLLECTIVES for c in calls),
     )
 
 

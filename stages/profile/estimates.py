@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from stowage.stages.device import device_of
+from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, TraceTables
@@ -15,6 +16,7 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
 from stowage.stages.optimizers.quiet import quiet
 from stowage.stages.profile.clip import estimate_clip
+from stowage.stages.profile.collectives import collective_cost
 from stowage.stages.profile.comparison import Comparison
 from stowage.stages.profile.measure import Alone, MadeUpError, measure_call
 from stowage.stages.profile.roofline import estimate_call
@@ -50,9 +52,11 @@ def estimated_costs(
     """
     traces = list(traces)
     distinct = {call.signature: (trace, call) for trace in traces for call in reversed(trace.calls)}
-    comparison = Comparison(distinct, store, target)
+    kernels = {s: (trace, call) for s, (trace, call) in distinct.items() if call.target not in COLLECTIVES}
+    comparison = Comparison(kernels, store, target)
     comparison.check(run=False, later=())
     found = {s: c for s, c in store.read(target.fingerprint).items() if c.source == "measured"}
+    found |= {s: collective_cost(c, trace, target) for s, (trace, c) in distinct.items() if c.target in COLLECTIVES}
     returned: dict[str, Outputs] = {}
     for signature, (trace, call) in distinct.items():
         if signature in found:

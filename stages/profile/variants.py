@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from stowage.stages.device import is_here
+from stowage.stages.ir.collectives import COLLECTIVES
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.quiet import quiet_torch
@@ -14,6 +15,7 @@ from stowage.stages.ir.updates import CLIP, UPDATE, UPDATE_ALL
 from stowage.stages.kernels import Outputs
 from stowage.stages.optimizers.quiet import quiet
 from stowage.stages.profile.clip import estimate_clip, measure_clip
+from stowage.stages.profile.collectives import collective_cost
 from stowage.stages.profile.comparison import Comparison
 from stowage.stages.profile.roofline import estimate_call
 from stowage.stages.profile.store import CostStore, Keeper
@@ -59,6 +61,7 @@ def profile_variants(
         FakeKernelError: calls return something else than the traces say: they must be traced again.
     """
     traces = list(traces)
+    together = {c.signature: (trace, c) for trace in traces for c in trace.calls if c.target in COLLECTIVES}
     known = store.read(target.fingerprint)
     here = costs == "measured" and is_here(target)
     enough = min_samples if here else 1  # on another device, the stored costs must do
@@ -66,7 +69,8 @@ def profile_variants(
     distinct: dict[str, tuple[TraceTables, Call]] = {}
     missing: list[tuple[TraceTables, list[Call]]] = []
     for trace in traces:
-        fresh = {call.signature: call for call in reversed(trace.calls) if call.signature not in distinct}
+        calls_to_cost = (call for call in reversed(trace.calls) if call.target not in COLLECTIVES)
+        fresh = {call.signature: call for call in calls_to_cost if call.signature not in distinct}
         distinct.update((signature, (trace, call)) for signature, call in fresh.items())
         missing.append((trace, [call for signature, call in fresh.items() if signature not in usable]))
     count = sum(len(calls) for _, calls in missing)
@@ -104,7 +108,8 @@ def profile_variants(
             )
     progress(count, count)
     costed = store.read(target.fingerprint)
-    return [costed[signature] for signature in sorted(distinct)]
+    collectives = {s: collective_cost(call, trace, target) for s, (trace, call) in together.items()}
+    return [(collectives.get(s) or costed[s]) for s in sorted({*distinct, *collectives})]
 
 
 def _estimate(call: Call, trace: TraceTables, target: DeviceDescription) -> Cost:

@@ -13,11 +13,13 @@
 - `page`: the HTML page.
 - `block_tables`: its tables of blocks.
 - `iterations`: its table of iterations, slow ones marked.
+- `tables`: what a report is made from.
 - `write`: the page and its plots on disk.
 - `console`: the table for a terminal.
 """
 
 from stowage.stages.report.console import summary_table
+from stowage.stages.report.tables import ReportTables
 from stowage.stages.report.write import write_page, write_report
 
-__all__ = ["summary_table", "write_page", "write_report"]
+__all__ = ["ReportTables", "summary_table", "write_page", "write_report"]

@@ -84,7 +84,7 @@ def forward_results(
     modules: Modules = MappingProxyType({}),
 ) -> list[Result]:
     """Return every forward result, in order of creation."""
-    held = {s.storage: s for s in storages}
+    storage_of = {s.storage: s for s in storages}
     runs = Counter(row.node for row in rows if row.action == "compute")
     in_backward = {storage for node in nodes if node.phase != "forward" for storage in node.reads}
     found = []
@@ -95,7 +95,7 @@ def forward_results(
             fate: Fate = "dropped"
             if storage in in_backward:
                 fate = "recomputed" if runs[node.node] > 1 else "kept"
-            where, of = held[storage], modules.get(node.node, "")
+            where, of = storage_of[storage], modules.get(node.node, "")
             found.append(Result(storage, where.name, where.nbytes, node.name, node.block, fate, of))
     return found
 
@@ -112,15 +112,15 @@ def block_fates(
     for result in forward_results(storages, nodes, rows, modules):
         by_block.setdefault(result.block, []).append(result)
     phases = {n.node: n.phase for n in nodes}
-    home = {n.node: n.block for n in nodes}
+    block_of = {n.node: n.block for n in nodes}
     times: Counter[tuple[int, str]] = Counter()
     steps: dict[int, dict[str, None]] = {}
     for row in rows:
         if row.action != "compute":
             continue
         kind = "recompute" if row.recompute else "forward" if phases[row.node] == "forward" else "backward"
-        times[home[row.node], kind] += row.end_s - row.start_s  # type: ignore[assignment]
-        steps.setdefault(home[row.node], {})[row.step] = None
+        times[block_of[row.node], kind] += row.end_s - row.start_s  # type: ignore[assignment]
+        steps.setdefault(block_of[row.node], {})[row.step] = None
     known = {b.block: b for b in blocks}
     by_number = {n.node: n for n in nodes}
     return [

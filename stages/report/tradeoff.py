@@ -31,11 +31,11 @@ def tradeoff_figure(
         marked: how the legend names that budget.
     """
     known = sorted((p for p in points if p.feasible), key=lambda p: p.budget_bytes)
-    moves = any(p.traffic_bytes for p in known)
+    offloads = any(p.traffic_bytes for p in known)
     unit, name = byte_unit([plain_peak_bytes, budget_bytes, *(p.budget_bytes for p in known)])
     x = [p.budget_bytes / unit for p in known]
-    figure = Figure(figsize=(10, 5.4 if moves else 3.9), layout="constrained")
-    panels: Any = figure.subplots(2 if moves else 1, 1, sharex=True, squeeze=False)[:, 0]
+    figure = Figure(figsize=(10, 5.4 if offloads else 3.9), layout="constrained")
+    panels: Any = figure.subplots(2 if offloads else 1, 1, sharex=True, squeeze=False)[:, 0]
     axes = panels[0]
     axes.plot(x, [1 + p.slowdown for p in known], color=_PLAN, lw=2, marker="o", ms=4, label="predicted step")
     if known:
@@ -44,7 +44,7 @@ def tradeoff_figure(
         if nbytes:
             axes.axvline(nbytes / unit, color=colour, lw=1.4, label=f"{label}: {size(nbytes)}", zorder=1)
     _axis_of_times(axes, [p.slowdown for p in known])
-    if moves:
+    if offloads:
         scale, moved = byte_unit([p.traffic_bytes for p in known])
         y = [p.traffic_bytes / scale for p in known]
         panels[1].plot(x, y, color=_MOVED, lw=2, marker="o", ms=4, label="moved in each step")

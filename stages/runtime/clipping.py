@@ -23,7 +23,12 @@ def clip_scale(norms: Sequence[torch.Tensor], max_norm: float) -> tuple[torch.Te
     grouped = _group_tensors_by_device_and_dtype([list(norms)])
     ordered = [norm for ([group], _) in grouped.values() for norm in group if norm is not None]
     total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in ordered]), 2.0)
-    return total, torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    return total, scale_of(total, max_norm)
+
+
+def scale_of(total: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """Return the factor for every gradient, from their global norm."""
+    return torch.clamp(max_norm / (total + 1e-6), max=1.0)
 
 
 def apply_scale(gradients: Sequence[torch.Tensor], scale: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import linecache
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ class Program:
         constants_of: the table that the constants were made from, where they were replaced.
         updated: parameters that the latest iteration has updated so far.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
+        around: surrounds each run.
+        elsewhere: returns what is in memory between iterations and belongs neither to the model nor to this program.
     """
 
     def __init__(
@@ -142,6 +145,8 @@ class Program:
         self.left: Sequence[torch.Tensor] = ()
         self.updated: list[str] = []
         self._taken: list[weakref.ref[torch.Tensor]] = []
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.elsewhere: Callable[[], list[torch.Tensor]] = list
 
     def take_left(self) -> Sequence[torch.Tensor]:
         """Return what the latest iteration leaves in the user's objects, which keep it from now on."""
@@ -161,7 +166,7 @@ class Program:
         """Return the device memory that the lower tier needs for itself."""
         return self.offloading.tier.staging_bytes if self.offloading and self._slots else 0
 
-    def held(self) -> list[torch.Tensor]:
+    def resident(self) -> list[torch.Tensor]:
         """Return the tensors besides the model's that are in memory between iterations.
 
         They are constants, tensors outside of the model that the step reads and their gradients, what it has left in
@@ -171,6 +176,7 @@ class Program:
         gradients = [t.grad for t in outside if t.is_leaf and t.grad is not None]
         in_flight = self.offloading.in_flight() if self.offloading else []
         left = [tensor for tensor in (taken() for taken in self._taken) if tensor is not None]
+        left += self.elsewhere()
         return [*self._constants.values(), *outside, *gradients, *in_flight, *left]
 
     def replace_constants(self, constants: Mapping[str, torch.Tensor]) -> None:
@@ -229,6 +235,10 @@ class Program:
         return outputs
 
     def _run(self, batch: Any) -> Any:
+        with self.around():
+            return self._iterate(batch)
+
+    def _iterate(self, batch: Any) -> Any:
         tensors = tensors_of(batch)
         rooms = {
             name: torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device)

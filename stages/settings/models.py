@@ -345,9 +345,7 @@ class SolveSettings(_Section):
         if self.disk_budget is not None and self.offload_dir is None:
             raise ValueError("disk_budget needs offload_dir: name the folder in which offloaded tensors live")
         if method_of(self.method).offloads and self.offload_dir is None and self.host_budget is None:
-            raise ValueError(
-                f"method {self.method} needs a tier below the device: give offload_dir, or host_budget on a GPU"
-            )
+            raise ValueError(f"method {self.method} needs a lower tier: give offload_dir, or host_budget on a GPU")
         return self
 
 

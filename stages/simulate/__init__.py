@@ -6,6 +6,7 @@
 - `replay`: its rules for legality and memory.
 - `timing`: its times of rows.
 - `copies`: copies and updates by the CPU beside computing.
+- `lower_tier`: what they have to know of the lower tier.
 - `stored`: the referee for plans that come from a file.
 - `slots`: places in the lower tier of what a plan offloads.
 - `last_run`: costs of options, and of a block's last run.

@@ -130,8 +130,8 @@ def _freed_directly_after(rows: Sequence[HAction], row: int) -> set[tuple[str, i
 
 
 def _bytes(graph: HGraph, memory: _Memory, *, without: Collection[int] = (), but_phantom: int | None = None) -> int:
-    held = sum(graph.values[d].nbytes for d in memory.values if d not in without)
-    return held + sum(
+    in_memory = sum(graph.values[d].nbytes for d in memory.values if d not in without)
+    return in_memory + sum(
         graph.clusters[j].options[o].phantom_bytes for j, o in memory.phantoms.items() if j != but_phantom
     )
 

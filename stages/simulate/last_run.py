@@ -11,6 +11,7 @@ from dataclasses import replace
 from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
 from stowage.stages.ir.encoding import schedule_of
 from stowage.stages.ir.errors import IllegalPlanError
+from stowage.stages.ir.executions import needed_runs
 from stowage.stages.ir.plan import Option
 from stowage.stages.simulate.block import BlockCost, replay_block
 
@@ -70,21 +71,16 @@ def _without_output(graph: BlockGraph, schedule: BlockSchedule) -> tuple[BlockGr
     Nodes that run once are dropped too if they create nothing: they ran when the block ran first.
     """
     relaxed = replace(graph, output=())
-    rows = [*schedule.forward, *schedule.backward]
-    border = len(schedule.forward)
-    wanted = set(graph.outgoing)
-    kept: list[tuple[int, Action]] = []
-    for number in range(len(rows) - 1, -1, -1):
-        action = rows[number]
-        if action.kind == "free":
-            continue
-        node = graph.nodes[action.index]
-        forward = action.index < graph.forward_count
-        if not forward or wanted.intersection(node.creates):
-            kept.append((number, action))
-            wanted.difference_update(node.creates)
-            wanted.update(node.reads)
-    kept.reverse()
+    nodes, border = graph.nodes, len(schedule.forward)
+    computed = [
+        (number, action)
+        for number, action in enumerate([*schedule.forward, *schedule.backward])
+        if action.kind == "compute"
+    ]
+    order = [action.index for _, action in computed]
+    backward = [k >= graph.forward_count for k in order]
+    needed = needed_runs(order, backward, set(graph.outgoing), lambda k: nodes[k].creates, lambda k: nodes[k].reads)
+    kept = [computed[position] for position in needed]
     last: dict[int, int] = {}
     following: list[list[int]] = []
     alive: dict[int, int] = dict.fromkeys(graph.incoming, -1)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.errors import STAGING, Occupant
 from stowage.stages.ir.graph import ComputeNode
-from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
+from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
 from stowage.stages.simulate.copies import Copies
+from stowage.stages.simulate.lower_tier import NO_TIER, ReplayedTier
 from stowage.stages.simulate.replay import Replay
 from stowage.stages.simulate.timing import Timing
-
-NO_LINK = Link(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,8 @@ def replay_plan(
     *,
     keep: frozenset[int] = frozenset(),
     budget_bytes: int | None = None,
-    link: Link | None = None,
-    disk: Link | None = None,
     start: TierState = EVERYTHING_ON_DEVICE,
-    staging_bytes: int = 0,
-    cpu_update_s: Mapping[int, float] | None = None,
-    host_room_bytes: int | None = None,
-    disk_room_bytes: int | None = None,
+    tier: ReplayedTier = NO_TIER,
 ) -> Outcome:
     """Replay a plan.
 
@@ -85,14 +79,8 @@ def replay_plan(
         keep: storages that must exist at the end, in memory or offloaded, and may be freed otherwise: temporary ones (a
             loss, gradients left in `.grad`), and gradients that were waiting and go on waiting.
         budget_bytes: reject the plan if any row exceeds it.
-        link: the link to the lower tier; needed by plans that offload.
-        disk: the link between the host and the disk behind it, if there is one; what is on that disk takes both links.
         start: where persistent storages are between iterations, and what is placed on a disk.
-        staging_bytes: device memory that the lower tier needs for itself, all the time.
-        cpu_update_s: seconds of update nodes on the CPU; needed by plans in which the CPU updates.
-        disk_room_bytes: reject the plan if what is placed on the disk needs more.
-        host_room_bytes: reject the plan if what is placed in the host needs more, with room for the largest update of
-            what is on the disk, which is read into the host.
+        tier: the lower tier.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
@@ -100,14 +88,14 @@ def replay_plan(
             first random numbers out of order, or exceeds the budget; or when the lower tier has no room for what is
             offloaded, nodes never ran or the end is not the start.
     """
-    replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, staging_bytes)
+    replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, tier.staging_bytes)
     replay.run()
-    below, on_disk = replay.room_in_lower_tier(host_room_bytes, disk_room_bytes)
-    timing = Timing(storages, nodes, replay.steps, Copies(link or NO_LINK, disk), start, cpu_update_s or {})
+    in_lower_tier, on_disk = replay.room_in_lower_tier(tier.host_room_bytes, tier.disk_room_bytes)
+    timing = Timing(storages, nodes, replay.steps, Copies(tier.link, tier.disk), start, tier.cpu_update_s)
     rows = [r.timed(*times) for r, times in zip(replay.rows, timing.times, strict=True)]
     moved = Counter[str]()
     for step in replay.steps:
-        if ACTIONS[step.kind].moves:
+        if ACTIONS[step.kind].transfers:
             moved[step.kind] += storages[step.storage].nbytes
     return Outcome(
         rows=rows,
@@ -119,7 +107,7 @@ def replay_plan(
         recomputed_bytes=sum(storages[s].nbytes for s in replay.again & replay.activations),
         activation_bytes=sum(storages[s].nbytes for s in replay.activations),
         occupants=_occupants(replay),
-        lower_tier_bytes=below,
+        lower_tier_bytes=in_lower_tier,
         offload_bytes=moved["offload"],
         reload_bytes=moved["reload"],
         wait_s=timing.wait_s,

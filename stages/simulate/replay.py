@@ -61,7 +61,7 @@ class Replay:
         self.start = start
         self.size = [s.nbytes for s in storages]
         self.temporary = [s.role == "temporary" for s in storages]
-        moved = {s.storage for s in steps if ACTIONS[s.kind].moves}
+        moved = {s.storage for s in steps if ACTIONS[s.kind].transfers}
         self.tiered = moved | start.offloaded | start.reloading | start.copied
         # Gradients that wait when the iteration starts and that its updates use up.
         self.spent = {s.storage for s in storages if s.role == "gradient"} - keep
@@ -77,6 +77,8 @@ class Replay:
         self.together_bytes = 0
         """Workspaces of the updates right before, which are one call of the optimizer with this one."""
         self.readers = Counter(s for n in self.update_of.values() for s in n.reads)
+        self.arriving: dict[int, ComputeNode] = {}
+        """Collectives under way, by the first storage that they create."""
         self.updating = set(start.updating)
         self.in_use = Counter(s for parameter in start.updating for s in self.update_of[parameter].reads)
         self.ever_offloaded = set(start.offloaded | start.reloading | start.copied | start.offloading)
@@ -138,8 +140,10 @@ class Replay:
             raise self.wrong(number, step, "it is not in memory")
         if storage in self.reloading or storage in self.offloading:
             raise self.wrong(number, step, "a copy is still using it")
+        if self.collecting(storage):
+            raise self.wrong(number, step, "a collective is still using it")
         if not self.temporary[storage] and storage not in self.spent and storage not in self.copied:
-            raise self.wrong(number, step, "it has no copy below that is up to date")
+            raise self.wrong(number, step, "it has no copy in the lower tier that is up to date")
         self.live.discard(storage)
         self.used -= self.size[storage]
         self.note(number, step)
@@ -152,7 +156,9 @@ class Replay:
         if storage in self.offloading:
             raise self.wrong(number, step, "it is already on its way")
         if self.in_use[storage]:
-            raise self.wrong(number, step, "an update below is still reading it")
+            raise self.wrong(number, step, "an update by the CPU is still reading it")
+        if any(storage in n.creates for n in self.arriving.values()):
+            raise self.wrong(number, step, "a collective is still writing it")
         self.offloading.add(storage)
         self.ever_offloaded.add(storage)
         self.note(number, step)
@@ -163,7 +169,7 @@ class Replay:
         if storage in self.live:
             raise self.wrong(number, step, "it is still in memory")
         if storage not in self.copied:
-            raise self.wrong(number, step, "it has no copy below")
+            raise self.wrong(number, step, "it has no copy in the lower tier")
         self.live.add(storage)
         self.reloading.add(storage)
         self.used += self.size[storage]
@@ -181,23 +187,53 @@ class Replay:
             self.updating.discard(storage)
             self.in_use.subtract(self.update_of[storage].reads)
             self.copied |= self.tiered.intersection(self.update_of[storage].mutates)
+        elif storage in self.arriving:
+            self._arrived(number, step)
         else:
             raise self.wrong(number, step, "nothing is under way for it")
         self.note(number, step)
+
+    def _arrived(self, number: int, step: Step) -> None:
+        """End a collective: a scatter's buffer is freed, a gather copies its results out of one."""
+        node = self.arriving.pop(step.storage)
+        if node.phase == "update":
+            self.used -= node.workspace_bytes
+        else:
+            self.reach(number, step, self.used + node.workspace_bytes)
+
+    def collecting(self, storage: int) -> bool:
+        """Return whether a collective under way reads a storage or creates it."""
+        return any(storage in n.creates or storage in n.reads for n in self.arriving.values())
+
+    def collective(self, number: int, step: Step) -> None:
+        """Apply the rule of `gather` and `scatter`: the node runs, and nobody may touch its results until it ends."""
+        node = self.nodes[step.node]
+        if step.storage != node.creates[0] or node.mutates or node.random:
+            raise self.wrong(number, step, "is no collective")
+        self.compute(number, step)
+        self.arriving[step.storage] = node
+        if node.phase == "update":
+            self.used += node.workspace_bytes  # the buffer of a scatter, until it ends
+        block, again = node.block, self.rows.pop().recompute
+        self.rows.append(
+            Row(number, step.kind, node.node, step.storage, block, step.label, again, self.used, self.used)
+        )
 
     def update(self, number: int, step: Step) -> None:
         """Apply the rule of `update`."""
         node = self.nodes[step.node]
         if self.runs[node.node]:
-            raise self.wrong(number, step, "below runs again")
+            raise self.wrong(number, step, "the CPU runs it again")
         for storage in {*node.reads, *node.mutates}:
             name = self.storages[storage].name
             if storage not in self.tiered and self.storages[storage].role == "state":
                 continue  # a counter, for example: too small to have a slot
             if storage not in self.copied:
-                raise self.wrong(number, step, f"below needs {name}, which has no copy below that is up to date")
+                raise self.wrong(
+                    number, step, f"the CPU needs {name}, which has no copy in the lower tier that is up to date"
+                )
             if storage in self.live and storage in node.mutates:
-                raise self.wrong(number, step, f"below leaves an old {name} on the device")
+                raise self.wrong(number, step, f"the CPU leaves an old {name} on the device")
         for storage in node.mutates:
             self.version[storage] = self.version.get(storage, 0) + 1
         self.copied -= set(node.mutates)
@@ -213,7 +249,8 @@ class Replay:
         node = self.nodes[step.node]
         first = self.runs[node.node] == 0
         for storage in [*node.reads, *node.mutates]:
-            if storage not in self.live or storage in self.reloading:
+            arriving = any(storage in n.creates for n in self.arriving.values())
+            if storage not in self.live or storage in self.reloading or arriving:
                 raise self.wrong(number, step, f"reads {self.storages[storage].name}, not in memory")
         current = {s: self.version.get(s, 0) for s in node.reads if not self.temporary[s] and s not in node.mutates}
         if first:
@@ -238,7 +275,7 @@ class Replay:
                 self.again.add(storage)
             self.made.add(storage)
         for storage in node.mutates:
-            if storage in self.offloading:
+            if storage in self.offloading or self.collecting(storage):
                 raise self.wrong(number, step, f"changes {self.storages[storage].name} while it is copied")
             if first:
                 self.version[storage] = self.version.get(storage, 0) + 1
@@ -273,6 +310,7 @@ class Replay:
         starts = (self.start.offloaded - self.spent, self.start.reloading, self.start.offloading)
         differing = [a ^ b for a, b in zip(ends, starts)]
         differing.append(self.updating ^ self.start.updating)
+        differing.append(set(self.arriving))
         differing.append(set(self.start.copied) - self.copied - self.spent)
         for names in ([self.storages[s].name for s in sorted(d)] for d in differing):
             if names:
@@ -298,5 +336,7 @@ RULES: dict[PlanAction, Callable[[Replay, int, Step], None]] = {
     "offload": Replay.offload,
     "reload": Replay.reload,
     "update": Replay.update,
+    "gather": Replay.collective,
+    "scatter": Replay.collective,
 }
 """The rule of each action: it raises `wrong` or changes what is in memory, and notes the row."""

@@ -15,7 +15,7 @@ from stowage.stages.ir.updates import gradient_slot, left_behind
 def slots_of(trace: TraceTables, steps: Sequence[Step], state: TierState) -> list[Slot]:
     """Return a slot for every storage that the plan transfers, in the order of their first transfer."""
     base = base_values(trace)
-    moved = dict.fromkeys([s.storage for s in steps if ACTIONS[s.kind].moves] + sorted(state.offloaded))
+    moved = dict.fromkeys([s.storage for s in steps if ACTIONS[s.kind].transfers] + sorted(state.offloaded))
     behind = left_behind(trace)
     stays = {trace.values[g.gradient_value].storage: g.parameter for g in trace.gradients if g.gradient_value in behind}
     last = {s.storage: s.kind for s in steps if s.storage in stays}

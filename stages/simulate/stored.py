@@ -10,6 +10,7 @@ from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot, plan_hash, tier_s
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.updates import left_behind, taken_gradients
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import Outcome, baseline_bytes, replay_plan
 from stowage.stages.simulate.slots import slots_of
 
@@ -74,8 +75,7 @@ def _replayed(
         keep=kept_storages(trace),
         budget_bytes=summary.device_budget_bytes,
         start=start,
-        staging_bytes=staging,
-        cpu_update_s={n.node: 0.0 for n in nodes if n.phase == "update"},
+        tier=ReplayedTier(staging_bytes=staging, cpu_update_s={n.node: 0.0 for n in nodes if n.phase == "update"}),
     )
     return outcome, steps
 

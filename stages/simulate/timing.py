@@ -54,7 +54,7 @@ class Timing:
         self, step: Step, storages: Sequence[Storage], nodes: Sequence[ComputeNode]
     ) -> tuple[float, float] | Beside:
         start, kind = self._clock, ACTIONS[step.kind]
-        if kind.moves:
+        if kind.transfers:
             return self._copy(kind.lane, step.storage, storages[step.storage].nbytes, start)
         if kind.beside:
             work = self._under_way[step.storage] = self._work(step, storages, nodes)

@@ -97,8 +97,8 @@ class _Putting:
         others = [r for r in bundle[1:] if r not in own]
         if others:
             self._pass(others)
-        held = sum(self._size[r.storage] for r in own)
-        self._waiting.append(_Update(bundle[0], own, held, frozenset((*node.reads, *node.mutates))))
+        retained_bytes_now = sum(self._size[r.storage] for r in own)
+        self._waiting.append(_Update(bundle[0], own, retained_bytes_now, frozenset((*node.reads, *node.mutates))))
 
     def _pass(self, bundle: Sequence[PlanRow]) -> None:
         """Add rows that stay where they are, after updates that cannot wait for them."""
@@ -107,8 +107,8 @@ class _Putting:
             if row.node >= 0:
                 node = self._nodes[row.node]
                 touched.update(node.reads, node.mutates, node.creates)
-        held = sum(u.retained_bytes for u in self._waiting)
-        high = max(r.peak_bytes for r in bundle) + held
+        retained_bytes_now = sum(u.retained_bytes for u in self._waiting)
+        high = max(r.peak_bytes for r in bundle) + retained_bytes_now
         if high > self._budget_bytes or any(touched & u.touches for u in self._waiting):
             self._make()
         self._steps += [Step.of(row) for row in bundle]

@@ -30,13 +30,12 @@ from stowage.stages.solve import (
     eager_peak_bytes,
     free_on_gpu,
     free_ram,
-    lower_tier_of,
     solve_variants,
     sought_budget,
 )
 from stowage.stages.solve.curve import point_of, spread_points
 from stowage.stages.solve.goals import Kept, Solve, kept_of, least
-from stowage.stages.solve.parameters import o_ilp_limits
+from stowage.stages.solve.parameters import configured_lower_tier, o_ilp_limits
 from stowage.stages.solver.outcome import SolverSettings
 
 PROCESS_BYTES = 512 * MIB
@@ -92,15 +91,7 @@ def main() -> None:
     ]
     target = read_record(DEVICE, DeviceDescription)
     wanted = settings.solve
-    lower_tier = lower_tier_of(
-        target,
-        host_budget=wanted.host_budget,
-        disk_budget=wanted.disk_budget,
-        offload_dir=wanted.offload_dir,
-        method=wanted.method,
-        section="solve.",
-        here=False,
-    )
+    lower_tier = configured_lower_tier(target, wanted)
     eager = eager_peak_bytes(trace, variants[0].nodes)
     request = PlanRequest(
         device_budget_bytes=1,
@@ -143,7 +134,7 @@ def main() -> None:
     )
     if solved.slots:
         print(
-            f"solve: {len(solved.slots)} tensors, {size_text(s.lower_tier_bytes)}, live below the device; each step "
+            f"solve: {len(solved.slots)} tensors, {size_text(s.lower_tier_bytes)}, are offloaded; each step "
             f"moves {size_text(s.offload_bytes)} down and {size_text(s.reload_bytes)} up, and waits {s.wait_s:.3f} s"
         )
 

@@ -69,6 +69,8 @@ def _solved(
         return None
     if not referee.fits(plan):
         return None
+    if any(n.collective for n in nodes):
+        plan = referee.hide(plan)
     if plan.tier is None:  # the rows of a plan that offloads say already which updates are together
         plan = updated_together(trace, nodes, plan, referee, request.device_budget_bytes)
     keeping_all = KeepingAll(program.peak_bytes(_everything(nodes)), sum(n.time_s for n in nodes))

@@ -65,8 +65,8 @@ def auto_budget(free: Free, retained_bytes: int = 0, extra_bytes: int = 0) -> Au
     """
     reserve = max(int(RESERVE * free.nbytes), LEAST_RESERVE_BYTES) + extra_bytes
     nbytes = free.nbytes + retained_bytes - reserve
-    held = f" and {size_text(retained_bytes)} that the model has already" if retained_bytes else ""
-    said = f"{size_text(free.nbytes)} free on {free.where}{held}, less a reserve of {size_text(reserve)}"
+    beside = f" and {size_text(retained_bytes)} that the model has already" if retained_bytes else ""
+    said = f"{size_text(free.nbytes)} free on {free.where}{beside}, less a reserve of {size_text(reserve)}"
     if nbytes <= 0:
         raise ParameterError(f"device_budget 'auto' finds no memory ({said}): free some, or give a budget in bytes.")
     return AutoBudget(nbytes, said)

@@ -24,14 +24,14 @@ ORDERS_COMPARED = 12
 LEVELS_PASSED_OVER = 8
 """Plans passed over at a time until one fits: most plans beyond the budget do not."""
 
-ORDERS_FOR_SWEEPS = 6
+ORDERS_TO_OFFLOAD_FROM = 6
 """Orders of executions, from much memory to little, from which Belady's rule offloads."""
 
 ROTOR = "rockmate"
 """Name of RK-Rotor's orders, unless another was asked for."""
 
 
-class Race:
+class OrderMaker:
     """Makes orders of executions, and keeps what the budget admits."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Race:
             chain: its blocks with their options.
             budget_bytes: bytes of the device.
             polishes: keep what still fits instead of making it again.
-            known: what races of the same program and chain within other budgets have found.
+            known: what was found for the same program and chain within other budgets.
         """
         self.program = program
         self.chain = chain
@@ -133,30 +133,35 @@ class Race:
 
     def _tighten(self, smallest: Order, overhead_bytes: int, slots: int) -> Order:
         while True:
-            race = Race(self.program, self.chain, smallest.peak_bytes - 1, polishes=self.polishes)
-            found = list(race.rockmate(max(race.budget_bytes - overhead_bytes, 1), slots, polish=False))
+            maker = OrderMaker(self.program, self.chain, smallest.peak_bytes - 1, polishes=self.polishes)
+            found = list(maker.rockmate(max(maker.budget_bytes - overhead_bytes, 1), slots, polish=False))
             if not found:
                 return smallest
             smallest = min(found, key=lambda p: (p.peak_bytes, p.time_s))
 
 
-def race_of(task: Task) -> Race:
-    """Return the race of a task."""
-    return Race(task.program, task.chain, task.budget_bytes, polishes=task.request.polishes, known=task.known)
+def order_maker_of(task: Task) -> OrderMaker:
+    """Return what makes the orders of a task."""
+    return OrderMaker(task.program, task.chain, task.budget_bytes, polishes=task.request.polishes, known=task.known)
 
 
-def _policies(race: Race) -> list[Order]:
+def _policies(maker: OrderMaker) -> list[Order]:
     """Return the orders of the fixed policies."""
-    return [race.order(name, steps) for name, steps in fixed_policies(race.chain.chain_blocks).items()]
+    return [maker.order(name, steps) for name, steps in fixed_policies(maker.chain.chain_blocks).items()]
 
 
-def keep_everything(race: Race) -> Order:
+def policy_orders(maker: OrderMaker, everything: Order) -> list[Order]:
+    """Return the order that computes nothing again, and those of the fixed policies."""
+    return [everything, *maker.known.once("policies", lambda: _policies(maker))]
+
+
+def keep_everything(maker: OrderMaker) -> Order:
     """Return the order that computes nothing again: eager's, or block by block if that is no slower."""
-    known = race.known
-    eager = Order("keep_all", [Execution(n.node, "keep") for n in race.program.nodes], 0.0, 0)
-    everything = known.once("everything", lambda: race.counted(eager))
-    by_block = known.once("by block", lambda: race.order("keep_all", once(race.chain.fastest_options)))
-    labelled = race.polished(by_block)
+    known = maker.known
+    eager = Order("keep_all", [Execution(n.node, "keep") for n in maker.program.nodes], 0.0, 0)
+    everything = known.once("everything", lambda: maker.counted(eager))
+    by_block = known.once("by block", lambda: maker.order("keep_all", once(maker.chain.fastest_options)))
+    labelled = maker.polished(by_block)
     return labelled if labelled.time_s <= everything.time_s else everything
 
 
@@ -178,8 +183,8 @@ class InMemory:
 
     def propose(self, task: Task) -> Proposals:
         """Propose the fastest plan within the budget, and the leanest of all."""
-        race = race_of(task)
-        orders, leanest = self._orders(race)
+        maker = order_maker_of(task)
+        orders, leanest = self._orders(maker)
         fitting = [o for o in orders if o.peak_bytes <= task.budget_bytes]
         if fitting and not self.only_bound:
             best = min(fitting, key=lambda o: (o.time_s, o.method != "keep_all", o.peak_bytes))
@@ -195,15 +200,15 @@ class InMemory:
         decision = decided_by_options(order, task.chain, task.request)
         return Proposal(method=method, steps=task.program.steps(order.executions), decision=decision)
 
-    def _orders(self, race: Race) -> tuple[list[Order], Order]:
+    def _orders(self, maker: OrderMaker) -> tuple[list[Order], Order]:
         """Return orders to choose from, and the one that takes least memory."""
-        budget_bytes, everything, slots, method = race.budget_bytes, self.everything, self.slots, self.method
-        base_bytes = race.program.base_bytes
+        budget_bytes, everything, slots, method = maker.budget_bytes, self.everything, self.slots, self.method
+        base_bytes = maker.program.base_bytes
         # In memory besides what RK-Rotor counts.
-        inside = (s for b in race.chain.blocks for s in b.storages)
-        overhead_bytes = base_bytes + race.known.once("uncounted", lambda: race.program.uncounted_bytes(inside))
-        smallest = race.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
-        policies = race.known.once("policies", lambda: _policies(race))
+        inside = (s for b in maker.chain.blocks for s in b.storages)
+        overhead_bytes = base_bytes + maker.known.once("uncounted", lambda: maker.program.uncounted_bytes(inside))
+        smallest = maker.smallest(max(everything.peak_bytes - base_bytes, 1), slots) or everything
+        policies = maker.known.once("policies", lambda: _policies(maker))
         if method in FIXED:
             found = [p for p in policies if p.method == method]
             if not found:
@@ -213,14 +218,14 @@ class InMemory:
             return found, found[0]
         known = [everything, *policies] if method not in COMPARED else []
         smallest = min([smallest, *known], key=lambda p: (p.peak_bytes, p.time_s))
-        smallest = race.tighten(smallest, overhead_bytes, slots)
-        orders = [race.polished(replace(smallest, method=ROTOR))]
+        smallest = maker.tighten(smallest, overhead_bytes, slots)
+        orders = [maker.polished(replace(smallest, method=ROTOR))]
         if method == "auto":
             orders.append(everything)
         if method != "auto" or everything.peak_bytes > budget_bytes:
-            orders += race.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
+            orders += maker.rockmate(max(budget_bytes - overhead_bytes, 1), slots)
             if method == "auto":
-                orders += [race.polished(policy) for policy in policies]
+                orders += [maker.polished(policy) for policy in policies]
         return orders, smallest
 
 
@@ -250,16 +255,16 @@ def _worst_status(rule: str, used: Sequence[Option]) -> str:
     return "feasible" if any(o.status == "feasible" for o in used) else "optimal"
 
 
-def orders(race: Race, everything: Order, slots: int) -> Iterator[list[Execution]]:
+def orders_to_offload_from(maker: OrderMaker, everything: Order, slots: int) -> Iterator[list[Execution]]:
     """Yield executions from which Belady's rule may offload: all kept, then RK-Rotor's for less and less memory."""
     yield everything.executions
-    table = race.table(max(everything.peak_bytes - race.program.base_bytes, 1), slots)
+    table = maker.table(max(everything.peak_bytes - maker.program.base_bytes, 1), slots)
     least = table.smallest_slots()
     if least is None:
         return
     previous = everything.time_s
-    for k in range(ORDERS_FOR_SWEEPS):
-        m = slots - (slots - least) * (k + 1) // ORDERS_FOR_SWEEPS
+    for k in range(ORDERS_TO_OFFLOAD_FROM):
+        m = slots - (slots - least) * (k + 1) // ORDERS_TO_OFFLOAD_FROM
         if table.time_s(m) > previous:
             previous = table.time_s(m)
-            yield race.program.without_dead(race.chain.executions(table.sequence(m)))
+            yield maker.program.without_dead(maker.chain.executions(table.sequence(m)))

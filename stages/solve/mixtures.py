@@ -141,13 +141,13 @@ def _joined(
     way_of: list[list[int]] = []
     for number, block in enumerate(chains[0]):
         options: list[ChainOption] = []
-        tails: list[ChainOption] = []
+        last_runs: list[ChainOption] = []
         ways: list[int] = []
         for way, chain in enumerate(chains):
             if way and number not in exchanged[way - 1]:
                 continue
             options += chain[number].options
-            tails += chain[number].last_run_options
+            last_runs += chain[number].last_run_options
             ways += [way] * len(chain[number].options)
         joined.append(
             ChainBlock(
@@ -155,7 +155,7 @@ def _joined(
                 block.gradient_bytes,
                 block.resident_bytes,
                 options,
-                tails,
+                last_runs,
                 block.fast_time_s,
                 block.fast_peak_bytes,
             )

@@ -8,7 +8,9 @@ from dataclasses import replace
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.simulate.lower_tier import NO_TIER, ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
+from stowage.stages.solve.collectives.overlap import overlap
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.cpu_updates import UpdatesOnCpu
 from stowage.stages.solve.offload.hiding.shift import shift
@@ -29,6 +31,7 @@ class Referee:
         self._budget_bytes = budget_bytes
         self._known = known if known is not None else Known()
         self._cpu_update_s: dict[LowerTier, dict[int, float]] = {}
+        self._collectives = any(n.collective for n in program.nodes)
 
     def fits(self, plan: JudgedPlan) -> bool:
         """Return whether a plan keeps within the budget."""
@@ -100,13 +103,13 @@ class Referee:
             steps,
             keep=program.kept,
             start=state,
-            staging_bytes=staging_bytes or 0,
-            link=tier.link if tier is not None else None,
-            disk=tier.disk.link if tier is not None and tier.disk is not None else None,
-            host_room_bytes=tier.host_room_bytes if tier is not None else None,
-            disk_room_bytes=tier.disk_room_bytes if tier is not None else None,
-            cpu_update_s=self._updates(tier) if tier is not None else None,
+            tier=NO_TIER if tier is None else self._replayed(tier, staging_bytes or 0),
         )
+
+    def _replayed(self, tier: LowerTier, staging_bytes: int) -> ReplayedTier:
+        disk = tier.disk.link if tier.disk is not None else None
+        room = tier.host_room_bytes, tier.disk_room_bytes
+        return ReplayedTier(tier.link, disk, staging_bytes, self._updates(tier), *room)
 
     def _updates(self, tier: LowerTier) -> dict[int, float]:
         if tier not in self._cpu_update_s:
@@ -116,7 +119,7 @@ class Referee:
 
     def hide(self, plan: JudgedPlan) -> JudgedPlan:
         """Return the plan with its transfers hidden behind computing as well as the budget allows."""
-        if plan.hidden or plan.tier is None:
+        if plan.hidden or (plan.tier is None and not self._collectives):
             return plan
 
         def judge(steps: Sequence[Step]) -> Outcome | None:
@@ -126,8 +129,12 @@ class Referee:
                 return None
 
         program = self._program
-        touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
-        steps, outcome = shift(plan.steps, plan.outcome, program.nbytes, self._budget_bytes, judge, touched)
+        steps, outcome = plan.steps, plan.outcome
+        if plan.tier is not None:
+            touched = {n.node: frozenset({*n.reads, *n.mutates}) for n in program.nodes if n.phase == "update"}
+            steps, outcome = shift(steps, outcome, program.nbytes, self._budget_bytes, judge, touched)
+        if self._collectives:
+            steps, outcome = overlap(steps, outcome, program.nodes, program.nbytes, self._budget_bytes, judge)
         return replace(plan, steps=steps, outcome=outcome, hidden=True)
 
     def hide_all(self, plans: Sequence[JudgedPlan], fastest_s: float) -> Iterator[JudgedPlan]:
@@ -151,12 +158,14 @@ class Referee:
         Resources are computing, transfers each way, and updates by the CPU.
         """
         found, tier = plan.outcome, plan.tier
+        runs = [self._program.nodes[s.node] for s in plan.steps if s.kind == "compute"] if self._collectives else []
+        together_s = sum(n.time_s for n in runs if n.collective)
         if tier is None:
-            return found.time_s
+            return max(found.time_s - together_s, together_s)
         update_s = self._updates(tier)
         cpu_s = sum(update_s[s.node] for s in plan.steps if s.kind == "update")
         down_s, up_s = (
             found.offload_bytes / tier.link.offload_bytes_per_s,
             found.reload_bytes / tier.link.reload_bytes_per_s,
         )
-        return max(found.time_s - found.wait_s, cpu_s, down_s, up_s)
+        return max(found.time_s - found.wait_s - together_s, together_s, cpu_s, down_s, up_s)

@@ -6,12 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.exposure import exposed
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.binding import infeasible
-from stowage.stages.solve.in_memory import InMemory, keep_everything, orders, race_of
+from stowage.stages.solve.collectives.policies import ShardingPolicies
+from stowage.stages.solve.in_memory import (
+    InMemory,
+    keep_everything,
+    order_maker_of,
+    orders_to_offload_from,
+    policy_orders,
+)
 from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.sources import offload_sources
@@ -56,8 +64,10 @@ def solve_plan(
     known = known if known is not None else Known()
     taken = _taken(options, blocks, request)
     program = known.once("program", lambda: program_of(trace, nodes))
-    task = Task(program, known.once("chain", lambda: Chain(blocks, nodes, taken)), request, known)
-    everything = keep_everything(race_of(task))
+    counted = exposed(nodes)
+    planned = program if counted is nodes else known.once("counted", lambda: program_of(trace, counted))
+    task = Task(planned, known.once("chain", lambda: Chain(blocks, counted, taken)), request, known)
+    everything = keep_everything(order_maker_of(task))
     plans = JudgedPlans(Referee(program, task.budget_bytes, known))
     for source, own_task in _sources(task, everything, plans):
         plans.hear(source, own_task)
@@ -66,7 +76,10 @@ def solve_plan(
     if best is None:
         raise infeasible(task.budget_bytes, least, trace, nodes)
     best = updated_together(trace, nodes, best, plans.referee, task.budget_bytes)
-    keeping_all = KeepingAll(everything.peak_bytes, everything.time_s)
+    keeping_all_s = everything.time_s
+    if counted is not nodes:
+        keeping_all_s = min([p.time_s for p in plans.fitting if p.method == everything.method], default=keeping_all_s)
+    keeping_all = KeepingAll(everything.peak_bytes, keeping_all_s)
     return solved(trace, nodes, best, keeping_all, least.peak_bytes, request, bound_s)
 
 
@@ -78,9 +91,11 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
     request = task.request
     if not request.offloads_only:
         yield InMemory(everything, request.method, request.slots), task
+        if any(n.collective for n in task.program.nodes) and request.method == "auto":
+            yield ShardingPolicies(policy_orders(order_maker_of(task), everything)), task
     if request.lower_tier is not None and not request.recomputes_only:
         for source in offload_sources(
-            task, request.lower_tier, orders(race_of(task), everything, request.slots), plans
+            task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
     if not plans.judged:

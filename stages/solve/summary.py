@@ -125,6 +125,11 @@ def proven(outcome: Outcome, status: str, gap: float | None, bound_s: float) -> 
 
 
 def lower_bound_s(nodes: Iterable[ComputeNode], lower_tier: LowerTier | None) -> float:
-    """Return the time of every node once; updates only where the CPU cannot take them over."""
+    """Return the time of every node once; updates only where the CPU cannot take them over.
+
+    Collectives run beside computing, so the longer of the two counts.
+    """
     beside = lower_tier is not None and lower_tier.cpu_update_bytes_per_s > 0
-    return sum(n.time_s for n in nodes if not (beside and n.phase == "update"))
+    nodes = list(nodes)
+    together_s = sum(n.time_s for n in nodes if n.collective)
+    return max(sum(n.time_s for n in nodes if not n.collective and not (beside and n.phase == "update")), together_s)

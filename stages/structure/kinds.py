@@ -65,8 +65,8 @@ def _kind_of(cls: type) -> Kind:
             return kind  # type: ignore[return-value]
     if issubclass(cls, _CLOSED):
         return "closed"
-    home = cls.__module__.partition(".")[0]
-    if (home in sys.stdlib_module_names or home == "builtins") and home not in _OPEN_STANDARD:
+    package = cls.__module__.partition(".")[0]
+    if (package in sys.stdlib_module_names or package == "builtins") and package not in _OPEN_STANDARD:
         return "closed"
     return "object" if _has_dict(cls) or slots_of(cls) else "closed"
 

@@ -6,6 +6,7 @@
 - `rounds.py`: tracing a step several times, to see what it does whatever its numbers are.
 - `capture.py`: one trace of forward, loss and backward as an `fx.Graph`.
 - `lower.py`: from that graph to tables.
+- `compact.py`: drops from them what nothing needs.
 - `checks.py`: models and steps that cannot be traced.
 - `explain.py`: errors of a trace in one sentence.
 - `lines.py`: the source line of a module.
@@ -16,7 +17,7 @@
 """
 
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
-from stowage.stages.trace.objects.left import Left
+from stowage.stages.trace.objects.effects import Left
 from stowage.stages.trace.objects.outside import Outside
 from stowage.stages.trace.step import Recorded, parameters_of, record_step, trace_step, with_outside, with_updates
 from stowage.stages.trace.updates import MicroBatch

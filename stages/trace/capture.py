@@ -253,8 +253,8 @@ def _as_accumulated(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[
 
 def _owned(recorder: Recorder, result: torch.Tensor) -> torch.Tensor:
     """Return a result in memory of its own: a returned weight may be offloaded while the caller still reads it."""
-    held = {tensor.untyped_storage()._cdata for tensor in recorder.lasting()}
-    return result.clone() if recorder.fake_of(result).untyped_storage()._cdata in held else result
+    lasting_memory = {tensor.untyped_storage()._cdata for tensor in recorder.lasting()}
+    return result.clone() if recorder.fake_of(result).untyped_storage()._cdata in lasting_memory else result
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.trace import Call, Constant, Storage, TraceMeta, TraceTables, Value
+from stowage.stages.trace.calls.signature import content_hash
 from stowage.stages.trace.capture import Captured, capture
-from stowage.stages.trace.lower import content_hash
-from stowage.stages.trace.objects.left import Left, Seen
+from stowage.stages.trace.objects.effects import Left
+from stowage.stages.trace.objects.left import Seen
 from stowage.stages.trace.objects.outside import Outside
 from stowage.stages.trace.recording.readings import Readings
 from stowage.stages.trace.rounds import trace_rounds

@@ -9,9 +9,11 @@ from typing import Any
 from stowage.stages.ir.errors import DrawsElsewhere, TraceError
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, Value
 from stowage.stages.trace.capture import Captured
+from stowage.stages.trace.compact import compact
 from stowage.stages.trace.explain import cause_of
-from stowage.stages.trace.lower import Lowering, compact
-from stowage.stages.trace.objects.left import MOVED, Left, Seen, effects_of
+from stowage.stages.trace.lower import Lowering
+from stowage.stages.trace.objects.effects import Left
+from stowage.stages.trace.objects.left import MOVED, Seen, effects_of
 from stowage.stages.trace.recording.readings import ROUNDS, Readings
 
 DRAWS = 3
@@ -137,7 +139,7 @@ def _allowed(
         try:
             return trace(readings, seen), readings
         except TraceError as error:
-            free = [i for i in range(len(readings.truths)) if i not in readings.held]
+            free = [i for i in range(len(readings.truths)) if i not in readings.insisted]
             raised = _raised(error)
             if readings.round < ROUNDS - 1 or not free or len(insists) >= MOST_CHECKS or not raised:
                 raise

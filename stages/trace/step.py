@@ -12,9 +12,11 @@ from torch import nn
 from stowage.stages.ir.quiet import quiet_torch
 from stowage.stages.ir.trace import Call, Constant, Gradient, Storage, TraceMeta, TraceTables, Value
 from stowage.stages.optimizers import KnownOptimizer
+from stowage.stages.rewrite.sharding import shard_parameters
+from stowage.stages.trace.calls.signature import content_hash
 from stowage.stages.trace.capture import Captured, capture
-from stowage.stages.trace.lower import content_hash
-from stowage.stages.trace.objects.left import Left, Seen
+from stowage.stages.trace.objects.effects import Left
+from stowage.stages.trace.objects.left import Seen
 from stowage.stages.trace.objects.outside import Outside
 from stowage.stages.trace.recording.readings import Readings
 from stowage.stages.trace.rounds import trace_rounds
@@ -170,10 +172,13 @@ def with_updates(
             )
         )
     named = parameters_of(model, recorded.outside)
+    micro_batch, whole = micro_batch or MicroBatch(), None
+    if micro_batch.ranks > 1:
+        whole = {v.source.removeprefix("parameter:"): v for v in values if v.source.startswith("parameter:")}
+        sharded = shard_parameters(storages, values, calls, micro_batch.ranks)
+        storages, values, calls = sharded.storages, sharded.values, sharded.calls
     known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    optimizer_label = append_updates(
-        storages, values, calls, recorded.gradients, known, named, micro_batch or MicroBatch()
-    )
+    optimizer_label = append_updates(storages, values, calls, recorded.gradients, known, named, micro_batch, whole)
     parameters = list(named.values())
     device = next((p.device.type for p in parameters), "cpu")
     configuration = content_hash(

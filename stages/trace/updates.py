@@ -10,11 +10,12 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from stowage.stages.ir.collectives import SCATTER, collective_signature
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
 from stowage.stages.ir.updates import (
     ADD,
@@ -30,8 +31,8 @@ from stowage.stages.ir.updates import (
     update_arguments,
 )
 from stowage.stages.optimizers import KnownOptimizer, StateForm
+from stowage.stages.trace.calls.signature import call_signature
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
-from stowage.stages.trace.lower import call_signature
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ class MicroBatch:
         max_grad_norm: before updates, clip by this global norm as `torch.nn.utils.clip_grad_norm_` does: no update then
             starts before the last gradient is complete. `inf` only computes the norm, and updates do not wait for it:
             gradients that are not finite then spoil their own parameters alone. None does neither.
+        ranks: number of ranks that hold a shard of each parameter; before updates gradients are averaged over them.
     """
 
     waiting: frozenset[str] = field(default_factory=frozenset)
     update: bool = True
     max_grad_norm: float | None = None
+    ranks: int = 1
 
 
 class _Ending:
@@ -118,6 +121,15 @@ class _Ending:
         storage_of_value = self.values[waiting].storage
         # What an in-place operator returns is its first argument under a new name, which nothing needs.
         self.call(ADD, arguments, (waiting, gradient), parameter, mutates=(storage_of_value,))
+
+    def scatter(self, parameter: str, gradient: int, shard: Value, ranks: int) -> int:
+        """Average a gradient over all ranks, and keep this rank's shard of it."""
+        like = replace(self.values[gradient], shape=shard.shape, stride=shard.stride)
+        storage = self.storage(_nbytes(like), "temporary", f"gradient shard {parameter}")
+        value = self.value(like, storage, f"shard_{like.name}", call=len(self.calls))
+        signature = collective_signature(SCATTER, ranks, [like])
+        self.call(SCATTER, _arguments([gradient]), (gradient,), parameter, returns=(value,), signature=signature)
+        return value
 
     def norm(self, parameter: str, gradient: int) -> int:
         """Compute the norm of one gradient, by the kernel that `clip_grad_norm_` uses."""
@@ -223,15 +235,15 @@ def _known(
         return _Known({}, {}, False, "")
     check_optimizer(optimizer.optimizer)
     rules = optimizer.rules(parameters)
-    held = {name: parameters[name] for name in values if name in rules}
-    if not held:
+    trained = {name: parameters[name] for name in values if name in rules}
+    if not trained:
         return _Known(rules, {}, False, "")
-    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in held}
+    forms = {n: StateForm(values[n].shape, values[n].stride, getattr(torch, values[n].dtype)) for n in trained}
     device = next(iter(parameters.values())).device
-    kept = optimizer.kept(held, forms, device)
+    kept = optimizer.kept(trained, forms, device)
     states = {
         name: [ending.storage(s.nbytes, "state", state_name(name, s.key, s.path)) for s in kept.of[name]]
-        for name in held
+        for name in trained
     }
     states[""] = [ending.storage(s.nbytes, "state", state_name("", s.key, s.path)) for s in kept.shared]
     return _Known(rules, states, bool(optimizer.habits.joint), optimizer.code())
@@ -245,8 +257,11 @@ def append_updates(
     optimizer: KnownOptimizer | None,
     parameters: Mapping[str, torch.Tensor],
     micro_batch: MicroBatch,
+    whole: Mapping[str, Value] | None = None,
 ) -> str:
     """Append what happens to gradients, and the storages of optimizer states; return a label for people.
+
+    `whole` has the forms of parameters before they were sharded, which their gradients have until they are scattered.
 
     A parameter with a gradient that the optimizer does not hold keeps its gradient, as with `optimizer=None`.
 
@@ -263,11 +278,16 @@ def append_updates(
     # In the order of the model's parameters: the norm of all norms is a sum, whose rounding depends on it.
     names = [name for name in by_source if name in fresh or name in micro_batch.waiting]
     known = _known(optimizer, parameters, {name: by_source[name] for name in names}, ending)
-    waiting = {name: ending.waiting(name, by_source[name]) for name in names if name in micro_batch.waiting}
+    whole = whole or by_source
+    waiting = {name: ending.waiting(name, whole[name]) for name in names if name in micro_batch.waiting}
     for name, gradient in fresh.items():
         if name in waiting:
             ending.add(name, waiting[name], gradient)
     final = {name: waiting.get(name, fresh.get(name, -1)) for name in names}
+    if updating and micro_batch.ranks > 1:
+        final = {
+            name: ending.scatter(name, gradient, by_source[name], micro_batch.ranks) for name, gradient in final.items()
+        }
     scale = -1
     if updating and micro_batch.max_grad_norm is not None and final:
         norms = [ending.norm(name, gradient) for name, gradient in final.items()]

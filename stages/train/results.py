@@ -15,7 +15,7 @@ from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.run import MemorySample, StepRecord, TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_rows, write_rows
-from stowage.stages.report import summary_table, write_report
+from stowage.stages.report import ReportTables, summary_table, write_report
 from stowage.stages.rewrite import Way
 from stowage.stages.runtime.files.tensor_file import write_tensors
 from stowage.stages.runtime.offload.contents import Contents
@@ -53,8 +53,7 @@ def write(
     labels = {"plan": summary.plan_hash, "method": summary.method, "device": summary.device}
     write_atomically(OUT / "trace.json", chrome_trace(spans, labels).encode())
     options_path = ARTIFACTS / "options" / "options.parquet"
-    write_report(
-        Path(OUT),
+    tables = ReportTables(
         storages=trace.storages,
         nodes=nodes,
         blocks=list(step.blocks),
@@ -69,6 +68,7 @@ def write(
         paths=paths,
         title=trace.meta.model,
     )
+    write_report(Path(OUT), tables)
     console = Console()
     console.print(summary_table(summary, records, samples))
     for label, path in paths.items():

@@ -338,15 +338,15 @@ def move(model: nn.Module, device: torch.device | str) -> None:
         return
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
                 if tensor is None:
                     continue
                 if id(tensor) not in moved:
                     there = tensor.detach().to(device)
                     is_parameter = isinstance(tensor, nn.Parameter)
                     moved[id(tensor)] = nn.Parameter(there, tensor.requires_grad) if is_parameter else there
-                held[name] = moved[id(tensor)]  # type: ignore[assignment]
+                tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
 
 
 def is_fake(model: nn.Module) -> bool:

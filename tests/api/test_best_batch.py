@@ -18,7 +18,7 @@ from stowage.flows import best_batch
 from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload
 from stowage.flows.planning.batch_sizes import BatchPlan, plan_around
-from stowage.flows.planning.step import QUICK, plan_step, target_device
+from stowage.flows.planning.step import QUICK, Planning, StepToPlan, plan_step, target_device
 from stowage.stages.ir.errors import Infeasible, ParameterError, TraceError
 from stowage.stages.ir.machine import DISK_STAGING_BYTES
 from stowage.stages.ir.plan import PlanSummary
@@ -45,25 +45,22 @@ def workload() -> tuple[nn.Module, Batch, Callable[[Any], torch.optim.Optimizer]
 
 
 @cache
-def planned(home: Path, size: int, budget: int, method: str, offload_dir: Path | None) -> PlanSummary | int:
+def planned(stores: Path, size: int, budget: int, method: str, offload_dir: Path | None) -> PlanSummary | int:
     """The plan for one size, made as `fit` makes it; the smallest feasible budget where there is none."""
     model, batch, make = workload()
-    target = target_device("cpu", home)
+    target = target_device("cpu", stores)
     lower = lower_tier_for(target, Offload(offload_dir), method=method)
     try:
-        return plan_step(
-            model,
-            resized(batch, size),
-            loss=None,
-            optimizer=make(model.parameters()),
-            device_budget=budget,
-            method=method,
-            stores=home,
-            costs="roofline",
+        how = Planning(
+            stores=stores,
             effort=QUICK,
+            costs="roofline",
             target=target,
+            method=method,
             lower_tier=lower.lower_tier if lower else None,
-        ).summary
+        )
+        step = StepToPlan(model=model, batch=resized(batch, size), optimizer=make(model.parameters()))
+        return plan_step(step, budget, how).summary
     except Infeasible as infeasible:
         return infeasible.smallest_feasible_bytes
 

@@ -350,7 +350,7 @@ def decayed(outputs: Any, batch: Any) -> torch.Tensor:
     return outputs * 1.0  # type: ignore[no-any-return]
 
 
-def test_weights_below_come_for_the_modules_that_read_them(quick: Fit, notices: list[str], tmp_path: Path) -> None:
+def test_offloaded_weights_come_for_the_modules_that_read_them(quick: Fit, notices: list[str], tmp_path: Path) -> None:
     with seeded(0):
         model, other = Tied(), Tied()
     other.load_state_dict(model.state_dict())

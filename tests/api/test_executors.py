@@ -91,11 +91,11 @@ def made() -> Iterator[list[Recording]]:
     del Recording.made
 
 
-def trained(executor: Any, home: Path, folder: Path | None) -> tuple[list[float], list[torch.Tensor], str]:
+def trained(executor: Any, stores: Path, folder: Path | None) -> tuple[list[float], list[torch.Tensor], str]:
     model = network()
     places = {"offload": Offload(folder), "method": "offmate"} if folder is not None else {}
     step = fit(
-        model, BATCH, adamw, loss=loss_of, device_budget="70%" if folder is not None else "100%", cache_dir=home,
+        model, BATCH, adamw, loss=loss_of, device_budget="70%" if folder is not None else "100%", cache_dir=stores,
         quick=True, executor=executor, **places,
     )  # fmt: skip
     torch.manual_seed(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stowage.flows import fit
-from stowage.flows.planning.step import QUICK, Costed, cost_step, plan_costed
+from stowage.flows.planning.step import QUICK, Costed, Costing, Planning, StepToPlan, cost_step, plan_costed
 from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.plan import PlanSummary
 from tests.matrix import some
@@ -20,8 +20,9 @@ from tests.zoo import ZOO
 def costed(tmp_path_factory: pytest.TempPathFactory) -> Costed:
     model, batch, loss = ZOO["gpt2"]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    home = tmp_path_factory.mktemp("home")
-    return cost_step(model, batch, loss=loss, optimizer=optimizer, stores=home, costs="roofline", effort=QUICK)
+    stores = tmp_path_factory.mktemp("stores")
+    step = StepToPlan(model=model, batch=batch, loss=loss, optimizer=optimizer)
+    return cost_step(step, Costing(stores=stores, costs="roofline", effort=QUICK))
 
 
 def adam(parameters: object) -> torch.optim.Optimizer:
@@ -69,7 +70,7 @@ def test_auto_is_never_worse_than_what_it_is_compared_with(method: str, costed: 
     """Within the peak of the other's plan."""
 
     def planned(name: str, budget: int) -> PlanSummary:
-        return plan_costed(costed, device_budget=budget, method=name, stores=tmp_path, effort=QUICK).summary
+        return plan_costed(costed, budget, Planning(method=name, stores=tmp_path, effort=QUICK)).summary
 
     roomy = 2 * costed.eager_peak_bytes
     if method in ("chen_sqrt", "recompute_all"):

@@ -85,7 +85,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 class Beside:
     """A model under a plan, and one in plain PyTorch."""
 
-    def __init__(self, kind: type[nn.Module], home: Path, length: int, **how: Any) -> None:
+    def __init__(self, kind: type[nn.Module], stores: Path, length: int, **how: Any) -> None:
         self.said: list[str] = []
         with seeded(0):
             self.model = kind()
@@ -94,7 +94,7 @@ class Beside:
         self.optimizer = adam(self.other.parameters())
         how = {
             "device_budget": BUDGETS.get(kind, "80%"),
-            "cache_dir": home,
+            "cache_dir": stores,
             "quick": True,
             "check": "never",
             "say": self.said.append,

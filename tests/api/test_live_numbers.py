@@ -131,8 +131,8 @@ def traces(step: TrainingStep) -> int:
     return len(step.programs.live.traced)
 
 
-def fitted(beside: Beside, batch: Any, home: Path, **more: Any) -> TrainingStep:
-    return fit(beside.ours, batch, beside.optimizer, device_budget="85%", cache_dir=home, quick=True, **more)
+def fitted(beside: Beside, batch: Any, stores: Path, **more: Any) -> TrainingStep:
+    return fit(beside.ours, batch, beside.optimizer, device_budget="85%", cache_dir=stores, quick=True, **more)
 
 
 class Switched:

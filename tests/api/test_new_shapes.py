@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ def test_what_is_known_of_nothing_is_planned_with_the_effort_asked_for(
     used: list[Effort] = []
     original = planner.cost_step
 
-    def cost_step(*arguments: Any, effort: Effort, **keywords: Any) -> Any:
-        used.append(effort)
-        return original(*arguments, effort=QUICK, **keywords)
+    def cost_step(step: Any, how: Any) -> Any:
+        used.append(how.effort)
+        return original(step, replace(how, effort=QUICK))
 
     monkeypatch.setattr(planner, "cost_step", cost_step)
     said: list[str] = []

@@ -17,11 +17,19 @@ from tests.api.wide_network import BATCH, adamw, loss_of, network
 BUDGET = "70%"
 
 
-def trained(home: Path, **places: Any) -> tuple[list[float], list[torch.Tensor], Any]:
+def trained(stores: Path, **places: Any) -> tuple[list[float], list[torch.Tensor], Any]:
     """Losses and weights of three iterations within the budget, and the plan."""
     model = network()
     step = fit(
-        model, BATCH, adamw, loss=loss_of, device_budget=BUDGET, method="offmate", cache_dir=home, quick=True, **places
+        model,
+        BATCH,
+        adamw,
+        loss=loss_of,
+        device_budget=BUDGET,
+        method="offmate",
+        cache_dir=stores,
+        quick=True,
+        **places,
     )
     torch.manual_seed(1)
     losses = [step(BATCH).item() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What a step saves and loads while weights and states live below the device: the same bits, within the budget."""
+"""What a step saves and loads while weights and states are offloaded: the same bits, within the budget."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def loss_of(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def away(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], TrainingStep]:
+def from_disk(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], TrainingStep]:
     """Makes the same step again and again: it trains from disk, in a little more than the smallest budget."""
-    folder = tmp_path_factory.mktemp("below")
+    folder = tmp_path_factory.mktemp("lower_tier")
     common: dict[str, Any] = {
         "loss": loss_of,
         "method": "offmate",
@@ -85,8 +85,8 @@ def lower_tier(step: TrainingStep) -> list[str]:
     return sorted(step.programs.offloading.offloaded().values())
 
 
-def trained(away: Callable[[], TrainingStep], count: int = 2) -> TrainingStep:
-    step = away()
+def trained(from_disk: Callable[[], TrainingStep], count: int = 2) -> TrainingStep:
+    step = from_disk()
     torch.manual_seed(3)
     train(step, schedule(step), count)
     assert any("::" in name for name in lower_tier(step))
@@ -95,9 +95,9 @@ def trained(away: Callable[[], TrainingStep], count: int = 2) -> TrainingStep:
 
 
 def test_a_run_that_is_saved_and_loaded_ends_like_one_that_is_not(
-    away: Callable[[], TrainingStep], tmp_path: Path
+    from_disk: Callable[[], TrainingStep], tmp_path: Path
 ) -> None:
-    whole, first = away(), away()
+    whole, first = from_disk(), from_disk()
     torch.manual_seed(3)
     rates = schedule(whole)
     expected = train(whole, rates, 6)
@@ -110,13 +110,13 @@ def test_a_run_that_is_saved_and_loaded_ends_like_one_that_is_not(
     found += train(first, early, 1)  # saving changed nothing
     assert found == expected[:4]
     for _ in range(2):
-        again = away()
+        again = from_disk()
         torch.manual_seed(99)
         late = schedule(again)
         again.load(tmp_path / "step", late)
         assert train(again, late, 3) == expected[3:]
         assert torch.equal(torch.get_rng_state(), random)
-    again.load(tmp_path / "step", late)  # also into a step whose states exist and live below
+    again.load(tmp_path / "step", late)  # also into a step whose states exist and are offloaded
     assert train(again, late, 3) == expected[3:]
     with whole.on_device() as one, again.on_device() as two:
         assert differences(one, two) == []
@@ -126,21 +126,21 @@ def test_a_run_that_is_saved_and_loaded_ends_like_one_that_is_not(
         assert rates.state_dict() == late.state_dict()
 
 
-def test_saving_and_loading_keep_to_the_budget(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
-    step = trained(away)
+def test_saving_and_loading_keep_to_the_budget(from_disk: Callable[[], TrainingStep], tmp_path: Path) -> None:
+    step = trained(from_disk)
     state = sum(t.nbytes for t in resident_tensors(step.model, step.optimizer, BATCH))
     assert state > 1.2 * step.plan.device_budget_bytes, "else it could all be in memory at once"
     for work in (step.save, step.load, step.save_model, step.load_model):
         program = step.prepare(BATCH)
         program.enter()
-        tensors = [*resident_tensors(step.model, step.optimizer, BATCH), *program.held()]
+        tensors = [*resident_tensors(step.model, step.optimizer, BATCH), *program.resident()]
         resident = unique_bytes(tensors) + program.staging_bytes
         measured = measure_allocations(partial(work, tmp_path / "file"), tensors)
         assert resident + measured.peak_bytes <= step.plan.device_budget_bytes, work.__name__
 
 
-def test_a_model_file_is_what_others_read(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
-    step = trained(away)
+def test_a_model_file_is_what_others_read(from_disk: Callable[[], TrainingStep], tmp_path: Path) -> None:
+    step = trained(from_disk)
     step.save_model(tmp_path / "model.safetensors")
     before = lower_tier(step)
     found = load_file(tmp_path / "model.safetensors")
@@ -156,8 +156,8 @@ def test_a_model_file_is_what_others_read(away: Callable[[], TrainingStep], tmp_
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
-def test_an_optimizer_file_comes_back(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
-    step, other = trained(away), away()
+def test_an_optimizer_file_comes_back(from_disk: Callable[[], TrainingStep], tmp_path: Path) -> None:
+    step, other = trained(from_disk), from_disk()
     step.save_optimizer(tmp_path / "optimizer")
     step.save_model(tmp_path / "model")
     other.load_optimizer(tmp_path / "optimizer")
@@ -172,8 +172,8 @@ def test_an_optimizer_file_comes_back(away: Callable[[], TrainingStep], tmp_path
         assert same(step.optimizer.state_dict(), other.optimizer.state_dict())
 
 
-def test_what_cannot_be_loaded_is_one_sentence(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
-    step = away()
+def test_what_cannot_be_loaded_is_one_sentence(from_disk: Callable[[], TrainingStep], tmp_path: Path) -> None:
+    step = from_disk()
     with pytest.raises(ParameterError, match="no checkpoint at"):
         step.load(tmp_path / "none")
     step.save_model(tmp_path / "model")
@@ -208,8 +208,8 @@ def test_tied_weights_and_save_pretrained(fit_stores: Path, tmp_path: Path) -> N
     assert differences(read, model) == []
 
 
-def test_a_step_writes_a_trace_of_itself(away: Callable[[], TrainingStep], tmp_path: Path) -> None:
-    step = trained(away, 1)
+def test_a_step_writes_a_trace_of_itself(from_disk: Callable[[], TrainingStep], tmp_path: Path) -> None:
+    step = trained(from_disk, 1)
     spans = step.trace(BATCH, tmp_path / "trace.json")
     check_chrome_trace((tmp_path / "trace.json").read_text())
     assert {s.stream for s in spans if s.series == "measured"} >= {"compute", "wait", "offload", "reload", "update"}

@@ -17,7 +17,7 @@ def small_model() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(3)))
 
 
-def refused(home: Path, **arguments: object) -> str:
+def refused(stores: Path, **arguments: object) -> str:
     model, batch = small_model(), {"input": torch.ones(4, 8)}
     with pytest.raises(Infeasible) as caught:
         fit(
@@ -26,7 +26,7 @@ def refused(home: Path, **arguments: object) -> str:
             torch.optim.AdamW(model.parameters()),
             loss=lambda outputs, _: outputs.sum(),
             quick=True,
-            cache_dir=home,
+            cache_dir=stores,
             **arguments,  # type: ignore[arg-type]
         )
     return str(caught.value)
@@ -46,6 +46,6 @@ def test_a_budget_that_cannot_be_met_speaks_of_modules_and_passes(fit_stores: Pa
 
 
 def test_staging_buffers_that_bind_are_named(fit_stores: Path, tmp_path: Path) -> None:
-    text = refused(fit_stores, device_budget="10KiB", method="offmate", offload_dir=tmp_path / "below")
-    assert "most is taken by staging buffers of the tier below 16.0 MiB" in text
+    text = refused(fit_stores, device_budget="10KiB", method="offmate", offload_dir=tmp_path / "lower_tier")
+    assert "most is taken by staging buffers of the lower tier 16.0 MiB" in text
     assert text.endswith("raise the budget, or leave out `offload_dir`, without which there are no such buffers.")

@@ -45,7 +45,7 @@ class Interrupting:
             signal.raise_signal(signal.SIGINT)
 
 
-def started(home: Path, at: int, offload: Path | None = None) -> tuple[TrainingStep, Interrupting, list[str]]:
+def started(stores: Path, at: int, offload: Path | None = None) -> tuple[TrainingStep, Interrupting, list[str]]:
     torch.manual_seed(0)
     model, said = mlp(), list[str]()
     interrupting = Interrupting(model, at)
@@ -113,7 +113,7 @@ def test_what_was_saved_goes_on(fit_stores: Path, tmp_path: Path) -> None:
     assert [float(step(batch(n))) for n in range(3)] == expected
 
 
-def test_while_weights_are_below(fit_stores: Path, tmp_path: Path) -> None:
+def test_while_weights_are_offloaded(fit_stores: Path, tmp_path: Path) -> None:
     step, interrupting, _ = started(fit_stores, 0, tmp_path)
     assert step.plan.lower_tier_bytes > 0
     plain, _, _ = started(fit_stores, 0)

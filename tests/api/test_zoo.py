@@ -35,9 +35,9 @@ MODELS = [
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One store for all models."""
-    return tmp_path_factory.mktemp("home")
+    return tmp_path_factory.mktemp("stores")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         exactness=["gpt2_bf16", "resnet"],
     ),
 )
-def test_equal_to_eager_within_the_budget(name: str, home: Path) -> None:
+def test_equal_to_eager_within_the_budget(name: str, stores: Path) -> None:
     torch.manual_seed(0)
     model, batch, loss = ZOO[name]()
     torch.manual_seed(0)
@@ -58,11 +58,13 @@ def test_equal_to_eager_within_the_budget(name: str, home: Path) -> None:
         return torch.optim.AdamW(parameters, lr=1e-2)  # type: ignore[arg-type]
 
     with pytest.raises(Infeasible) as found:
-        fit(model, batch, adamw, device_budget=1, loss=loss, cache_dir=home, quick=True)
+        fit(model, batch, adamw, device_budget=1, loss=loss, cache_dir=stores, quick=True)
     smallest = found.value.smallest_feasible_bytes
-    whole = fit(model, batch, adamw, device_budget="200%", loss=loss, cache_dir=home, quick=True).plan.device_peak_bytes
+    whole = fit(
+        model, batch, adamw, device_budget="200%", loss=loss, cache_dir=stores, quick=True
+    ).plan.device_peak_bytes
     budget = smallest + (whole - smallest) // 10
-    step = fit(model, batch, adamw, device_budget=budget, loss=loss, method="rockmate", cache_dir=home, quick=True)
+    step = fit(model, batch, adamw, device_budget=budget, loss=loss, method="rockmate", cache_dir=stores, quick=True)
     plan = step.plan
     assert plan.recomputed_bytes >= plan.activation_bytes / 3
 

@@ -25,7 +25,7 @@ def test_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("GPT-2, 1 layers", "keep all"),
         ("GPT-2, 1 layers, attention in one kernel", "keep all"),
         ("Llama, 1 layers", "keep all"),
-        ("Llama, 1 layers", "weights and states below"),
+        ("Llama, 1 layers", "weights and states offloaded"),
         ("Llama, 1 layers", "the same, updates by the CPU"),
     ]
     assert all(r.step_s > 0 and r.calls > 100 for r in rows)
@@ -35,13 +35,15 @@ def test_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "× plain" in text_of(rows)
 
 
-@pytest.mark.parametrize("lower_tier", [None, False, True], ids=["all", "streamed", "updates below"])
-def test_what_is_timed_trains(lower_tier: bool | None) -> None:
+@pytest.mark.parametrize("cpu_updates", [None, False, True], ids=["all", "streamed", "updates by the CPU"])
+def test_what_is_timed_trains(cpu_updates: bool | None) -> None:
     """The same numbers as plain PyTorch, so that nothing is left out."""
-    job = llama_job(2, 4) if lower_tier is not None else gpt2_job(2, 4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    job = (
+        llama_job(2, 4) if cpu_updates is not None else gpt2_job(2, 4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    )
     traced = TracedJob(job, movable_bytes=MOVABLE_BYTES)
-    plan = traced.keep_all() if lower_tier is None else traced.stream_all(lower_tier=lower_tier)
-    tier = PinnedTier(lanes=NoLanes()) if lower_tier is not None else None
+    plan = traced.keep_all() if cpu_updates is None else traced.stream_all(cpu_updates=cpu_updates)
+    tier = PinnedTier(lanes=NoLanes()) if cpu_updates is not None else None
     ours, plain = ByRules(traced, traced.together(plan), tier), Plain(job)
     for step in range(4):
         batch = job.batch(step)
@@ -49,7 +51,7 @@ def test_what_is_timed_trains(lower_tier: bool | None) -> None:
     if tier is not None:
         assert ours.offloading is not None
         ours.offloading.settle_all()
-        assert ours.offloading.offloaded_parameters(), "weights live below"
+        assert ours.offloading.offloaded_parameters(), "weights are offloaded"
         tier.close()
 
 

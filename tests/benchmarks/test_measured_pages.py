@@ -10,12 +10,15 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from stowage.flows.benchmark import application
 from stowage.flows.benchmarks.limits.quarter import Quarter
 from stowage.flows.benchmarks.pages.measurement import Measurement, measured_now, read_measurement, write_measurement
 from stowage.flows.benchmarks.pages.publish import READERS, publish
 from stowage.flows.benchmarks.pages.sections import PAGES
+from stowage.flows.benchmarks.pages.table import COMMAND
 from stowage.flows.benchmarks.pages.write import sections_by_name, with_tables, write_pages
 from stowage.flows.benchmarks.remat.rows import RematRow
+from stowage.flows.benchmarks.results import command_line
 from stowage.stages.ir.errors import MIB, TableError
 from stowage.stages.ir.table import write_rows
 
@@ -33,6 +36,28 @@ def test_pages_and_readme_are_written_from_the_data(tmp_path: Path) -> None:
     for path in copied.glob("*.md"):
         assert path.read_text(encoding="utf-8") == (MEASURED / path.name).read_text(encoding="utf-8"), path.name
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == readme
+
+
+def test_every_command_line_that_pages_name_is_a_command() -> None:
+    named = [read_measurement(path).command for path in (MEASURED / "data").glob("*.json")]
+    named += [section.command for page in PAGES for section in page.sections]
+    known = {command.name for command in application.registered_commands}
+    asked = [line.removeprefix(COMMAND).split() for line in named if line.startswith(COMMAND)]
+    assert len(asked) > 10
+    assert [words for words in asked if words and words[0] not in known] == []
+    assert {name.replace("_", "-") for name in READERS} | {"render"} == known
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["remat", "--rounds", "3", "--write", "docs/measured"], "remat --rounds 3"),
+        (["benchmark", "papers", "--write=docs/measured"], "papers"),
+        ([], ""),
+    ],
+)
+def test_a_page_says_how_it_is_measured_anew(words: list[str], line: str) -> None:
+    assert command_line(words) == f"{COMMAND} {line}".strip()
 
 
 def test_all_data_is_shown() -> None:
@@ -61,11 +86,11 @@ def test_a_benchmark_of_the_main_job_becomes_a_page(tmp_path: Path) -> None:
     plan |= {"time_ratio": 1.115, "recomputed_fraction": 0.5, "losses_equal": False, "predicted_peak_bytes": 10 * MIB}
     (results / "main.json").write_text(json.dumps([plain, plan | {"predicted_time_s": 1.0}]))
     (tmp_path / "README.md").write_text("<!-- benchmark:start -->\nold\n<!-- benchmark:end -->\n")
-    publish("main_job", results, pages, "python -m stowage.flows.benchmark --rounds 3")
+    publish("main_job", results, pages, "python -m stowage.flows.benchmark main-job --rounds 3")
     page = (pages / "main_job.md").read_text(encoding="utf-8")
     assert "| plain PyTorch |  | 20.0 MiB | 100% | 1.00 |  |  | yes |" in page
     assert "| a plan | 12.0 MiB | 10.0 MiB | 50% | **1.11** | 12 s | 50% | **no** |" in page
-    assert "anew: `python -m stowage.flows.benchmark --rounds 3`" in page
+    assert "anew: `python -m stowage.flows.benchmark main-job --rounds 3`" in page
     assert "Not measured yet" in page
     assert "| a plan | 12.0 MiB |" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
@@ -101,7 +126,7 @@ def test_growth_has_a_line_for_each_depth(tmp_path: Path) -> None:
 
 
 def test_every_benchmark_has_its_section() -> None:
-    assert set(READERS) - {"remat"} <= set(sections_by_name())
+    assert set(READERS) - {"remat", "elixir"} <= set(sections_by_name())
 
 
 def test_nan_is_nothing_and_damage_is_a_sentence(tmp_path: Path) -> None:

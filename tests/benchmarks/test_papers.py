@@ -22,13 +22,13 @@ SHAPE = {
 }
 
 
-def planned(model: PaperModel, budget: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperRow]:
+def planned(model: PaperModel, budget: int, stores: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PaperRow]:
     machine = MACHINES[model.machine]
     small = replace(machine, budget_bytes=budget)
     monkeypatch.setattr(_papers, "MACHINES", {model.machine: small})
     monkeypatch.setattr(_papers, "EFFORT", QUICK)
     return {
-        case: plan_case(model, case, method, lower_tier, home)
+        case: plan_case(model, case, method, lower_tier, stores)
         for case, (method, lower_tier) in cases(machine.lower_tier, ablations=False).items()
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows.planning.step import QUICK, plan_costed
+from stowage.flows.planning.step import QUICK, Planning, plan_costed
 from stowage.stages.device import device_of
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.operators import SEALS, without_overload
@@ -83,7 +83,7 @@ def test_windows_begin_with_what_the_forward_has_made(kind: str, monkeypatch: py
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("part", "offloads"), [(10.0, False), (0.55, False), (0.35, True)], ids=["all", "half", "below"]
+    ("part", "offloads"), [(10.0, False), (0.55, False), (0.35, True)], ids=["all", "half", "offloaded"]
 )
 def test_a_card_is_planned_for(kind: str, part: float, offloads: bool, tmp_path: Path) -> None:
     trace = gpt2_on_a_card(kind, max_grad_norm=1.0 if kind == "flash" else None)
@@ -92,15 +92,12 @@ def test_a_card_is_planned_for(kind: str, part: float, offloads: bool, tmp_path:
     if lower_tier is not None:
         lower_tier = replace(lower_tier, smallest_bytes=4096)
     budget = int(part * costed.eager_peak_bytes)
+    how = Planning(stores=tmp_path, effort=QUICK, lower_tier=lower_tier)
     try:
-        planned = plan_costed(
-            costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK, lower_tier=lower_tier
-        )
+        planned = plan_costed(costed, budget, how)
     except Infeasible as error:
         budget = error.smallest_feasible_bytes
-        planned = plan_costed(
-            costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK, lower_tier=lower_tier
-        )
+        planned = plan_costed(costed, budget, how)
     check_stored(planned.trace, planned.nodes, planned.rows, planned.slots, planned.summary)
     checked(planned.source, "step.py", {c.target for c in planned.trace.calls})
     assert planned.summary.device_peak_bytes <= budget

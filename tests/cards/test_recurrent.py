@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stowage.flows.planning.costed import cost_traces
-from stowage.flows.planning.step import QUICK, plan_costed
+from stowage.flows.planning.step import QUICK, Planning, plan_costed
 from stowage.stages.ir.errors import Infeasible, TraceError
 from stowage.stages.ir.trace import Call, TraceTables
 from stowage.stages.kernels import SUBSTITUTES, Output
@@ -47,9 +47,9 @@ def test_gradients_of_weights_share_a_buffer(flat: bool) -> None:
         assert call.groups == (-1, -1, -1, 8)
         made = [trace.values[v] for v in call.returns]
         assert made[0].stride == (WIDTH, SAMPLES * WIDTH, 1)
-        (home,) = {value.storage for value in made[3:]}
+        (storage,) = {value.storage for value in made[3:]}
         assert len({value.storage for value in made}) == 4
-        assert trace.storages[home].nbytes == 4 * (4 * MATRIX + 4 * GATES)
+        assert trace.storages[storage].nbytes == 4 * (4 * MATRIX + 4 * GATES)
         layer = [0, MATRIX, 2 * MATRIX, 2 * MATRIX + GATES]
         apart = [0, MATRIX, 4 * MATRIX, 4 * MATRIX + GATES]
         second = [2 * MATRIX, 3 * MATRIX, 4 * MATRIX + 2 * GATES, 4 * MATRIX + 3 * GATES]
@@ -113,10 +113,10 @@ def test_a_card_is_planned_for(part: float, how: dict[str, bool], tmp_path: Path
     assert all(n.once for n in once)
     budget = int(part * costed.eager_peak_bytes)
     try:
-        planned = plan_costed(costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK)
+        planned = plan_costed(costed, budget, Planning(stores=tmp_path, effort=QUICK))
     except Infeasible as error:
         budget = error.smallest_feasible_bytes
-        planned = plan_costed(costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK)
+        planned = plan_costed(costed, budget, Planning(stores=tmp_path, effort=QUICK))
     check_stored(planned.trace, planned.nodes, planned.rows, planned.slots, planned.summary)
     checked(planned.source, "step.py", {c.target for c in planned.trace.calls})
     assert planned.summary.device_peak_bytes <= budget

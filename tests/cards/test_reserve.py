@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stowage.flows.planning.step import QUICK, plan_costed
+from stowage.flows.planning.step import QUICK, Planning, plan_costed
 from stowage.stages.device import allocator
 from stowage.stages.device.peaks import Peaks, peaks_of
 from stowage.stages.ir.costs import FRAGMENTS, ROUNDING_BYTES
@@ -35,7 +35,7 @@ def test_plans_leave_it_and_say_so(tmp_path: Path) -> None:
     costed = estimated(trace, tmp_path, MEASURED)
 
     def plan(budget: int) -> Any:
-        return plan_costed(costed, device_budget=budget, method="auto", stores=tmp_path, effort=QUICK).summary
+        return plan_costed(costed, budget, Planning(stores=tmp_path, effort=QUICK)).summary
 
     budget = 64 * MIB
     summary = plan(budget)

@@ -67,8 +67,8 @@ def trainer_of(folder: Path, model: nn.Module, data: Any, kind: Any = None, **ar
     )
 
 
-def planned(trainer: Any, home: Path, **options: Any) -> Any:
-    keywords: dict[str, Any] = {"device_budget": "120%", "cache_dir": home, "quick": True, "say": lambda text: None}
+def planned(trainer: Any, stores: Path, **options: Any) -> Any:
+    keywords: dict[str, Any] = {"device_budget": "120%", "cache_dir": stores, "quick": True, "say": lambda text: None}
     return stow(trainer, **keywords | options)
 
 

@@ -44,8 +44,8 @@ def make(folder: Path, **arguments: Any) -> Any:
     return trainer_of(folder, model(), DATA, per_device_train_batch_size=4, **arguments)
 
 
-def from_disk(trainer: Any, home: Path, folder: Path, budget: str = TIGHT) -> Any:
-    return planned(trainer, home, device_budget=budget, method="offmate", offload_dir=folder)
+def from_disk(trainer: Any, stores: Path, folder: Path, budget: str = TIGHT) -> Any:
+    return planned(trainer, stores, device_budget=budget, method="offmate", offload_dir=folder)
 
 
 def step_of(trainer: Any) -> Any:
@@ -76,7 +76,7 @@ def logits_metric(prediction: Any) -> dict[str, float]:
 def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_stores: Path) -> None:
     plain = make(tmp_path / "plain", **BEST)
     plain.train()
-    trainer = from_disk(make(tmp_path / "planned", **BEST), fit_stores, tmp_path / "below")
+    trainer = from_disk(make(tmp_path / "planned", **BEST), fit_stores, tmp_path / "lower_tier")
     trainer.train()
     assert [r["eval_loss"] for r in logs(trainer) if "eval_loss" in r] == [
         r["eval_loss"] for r in logs(plain) if "eval_loss" in r
@@ -105,13 +105,13 @@ def test_evaluating_saving_and_the_best_model(tmp_path: Path, fit_stores: Path) 
 
 
 def test_saving_keeps_to_the_budget(tmp_path: Path, fit_stores: Path) -> None:
-    trainer = from_disk(make(tmp_path, max_grad_norm=0.0, num_train_epochs=1), fit_stores, tmp_path / "below")
+    trainer = from_disk(make(tmp_path, max_grad_norm=0.0, num_train_epochs=1), fit_stores, tmp_path / "lower_tier")
     trainer.train()
     step = step_of(trainer)
     state = sum(t.nbytes for t in resident_tensors(model(), None, ())) * 3
     for work in (trainer._save, trainer._save_optimizer_and_scheduler):
         program = step.contents() and step.programs.known[0].program
-        tensors = [*resident_tensors(step.model, step.optimizer, ()), *program.held()]
+        tensors = [*resident_tensors(step.model, step.optimizer, ()), *program.resident()]
         resident = unique_bytes(tensors) + program.staging_bytes
         measured = measure_allocations(lambda work=work: work(str(tmp_path / "files")), tensors)
         peak = resident + measured.peak_bytes
@@ -123,28 +123,28 @@ def test_resumed_across_plain_and_planned(tmp_path: Path, fit_stores: Path) -> N
     case = {"max_grad_norm": 0.0, "save_strategy": "steps", "save_steps": 2}
     plain = make(tmp_path / "plain", **case)
     plain.train()
-    first = from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "below")
+    first = from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "lower_tier")
     first.train()
     assert_same(first, plain)
-    second = from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "below")
+    second = from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "lower_tier")
     second.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
     assert_same(second, plain, resumed=True)
     third = make(tmp_path / "plain", **case)
     third.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))
     assert_same_run(third, plain, resumed=True)
-    first.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))  # with weights and states below
+    first.train(resume_from_checkpoint=str(tmp_path / "planned" / "checkpoint-2"))  # with weights and states offloaded
     assert_same(first, plain, resumed=True)
 
 
 @pytest.mark.long
 def test_clipping_and_accumulation(tmp_path: Path, fit_stores: Path) -> None:
-    """With the Trainer's default `max_grad_norm` all gradients wait for the last, below the device if need be."""
+    """With the Trainer's default `max_grad_norm` all gradients wait for the last, offloaded if need be."""
     case = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "eval_strategy": "epoch"}
     data = [*rows(24, 64, 3), *rows(2, 40, 4)]
     plain = trainer_of(tmp_path / "plain", model(), data, **case)
     plain.train()
     trainer = from_disk(
-        trainer_of(tmp_path / "planned", model(), data, **case), fit_stores, tmp_path / "below", "32MiB"
+        trainer_of(tmp_path / "planned", model(), data, **case), fit_stores, tmp_path / "lower_tier", "32MiB"
     )
     trainer.train()
     assert trainer.args.max_grad_norm == 1.0
@@ -164,4 +164,4 @@ def test_a_second_call_of_train_goes_on(tmp_path: Path, fit_stores: Path) -> Non
 
     case = {"max_grad_norm": 0.0, "num_train_epochs": 1}
     plain = twice(make(tmp_path / "plain", **case))
-    assert_same(twice(from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "below")), plain)
+    assert_same(twice(from_disk(make(tmp_path / "planned", **case), fit_stores, tmp_path / "lower_tier")), plain)

@@ -18,7 +18,7 @@ from stowage.stages.device.tiers import PinnedTier
 from stowage.stages.ir.machine import Link
 from stowage.stages.solve import LowerTier
 from tests.configurations.alongside import Plain, assert_measured, batches, small_gpt2
-from tests.configurations.test_gradients_below import adamw, assert_alike
+from tests.configurations.test_offloaded_gradients import adamw, assert_alike
 from tests.device.tiers.thread_lanes import ThreadLanes
 
 CLIPPED = 0.5
@@ -34,7 +34,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def fitted(
-    given: list[Any], home: Path, make: Callable[[Any], torch.optim.Optimizer] = adamw, **how: Any
+    given: list[Any], stores: Path, make: Callable[[Any], torch.optim.Optimizer] = adamw, **how: Any
 ) -> TrainingStep:
     """With RAM in the place of pinned memory."""
     lower_tier = LowerTier(Link(2e9, 2e9), 1 << 40, cpu_update_bytes_per_s=2e10)
@@ -47,7 +47,7 @@ def fitted(
             make,
             device_budget=int(0.4 * state),
             method="offmate",
-            cache_dir=home,
+            cache_dir=stores,
             quick=True,
             say=lambda text: None,
             **how,

@@ -13,6 +13,7 @@ from stowage.stages.formulations.block import checkmate
 from stowage.stages.formulations.block.rk_checkmate import model as rk_checkmate
 from stowage.stages.formulations.cluster.h_ilp import equations as h_ilp
 from stowage.stages.formulations.offload.o_ilp import equations as o_ilp
+from stowage.stages.formulations.sharding.four_states import equations as four_states
 from tests.documents.known_names import is_module
 from tests.documents.markdown_pages import PAGES, ROOT, anchors_of, prose_of, text_of
 
@@ -87,6 +88,7 @@ def test_the_site_has_every_page() -> None:
         ("rk_checkmate", rk_checkmate.EQUATIONS),
         ("h_ilp", h_ilp.EQUATIONS),
         ("o_ilp", o_ilp.EQUATIONS),
+        ("four_states", four_states.EQUATIONS),
     ],
 )
 def test_the_page_of_a_formulation_has_its_equations(page: str, numbers: dict[str, object]) -> None:

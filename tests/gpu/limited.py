@@ -31,7 +31,7 @@ class Held:
         losses: of its steps.
         keep_all_bytes: predicted peak of a plan that moves nothing.
         budget_bytes: predicted peak of the plan.
-        absent: tensors that are below between iterations: one number in the device's memory stands for each.
+        absent: tensors that are offloaded between iterations: one number in the device's memory stands for each.
         unread_bytes: of buffers that no call reads: the trace does not know them.
         peak_bytes: highest bytes that tensors asked for.
         allocated_bytes: of the allocator's blocks for them; -1 on the CPU, and so the following.

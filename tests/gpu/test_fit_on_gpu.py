@@ -30,9 +30,9 @@ LAYERS, ROWS = 5, 8
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Costs and plans."""
-    return tmp_path_factory.mktemp("home")
+    return tmp_path_factory.mktemp("stores")
 
 
 def network(width: int) -> nn.Module:
@@ -57,7 +57,7 @@ def agree(found: list[float], expected: list[float], device: str) -> bool:
 
 
 @pytest.mark.parametrize("device", WHERE, indirect=True)
-def test_weights_from_a_file(device: str, home: Path, tmp_path: Path) -> None:
+def test_weights_from_a_file(device: str, stores: Path, tmp_path: Path) -> None:
     """Not half of the training state fits. What is saved after two steps goes on as if nothing had happened."""
     from stowage.flows import fit
 
@@ -65,7 +65,7 @@ def test_weights_from_a_file(device: str, home: Path, tmp_path: Path) -> None:
     save_file(network(width).state_dict(), tmp_path / "model.safetensors")
     batch = (torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0)).to(device),)
     state = 3 * 4 * LAYERS * width * width
-    lower_tier = {"offload_dir": tmp_path / "below"} if device == "cpu" else {"host_budget": "4GiB"}
+    lower_tier = {"offload_dir": tmp_path / "lower_tier"} if device == "cpu" else {"host_budget": "4GiB"}
 
     def fitted() -> Any:
         with torch.device("meta"):
@@ -77,7 +77,7 @@ def test_weights_from_a_file(device: str, home: Path, tmp_path: Path) -> None:
             loss=squares,
             device_budget=3 * state // 10 + (DISK_STAGING_BYTES if device == "cpu" else 0),
             weights=tmp_path / "model.safetensors",
-            cache_dir=home,
+            cache_dir=stores,
             quick=True,
             say=lambda text: None,
             **lower_tier,
@@ -118,7 +118,7 @@ def rows(count: int, length: int) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("device", WHERE, indirect=True)
-def test_the_trainer(device: str, home: Path, tmp_path: Path) -> None:
+def test_the_trainer(device: str, stores: Path, tmp_path: Path) -> None:
     """Losses, norms, weights and states of a plain Trainer, with less memory, and after going on from a checkpoint."""
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
     from transformers import Trainer, TrainingArguments
@@ -147,7 +147,7 @@ def test_the_trainer(device: str, home: Path, tmp_path: Path) -> None:
         return Trainer(build_model("gpt2", sizes, seed=0), arguments, train_dataset=given)
 
     def planned(folder: str) -> Any:
-        return stow(trainer(folder), device_budget="90%", cache_dir=home, quick=True, say=lambda text: None)
+        return stow(trainer(folder), device_budget="90%", cache_dir=stores, quick=True, say=lambda text: None)
 
     def logged(trainer: Any) -> list[tuple[float, float]]:
         return [(row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "loss" in row]

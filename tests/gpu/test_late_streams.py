@@ -18,11 +18,11 @@ LATE: tuple[Late, ...] = ("offload", "reload", "compute")
 LATE_S = {"cpu": 5e-4, "cuda": 1e-3}
 
 tight = partial(Rules.stream_all, ahead=1, lag=0)
-lower_tier = partial(Rules.stream_all, ahead=1, lag=0, lower_tier=True)
+cpu_updates = partial(Rules.stream_all, ahead=1, lag=0, cpu_updates=True)
 
 
 def late_tier(device: str, late: Late) -> PinnedTier:
-    """Host memory below a device, with one stream that lags behind."""
+    """Host memory as the lower tier, with one stream that lags behind."""
     return PinnedTier(device, lanes=late_lanes(device, (late,), LATE_S[device]))
 
 
@@ -43,7 +43,7 @@ def test_streamed_weights(model: str, late: Late, device: str) -> None:
 @pytest.mark.parametrize("model", ["llama", "wide llama"])
 def test_updates_by_the_cpu(model: str, late: Late, device: str) -> None:
     case = case_of(model, device)
-    assert_close(case, planned(case, lower_tier, late_tier(device, late), 3), plainly(case, 3))
+    assert_close(case, planned(case, cpu_updates, late_tier(device, late), 3), plainly(case, 3))
 
 
 @pytest.mark.parametrize("late", LATE)
@@ -87,6 +87,6 @@ def test_an_update_too_early_shows(device: str, monkeypatch: pytest.MonkeyPatch)
     if device == "cpu":
         pytest.skip("computing is the caller's there: it has waited for them itself")
     case = Case("llama", device)
-    expected = planned(case, lower_tier, late_tier(device, "offload"), 3)
+    expected = planned(case, cpu_updates, late_tier(device, "offload"), 3)
     monkeypatch.setattr(LateCudaLanes, "finish", lambda lanes, event: None)
-    assert differences(planned(case, lower_tier, late_tier(device, "offload"), 3), expected) != []
+    assert differences(planned(case, cpu_updates, late_tier(device, "offload"), 3), expected) != []

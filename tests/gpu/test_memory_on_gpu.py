@@ -24,7 +24,7 @@ EXPANDABLE = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "e
 
 @pytest.mark.apart(**EXPANDABLE)
 def test_within_a_limit_that_just_holds_it(device: str, tmp_path: Path) -> None:
-    """Tensors ask for no more than the referee says, and for the numbers that stand for what is below: of these the
+    """Tensors ask for no more than the referee says, and for the numbers that stand for what is offloaded: of these the
     CPU's profiler sees new ones come, and not those go that are older than itself. Blocks are hardly larger, and no
     allocation has to give everything cached back first, which halts the device each time."""
     case = Case("llama" if device == "cpu" else "wide llama", device, optimizer=fused)

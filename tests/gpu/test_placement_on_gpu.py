@@ -30,13 +30,13 @@ def another_default(device: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
-@pytest.mark.parametrize("lower_tier", [False, True], ids=["device", "cpu"])
-def test_training_on_any_device(lower_tier: bool, place: str) -> None:
+@pytest.mark.parametrize("cpu_updates", [False, True], ids=["device", "cpu"])
+def test_training_on_any_device(cpu_updates: bool, place: str) -> None:
     """Also on a second GPU, while the first one stays the current one."""
     case = Case("gpt2", place, optimizer=fused)
     expected = plainly(case)
-    found = planned(case, lambda one: one.stream_all(lower_tier=lower_tier), a_tier(place))
-    if lower_tier and place != "cpu":
+    found = planned(case, lambda one: one.stream_all(cpu_updates=cpu_updates), a_tier(place))
+    if cpu_updates and place != "cpu":
         assert found.losses == pytest.approx(expected.losses, rel=1e-4)
     else:
         assert differences(found, expected) == []
@@ -50,21 +50,21 @@ def test_measured_on_any_device(place: str) -> None:
     assert found.peak_bytes > found.resident_bytes + 100_000
 
 
-@pytest.mark.parametrize("lower_tier", [False, True], ids=["device", "cpu"])
-def test_steps_under_another_default(lower_tier: bool, device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu_updates", [False, True], ids=["device", "cpu"])
+def test_steps_under_another_default(cpu_updates: bool, device: str, tmp_path: Path) -> None:
     """Opening the tier, moving, updating, and what a step makes."""
     case = Case("gpt2", device, optimizer=fused)
     expected = plainly(case)
     with another_default(device):
         tier = open_tier(device, tmp_path)
-    training = Planned(case, lambda one: one.stream_all(lower_tier=lower_tier), tier)
+    training = Planned(case, lambda one: one.stream_all(cpu_updates=cpu_updates), tier)
     torch.manual_seed(SEED)
     with another_default(device):
         losses = [loss for _ in range(STEPS) for loss in training.step()]
         training.offloading.fetch_all()  # type: ignore[union-attr]
         tier.close()
     found = training.trained(losses)
-    if lower_tier and device != "cpu":
+    if cpu_updates and device != "cpu":
         assert found.losses == pytest.approx(expected.losses, rel=1e-4)
     else:
         assert differences(found, expected) == []

@@ -1,4 +1,4 @@
-"""Recipes around a step: autocast, gradients that wait below, evaluation, saving and going on."""
+"""Recipes around a step: autocast, gradients that wait offloaded, evaluation, saving and going on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.gpu.side_by_side import (
     traced,
 )
 
-lower_tier = partial(Rules.stream_all, lower_tier=True)
+cpu_updates = partial(Rules.stream_all, cpu_updates=True)
 
 
 @pytest.mark.parametrize("model", [*TRANSFORMERS, "convolutions", "recurrent"])
@@ -44,7 +44,7 @@ def test_autocast(model: str, schedule: Schedule, device: str, request: pytest.F
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.1])
 @pytest.mark.parametrize("where", ["device", "cpu"])
-def test_gradients_wait_below(where: str, max_grad_norm: float | None, device: str) -> None:
+def test_gradients_wait_offloaded(where: str, max_grad_norm: float | None, device: str) -> None:
     """Three micro-batches an update: gradients go down after each of the first two, and come back to be added to."""
     case = Case("gpt2" if where == "device" else "llama", device, max_grad_norm=max_grad_norm, micro_batches=3)
     first, middle, last = (traced(case, number).stream_all() for number in range(3))
@@ -53,10 +53,10 @@ def test_gradients_wait_below(where: str, max_grad_norm: float | None, device: s
     if where == "device":
         assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
     else:
-        assert_close(case, planned(case, lower_tier, a_tier(device)), plainly(case))
+        assert_close(case, planned(case, cpu_updates, a_tier(device)), plainly(case))
 
 
-def test_evaluation_with_weights_below(device: str) -> None:
+def test_evaluation_with_offloaded_weights(device: str) -> None:
     """A forward alone between updates: no dropout, nothing drawn, weights where they were before."""
     case = Case("gpt2", device)
     tier = a_tier(device)
@@ -78,15 +78,15 @@ def test_evaluation_with_weights_below(device: str) -> None:
         with torch.no_grad():
             expected = case.loss(model, batches[0])
         program.enter()
-        away = set(training.offloading.offloaded().values())
-        assert any("::" in name for name in away) == (number > 0), "states are below from the first update on"
+        offloaded = set(training.offloading.offloaded().values())
+        assert any("::" in name for name in offloaded) == (number > 0), "states are offloaded from the first update on"
         torch.manual_seed(number)
         [found] = program.forward(batches[0])
         after = torch.rand(2, device=device)
         torch.manual_seed(number)
         assert torch.equal(after, torch.rand(2, device=device)), "it draws random numbers"
         assert torch.equal(found, expected)
-        assert set(training.offloading.offloaded().values()) == away != set()
+        assert set(training.offloading.offloaded().values()) == offloaded != set()
         torch.manual_seed(SEED + number)
         losses = training.step()
         torch.manual_seed(SEED + number)
@@ -94,7 +94,7 @@ def test_evaluation_with_weights_below(device: str) -> None:
     tier.close()
 
 
-@pytest.mark.parametrize("schedule", [Rules.stream_all, lower_tier], ids=["device", "cpu"])
+@pytest.mark.parametrize("schedule", [Rules.stream_all, cpu_updates], ids=["device", "cpu"])
 def test_saved_and_gone_on_with(schedule: Schedule, device: str, tmp_path: Path) -> None:
     """From a file the rest of a run gives the numbers that it gave without, random ones too."""
     case = Case("gpt2", device)
@@ -111,7 +111,7 @@ def test_saved_and_gone_on_with(schedule: Schedule, device: str, tmp_path: Path)
     tier = a_tier(device)
     again = Planned(case, schedule, tier)
     torch.manual_seed(17)
-    again.step()  # it has states of its own, and weights below
+    again.step()  # it has states of its own, and offloaded weights
     resumed = load_checkpoint(file, "a run", Contents(again.model, again.optimizer, again.offloading), None)
     assert resumed is not None
     assert resumed.iteration == 2

@@ -1,4 +1,4 @@
-"""Updates of every kind of AdamW, on the device, below it, and by turns, beside plain PyTorch with the same optimizer.
+"""Updates of every kind of AdamW, on the device, in the lower tier, and by turns, beside plain PyTorch.
 
 On a GPU the kinds keep their number of steps in different places: fused and capturable ones on the device, the others
 in the host's memory, and whatever the CPU has updated comes back from there.
@@ -21,7 +21,7 @@ KINDS = {"default": adamw, "fused": fused, "foreach": foreach, "capturable": cap
 masters = partial(MasterWeights, inner=torch.optim.AdamW, lr=1e-2)
 fused_masters = partial(MasterWeights, inner=torch.optim.AdamW, lr=1e-2, fused=True)
 
-lower_tier = partial(Rules.stream_all, lower_tier=True)
+cpu_updates = partial(Rules.stream_all, cpu_updates=True)
 
 
 def case_of(kind: str, device: str, model: str = "llama", max_grad_norm: float | None = None) -> Case:
@@ -40,8 +40,8 @@ def test_on_the_device(kind: str, device: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_the_cpu(kind: str, max_grad_norm: float | None, device: str) -> None:
     case = case_of(kind, device, max_grad_norm=max_grad_norm)
-    assert any(s.kind == "update" for s in lower_tier(traced(case)).steps)
-    assert_close(case, planned(case, lower_tier, a_tier(device)), plainly(case))
+    assert any(s.kind == "update" for s in cpu_updates(traced(case)).steps)
+    assert_close(case, planned(case, cpu_updates, a_tier(device)), plainly(case))
 
 
 @pytest.mark.apart
@@ -52,7 +52,7 @@ def test_by_turns(kind: str, device: str) -> None:
     it in the host's memory would read where it may not."""
     case = case_of(kind, device)
     tier = a_tier(device)
-    training = Planned(case, lower_tier, tier, [Rules.stream_all, lower_tier, Rules.keep_all])
+    training = Planned(case, cpu_updates, tier, [Rules.stream_all, cpu_updates, Rules.keep_all])
     assert_close(case, training.train(8), plainly(case, 8))
     tier.close()
 
@@ -66,4 +66,4 @@ def test_float32_masters_of_bfloat16_weights(make: MakeOptimizer, where: str, de
     if where == "device":
         assert differences(planned(case, Rules.stream_all, a_tier(device)), plainly(case)) == []
     else:  # a weight may round to its other neighbour in bfloat16
-        assert_close(case, planned(case, lower_tier, a_tier(device)), plainly(case), part=0.1, loss=2e-2)
+        assert_close(case, planned(case, cpu_updates, a_tier(device)), plainly(case), part=0.1, loss=2e-2)

@@ -36,7 +36,7 @@ def test_what_goes_on_beside_computing_has_a_lane_of_its_own() -> None:
     for kind in ACTIONS.values():
         assert kind.beside == (kind.lane != "compute")
         assert not (kind.beside and kind.ends)
-        assert not kind.moves or LANES[kind.lane].carrier == "link"
+        assert not kind.transfers or LANES[kind.lane].carrier == "link"
 
 
 def test_steps_know_their_action() -> None:

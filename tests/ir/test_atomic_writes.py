@@ -105,12 +105,12 @@ def test_files_of_the_users_with_like_names_stay(tmp_path: Path) -> None:
 def test_modes_are_what_the_umask_makes_of_them(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
-        write_atomically(tmp_path / "below" / "file", b"")
+        write_atomically(tmp_path / "lower_tier" / "file", b"")
         with locked(tmp_path / "lock"):
             pass
     finally:
         os.umask(before)
-    assert (tmp_path / "below" / "file").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "lower_tier" / "file").stat().st_mode & 0o777 == mode
     assert (tmp_path / "lock").stat().st_mode & 0o777 & ~mode == 0
 
 

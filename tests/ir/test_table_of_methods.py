@@ -18,7 +18,7 @@ FOUND = ("keep_all", "recompute_all", "selective", "tw_remat", "retention", "h_i
 def settings(method: str, **options: object) -> dict[str, object]:
     return {
         "trace": {"model": {"architecture": "gpt2"}},
-        "solve": {"method": method, "offload_dir": "below"},
+        "solve": {"method": method, "offload_dir": "lower_tier"},
         **options,
     }
 

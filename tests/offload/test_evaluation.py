@@ -28,7 +28,7 @@ from stowage.stages.workload.calls import call_model
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 from tests.matrix import some
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.runtime.beside_eager import differences, same
 from tests.zoo import ZOO
 
@@ -75,11 +75,11 @@ def assert_same_outputs(found: Any, expected: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def away(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[nn.Module], TrainingStep]:
-    """Makes steps that train from disk, with so little memory that weights are below between iterations."""
+def from_disk(fit_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[nn.Module], TrainingStep]:
+    """Makes steps that train from disk, with so little memory that weights are offloaded between iterations."""
     common: dict[str, Any] = {
         "method": "offmate",
-        "offload_dir": tmp_path_factory.mktemp("below"),
+        "offload_dir": tmp_path_factory.mktemp("lower_tier"),
         "cache_dir": fit_stores,
         "quick": True,
         "say": lambda text: None,
@@ -104,9 +104,9 @@ def places(step: TrainingStep) -> dict[str, str]:
     return {s.name: step.programs.offloading.where(s.name) for s in step.planned.slots if s.role != "temporary"}
 
 
-def test_between_iterations_from_disk(away: Callable[[nn.Module], TrainingStep]) -> None:
+def test_between_iterations_from_disk(from_disk: Callable[[nn.Module], TrainingStep]) -> None:
     model, other = gpt2(), gpt2()
-    step, optimizer = away(model), adamw(other.parameters())
+    step, optimizer = from_disk(model), adamw(other.parameters())
     for number in range(5):
         train(step, other, optimizer, BATCHES[0])
         before, modes, random = places(step), [m.training for m in model.modules()], torch.get_rng_state()
@@ -124,14 +124,14 @@ def test_between_iterations_from_disk(away: Callable[[nn.Module], TrainingStep])
         assert same(step.optimizer.state_dict(), optimizer.state_dict())
 
 
-def test_measured_within_the_budget_as_predicted(away: Callable[[nn.Module], TrainingStep]) -> None:
-    step = away(gpt2())
+def test_measured_within_the_budget_as_predicted(from_disk: Callable[[nn.Module], TrainingStep]) -> None:
+    step = from_disk(gpt2())
     step(BATCHES[0])
     step.evaluate(BATCHES[1])
     assert step.evaluation is not None
     program, plan = step._evaluations._known[0].program, step.evaluation.summary
     program.enter()
-    tensors = [*resident_tensors(step.model, step.optimizer, BATCHES[1]), *program.held()]
+    tensors = [*resident_tensors(step.model, step.optimizer, BATCHES[1]), *program.resident()]
     resident = unique_bytes(tensors) + program.staging_bytes
     measured = measure_allocations(partial(program.forward, BATCHES[1]), tensors)
     assert resident + measured.peak_bytes <= plan.device_budget_bytes
@@ -139,8 +139,8 @@ def test_measured_within_the_budget_as_predicted(away: Callable[[nn.Module], Tra
     assert plan.keep_all_peak_bytes > plan.device_budget_bytes, "else it could all be in memory at once"
 
 
-def test_calling_the_model_while_weights_are_below(away: Callable[[nn.Module], TrainingStep]) -> None:
-    step = away(gpt2())
+def test_calling_the_model_while_weights_are_offloaded(from_disk: Callable[[nn.Module], TrainingStep]) -> None:
+    step = from_disk(gpt2())
     step(BATCHES[0])
     for call in (step.model, step.model.get_submodule("transformer")):
         with pytest.raises(OffloadedError, match=r"step\.evaluate\(batch\)") as caught:
@@ -154,13 +154,13 @@ def test_calling_the_model_while_weights_are_below(away: Callable[[nn.Module], T
             assert_same_outputs(found, plain(one, BATCHES[1]))
 
 
-def test_state_dicts_while_tensors_are_below(away: Callable[[nn.Module], TrainingStep]) -> None:
+def test_state_dicts_while_tensors_are_offloaded(from_disk: Callable[[nn.Module], TrainingStep]) -> None:
     """They would hold NaN, or lose what is loaded: an error says so; copies and what is in memory are not concerned."""
-    step = away(gpt2())
+    step = from_disk(gpt2())
     step(BATCHES[0])
     assert step.optimizer is not None
     for owner in (step.model, step.model.get_submodule("transformer"), step.optimizer):
-        with pytest.raises(OffloadedError, match=r"is below the device: write a file with") as caught:
+        with pytest.raises(OffloadedError, match=r"is offloaded: write a file with") as caught:
             owner.state_dict()
         assert "\n" not in str(caught.value)
     with step.on_device() as model:
@@ -186,7 +186,7 @@ def test_from_nothing_to_everything(name: str, fit_stores: Path) -> None:
     expected = plain(model, batch)
     model.eval()
     recorded = record_forward(model, batch, call_model)
-    make = partial(plan_forward, model, recorded, stores=fit_stores, effort=QUICK, lower_tier=BELOW)
+    make = partial(plan_forward, model, recorded, stores=fit_stores, effort=QUICK, lower_tier=LOWER_TIER)
     with pytest.raises(Infeasible) as caught:
         make(Resting(1, frozenset(), (), False))
     smallest = caught.value.smallest_feasible_bytes

@@ -16,7 +16,7 @@ from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
 from tests.matrix import some
-from tests.offload.away import assert_equal_with_lower_tier, solve_with_lower_tier
+from tests.offload.with_lower_tier import assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.runtime.beside_eager import prepare
 from tests.zoo import Entry
 
@@ -77,7 +77,7 @@ def test_equal_to_eager_from_disk(name: str, tmp_path: Path) -> None:
     ups = [away[r.storage] for r in solved.rows if r.action == "reload" and r.storage in away]
     downs = [away[r.storage] for r in solved.rows if r.action == "free" and r.storage in away]
     assert set(ups) == set(downs) == base, "what leaves comes back"
-    assert len(base & matrices) >= len(matrices) / 2, "the frozen base lives below"
+    assert len(base & matrices) >= len(matrices) / 2, "the frozen base is offloaded"
     assert any(ups.count(n) > 1 for n in matrices), "between forward and backward too"
     assert not any(r.action == "offload" and r.storage in away for r in solved.rows), "it is never written again"
     assert all(s.name.partition("::")[0] in trained for s in solved.slots if s.role == "state")

@@ -18,8 +18,8 @@ from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.solve.summary import Solved
 from tests.matrix import some
-from tests.offload.away import (
-    BELOW,
+from tests.offload.with_lower_tier import (
+    LOWER_TIER,
     actions,
     assert_equal_with_lower_tier,
     smallest_with_lower_tier,
@@ -143,9 +143,9 @@ def without_waits(wait: Callable[..., torch.Tensor | None], direction: str) -> C
 
 @pytest.mark.parametrize(("name", "optimizer"), some(product(["gpt2", "llama"], OPTIMIZERS), keep=[("llama", "adamw")]))
 def test_updates_on_the_cpu(name: str, optimizer: str) -> None:
-    """Where the tier below is memory, gradients go down and the CPU updates there, to the same bits."""
+    """Where the lower tier is memory, gradients are offloaded and the CPU updates there, to the same bits."""
     prepared = prepared_for(name, optimizer)
-    lower_tier = replace(BELOW, cpu_update_bytes_per_s=1e10)
+    lower_tier = replace(LOWER_TIER, cpu_update_bytes_per_s=1e10)
     solved = solve_with_lower_tier(
         prepared, int(0.4 * eager_peak_bytes(prepared.trace, prepared.nodes)), lower_tier=lower_tier
     )

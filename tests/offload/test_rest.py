@@ -24,7 +24,7 @@ from tests.zoo import ZOO
 WAYS = {
     "weights": Way(activations=False),
     "everything": Way(),
-    "below": Way(lower_tier=True),
+    "by the CPU": Way(cpu_updates=True),
     "around": Way(around=True),
 }
 NAME = "tied"
@@ -109,7 +109,7 @@ def states_replaced(both: Both) -> None:
 
 
 def put(both: Both) -> None:
-    """As `step.load_model`: new content for a parameter that is below."""
+    """As `step.load_model`: new content for a parameter that is offloaded."""
     name, _ = next(iter(both.offloading.offloaded_parameters().items()))
     old = dict(both.eager.named_parameters())[name]
     fresh = torch.full_like(old, 0.01)
@@ -194,7 +194,8 @@ def test_it_does_not_look_again(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("touch", "way"), [(t, w) for t in TOUCHES for w in ("everything", "below") if (t, w) != ("raised_midway", "below")]
+    ("touch", "way"),
+    [(t, w) for t in TOUCHES for w in ("everything", "by the CPU") if (t, w) != ("raised_midway", "by the CPU")],
 )
 def test_what_is_touched_is_noticed(touch: str, way: str) -> None:
     both = Both(way)
@@ -205,7 +206,9 @@ def test_what_is_touched_is_noticed(touch: str, way: str) -> None:
     both.assert_alike()
 
 
-@pytest.mark.parametrize(("one", "two"), [("weights", "everything"), ("everything", "below"), ("around", "weights")])
+@pytest.mark.parametrize(
+    ("one", "two"), [("weights", "everything"), ("everything", "by the CPU"), ("around", "weights")]
+)
 def test_another_program(one: str, two: str) -> None:
     """Of another shape, or evaluation's: each looks when the other has run."""
     both = Both(one)
@@ -230,7 +233,7 @@ def test_what_was_moved_is_looked_at_once_more() -> None:
 
 
 def test_reading_does_not_end_a_rest() -> None:
-    """A checkpoint reads what is below, one tensor after the other."""
+    """A checkpoint reads what is offloaded, one tensor after the other."""
     both = Both("weights")
     both.settle()
     contents = Contents(both.model, both.optimizer, both.offloading)

@@ -17,9 +17,9 @@ from stowage.stages.ir.plan import Slot
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import LowerTier
 from stowage.stages.solve.summary import Solved
-from tests.device.tiers.thread_lanes import staged
-from tests.offload.away import BELOW, actions, assert_equal_with_lower_tier, solve_with_lower_tier
+from tests.device.tiers.thread_lanes import host_and_disk
 from tests.offload.test_offloaded_training import OPTIMIZERS, adamw, momentum, prepared_for, without_waits
+from tests.offload.with_lower_tier import LOWER_TIER, actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.zoo import ZOO
 
 DISK = BehindHost(Link(5e8, 5e8, 8e8), 1 << 40)
@@ -34,15 +34,15 @@ def three_tiers(
     """A plan where parameters and states do not fit the device, and a share of them fits the host."""
     prepared = prepared_for(name, optimizer)
     state = sum(s.nbytes for s in prepared.trace.storages if s.role in ("parameter", "state"))
-    lower_tier = replace(BELOW, cpu_update_bytes_per_s=cpu, capacity_bytes=int(share * state), disk=disk)
+    lower_tier = replace(LOWER_TIER, cpu_update_bytes_per_s=cpu, capacity_bytes=int(share * state), disk=disk)
     return lower_tier, solve_with_lower_tier(prepared, int(0.8 * state), lower_tier=lower_tier)
 
 
-def held(slots: list[Slot], home: str) -> Counter[str]:
+def roles_at(slots: list[Slot], placement: str) -> Counter[str]:
     """Bytes of each role in a place."""
     found: Counter[str] = Counter()
     for slot in slots:
-        if slot.placement == home:
+        if slot.placement == placement:
             found[slot.role] += slot.nbytes
     return found
 
@@ -50,11 +50,11 @@ def held(slots: list[Slot], home: str) -> Counter[str]:
 @pytest.mark.parametrize(("name", "optimizer", "share"), [("gpt2", "adamw", 0.6), ("llama", "momentum", 0.3)])
 def test_equal_to_eager_from_both(name: str, optimizer: str, share: float, tmp_path: Path) -> None:
     lower_tier, solved = three_tiers(name, optimizer, share=share)
-    for home in ("host", "disk"):
-        assert held(solved.slots, home).keys() >= {"parameter", "state"}
-    assert 0 < held(solved.slots, "host").total() <= lower_tier.capacity_bytes
-    assert solved.summary.disk_bytes == held(solved.slots, "disk").total()
-    tier = staged(tmp_path)
+    for placement in ("host", "disk"):
+        assert roles_at(solved.slots, placement).keys() >= {"parameter", "state"}
+    assert 0 < roles_at(solved.slots, "host").total() <= lower_tier.capacity_bytes
+    assert solved.summary.disk_bytes == roles_at(solved.slots, "disk").total()
+    tier = host_and_disk(tmp_path)
     assert_equal_with_lower_tier(ZOO[name], prepared_for(name, optimizer), solved, tier, OPTIMIZERS[optimizer])
     assert tier.disk.file_bytes >= solved.summary.disk_bytes
     tier.close()
@@ -65,7 +65,7 @@ def test_updates_by_the_cpu_of_what_is_on_the_disk(tmp_path: Path) -> None:
     _, solved = three_tiers("llama", "momentum", CPU)
     homes = {s.storage: s.placement for s in solved.slots}
     assert {homes[r.storage] for r in solved.rows if r.action == "update"} == {"host", "disk"}
-    tier = staged(tmp_path)
+    tier = host_and_disk(tmp_path)
     assert_equal_with_lower_tier(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, OPTIMIZERS["momentum"])
     tier.close()
 
@@ -82,7 +82,7 @@ def test_the_order_of_verbs(cpu: float) -> None:
 @pytest.mark.parametrize("stream", ["offload", "reload"])
 def test_a_late_stream_changes_nothing(stream: Stream, tmp_path: Path) -> None:
     _, solved = three_tiers("llama", "momentum", CPU)
-    tier: Tier = DelayedTier(staged(tmp_path), stream, 0.005)
+    tier: Tier = DelayedTier(host_and_disk(tmp_path), stream, 0.005)
     assert_equal_with_lower_tier(ZOO["llama"], prepared_for("llama", "momentum"), solved, tier, momentum, iterations=2)
     tier.close()
 
@@ -91,7 +91,7 @@ def test_a_missing_wait_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """The same run with the waits for reloads taken out must not give the same numbers."""
     _, solved = three_tiers("gpt2", "adamw")
     monkeypatch.setattr(Offloading, "wait", without_waits(Offloading.wait, "reloading"))
-    tier: Tier = DelayedTier(staged(tmp_path), "reload", 0.05)
+    tier: Tier = DelayedTier(host_and_disk(tmp_path), "reload", 0.05)
     with pytest.raises(AssertionError):
         assert_equal_with_lower_tier(ZOO["gpt2"], prepared_for("gpt2", "adamw"), solved, tier, adamw, iterations=2)
 
@@ -101,7 +101,7 @@ def test_less_host_memory_takes_more_disk_and_time() -> None:
     """In the same device budget; with room for everything the disk is not used."""
     plans = [three_tiers("llama", "momentum", share=share, disk=SLOW) for share in (100.0, 0.6, 0.0)]
     for lower_tier, solved in plans:
-        assert held(solved.slots, "host").total() <= lower_tier.capacity_bytes
+        assert roles_at(solved.slots, "host").total() <= lower_tier.capacity_bytes
     on_disk = [solved.summary.disk_bytes for _, solved in plans]
     assert 0 == on_disk[0] < on_disk[1] < on_disk[2] == plans[2][1].summary.lower_tier_bytes
     times = [solved.summary.step_time_s for _, solved in plans]

@@ -13,9 +13,9 @@ from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.workload.models import build_model
 from stowage.stages.workload.samples import sample_batch
 from tests.matrix import some
-from tests.offload.away import actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.offload.test_lora_from_disk import MODELS
 from tests.offload.test_offloaded_training import OPTIMIZERS
+from tests.offload.with_lower_tier import actions, assert_equal_with_lower_tier, solve_with_lower_tier
 from tests.runtime.beside_eager import prepare
 from tests.zoo import Entry
 

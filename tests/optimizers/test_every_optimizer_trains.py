@@ -178,7 +178,7 @@ def test_one_that_fails_on_made_up_gradients_is_named_and_left_alone(quick: Fit)
 
 @pytest.mark.parametrize("name", ["counter in the group", "required arguments", "wrapper"])
 def test_a_joint_update_below_a_budget_for_weights(name: str, quick: Fit, tmp_path: Path) -> None:
-    """What one update needs at once stays in memory; all else may be below."""
+    """What one update needs at once stays in memory; all else may be offloaded."""
     make = (JOINT | ALONE)[name]
     model, other = small_model(), small_model()
     given = small_batches(3)

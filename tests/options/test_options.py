@@ -19,7 +19,7 @@ from stowage.stages.ir.block import BlockGraph, SolveReport
 from stowage.stages.ir.encoding import decode, encode, schedule_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.options import generate, intervals, tasks
-from stowage.stages.options.exact import raced, solve_exactly
+from stowage.stages.options.exact import fastest_exact, solve_exactly
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.intervals import IntervalAnswer
 from stowage.stages.options.store import OptionStore, option_key
@@ -208,16 +208,16 @@ def test_checkmate_wins_where_a_node_must_run_more_often() -> None:
     usual = solve_exactly("retention", graph, pair, patient, computations=3, within=None, near=None)
     assert usual.report is not None
     assert few.schedule is None
-    winner = raced(few, graph, pair, patient)
+    winner = fastest_exact(few, graph, pair, patient)
     assert winner.report is not None
     assert winner.report.formulation == "rk_checkmate"
     assert winner.report.objective_s == pytest.approx(usual.report.objective_s)
-    assert raced(usual, graph, pair, patient) is usual, "no faster"
+    assert fastest_exact(usual, graph, pair, patient) is usual, "no faster"
 
 
-@pytest.mark.parametrize(("raced_nodes", "count"), [(0, 0), (100, 1)])
+@pytest.mark.parametrize(("tiny_nodes", "count"), [(0, 0), (100, 1)])
 def test_checkmate_takes_part_where_blocks_are_small(
-    raced_nodes: int, count: int, monkeypatch: pytest.MonkeyPatch
+    tiny_nodes: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
 
@@ -225,11 +225,11 @@ def test_checkmate_takes_part_where_blocks_are_small(
         answer: IntervalAnswer, graph: BlockGraph, budgets: tuple[int, int], limits: SolverSettings
     ) -> IntervalAnswer:
         asked.append(budgets)
-        return raced(answer, graph, budgets, limits)
+        return fastest_exact(answer, graph, budgets, limits)
 
-    monkeypatch.setattr(tasks, "raced", noted)
+    monkeypatch.setattr(tasks, "fastest_exact", noted)
     graph = deep_chain(1)
-    size = GridSize(3, 3, raced_nodes=raced_nodes)
+    size = GridSize(3, 3, tiny_nodes=tiny_nodes)
     budgets = tasks.grid(graph, size, LIMITS)
     tasks.row(graph, budgets.peaks[1], budgets.saves[-1:], size, LIMITS, budgets.smallest)
     assert asked == [(budgets.peaks[1], budgets.saves[-1])] * count

@@ -192,10 +192,10 @@ def test_in_place_calls_are_folded_into_the_node_that_owns_the_storage() -> None
     prepared = prepared_zoo("in_place")
     temporary = {s.storage for s in prepared.trace.storages if s.role == "temporary"}
     owner = {s: n.node for n in prepared.nodes for s in n.creates}
-    home = {c: n.node for n in prepared.nodes for c in n.calls}
+    node_of = {c: n.node for n in prepared.nodes for c in n.calls}
     written = [(c.call, s) for c in prepared.trace.calls for s in c.mutates if s in temporary]
     assert written
-    assert all(home[call] == owner[storage] for call, storage in written)
+    assert all(node_of[call] == owner[storage] for call, storage in written)
 
 
 def test_batch_statistics_may_be_computed_again_and_counted_batches_not() -> None:

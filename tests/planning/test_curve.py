@@ -67,7 +67,7 @@ def test_the_curve_goes_from_everything_kept_to_the_least(found: Curve) -> None:
     assert points[0].slowdown == 0.0
     assert points[-1].budget_bytes == found.smallest_bytes
     assert points[-1].slowdown > 0.0
-    assert not found.moves
+    assert not found.transfers
 
 
 def test_each_point_is_the_plan_that_fit_makes(found: Curve, fit_stores: Path) -> None:

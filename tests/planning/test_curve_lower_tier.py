@@ -59,7 +59,7 @@ def _columns(text: str) -> dict[str, list[str]]:
 
 
 def test_plans_from_a_folder_show_what_they_move(fit_stores: Path, tmp_path: Path) -> None:
-    offload = Offload(tmp_path / "below")
+    offload = Offload(tmp_path / "lower_tier")
     found = curve(
         Wide(),
         BATCH,
@@ -77,7 +77,7 @@ def test_plans_from_a_folder_show_what_they_move(fit_stores: Path, tmp_path: Pat
     # Weights and states take 48 MiB: what does not fit is offloaded and reloaded in each step.
     assert moving.lower_tier_bytes >= 48 * MIB - moving.peak_bytes
     assert min(moving.offload_bytes, moving.reload_bytes) > 0
-    assert found.moves
+    assert found.transfers
     assert found.smallest_bytes < 48 * MIB
     table = _columns(str(found))
     assert table["moved"] == ["0.0 MiB", f"{moving.traffic_bytes / MIB:.1f} MiB"]

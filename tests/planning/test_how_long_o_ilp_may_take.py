@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from stowage.flows import best_batch
-from stowage.flows.planning.step import QUICK, Effort, plan_step
+from stowage.flows.planning.step import QUICK, Effort, Planning, StepToPlan, plan_step
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.solve import batch_size
 from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solver.outcome import SolverSettings
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.zoo import ZOO
 
 TARGET = DeviceDescription("0123456789abcdef", "made up", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e10, 1e-6)
@@ -35,21 +35,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SolverSettings]:
     return found
 
 
-def planned(home: Path, effort: Effort) -> Any:
+def planned(stores: Path, effort: Effort) -> Any:
     model, batch, loss = ZOO["batchnorm"]()
-    return plan_step(
-        model,
-        batch,
-        loss=loss,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        device_budget="95%",
-        method="offmate",
-        stores=home,
-        costs="roofline",
-        effort=effort,
-        target=TARGET,
-        lower_tier=BELOW,
+    step = StepToPlan(model=model, batch=batch, loss=loss, optimizer=torch.optim.AdamW(model.parameters()))
+    how = Planning(
+        stores=stores, effort=effort, costs="roofline", target=TARGET, method="offmate", lower_tier=LOWER_TIER
     )
+    return plan_step(step, "95%", how)
 
 
 def test_quick_shortens_o_ilp(tmp_path: Path, asked: list[SolverSettings]) -> None:

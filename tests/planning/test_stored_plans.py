@@ -30,10 +30,10 @@ def batch(number: int) -> torch.Tensor:
     return torch.randn(200, 32)
 
 
-def planned(home: Path, **more: Any) -> TrainingStep:
+def planned(stores: Path, **more: Any) -> TrainingStep:
     trained = model()
     more = {"device_budget": "75%", "quick": True, "say": lambda text: None} | more
-    return fit(trained, batch(0), adamw(trained), loss=square, cache_dir=home, **more)
+    return fit(trained, batch(0), adamw(trained), loss=square, cache_dir=stores, **more)
 
 
 def losses(step: TrainingStep) -> list[float]:
@@ -104,9 +104,9 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
 }
 
 
-def change(home: Path, how: Callable[[Plan], Plan]) -> None:
+def change(stores: Path, how: Callable[[Plan], Plan]) -> None:
     """Every stored plan, with the hashes of what it then is."""
-    for folder in (home / "solved").iterdir():
+    for folder in (stores / "solved").iterdir():
         plan = (
             read_rows(folder / "plan.parquet", PlanRow),
             read_rows(folder / "slots.parquet", Slot),
@@ -120,22 +120,22 @@ def change(home: Path, how: Callable[[Plan], Plan]) -> None:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("stored") / "home"
-    assert losses(planned(home)) == plainly()
-    return home
+    stores = tmp_path_factory.mktemp("stored") / "stores"
+    assert losses(planned(stores)) == plainly()
+    return stores
 
 
 @pytest.mark.parametrize("how", CHANGES)
 def test_a_changed_plan_is_searched_again(stored: Path, tmp_path: Path, solves: list[None], how: str) -> None:
     import shutil
 
-    home = tmp_path / "a" / "b" / "home"
-    shutil.copytree(stored, home)
-    change(home, CHANGES[how])
-    assert losses(planned(home)) == plainly()
+    stores = tmp_path / "a" / "b" / "stores"
+    shutil.copytree(stored, stores)
+    change(stores, CHANGES[how])
+    assert losses(planned(stores)) == plainly()
     assert len(solves) == 1
     assert not list(tmp_path.rglob("outside*"))
-    planned(home)
+    planned(stores)
     assert len(solves) == 1, "and is whole again"
 
 
@@ -144,11 +144,11 @@ def test_an_unchanged_one_is_not(stored: Path, solves: list[None]) -> None:
     assert solves == []
 
 
-def test_a_full_disk_below_speaks_of_the_disk(tmp_path: Path) -> None:
+def test_a_full_disk_of_the_lower_tier_speaks_of_the_disk(tmp_path: Path) -> None:
     wide = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
     given = torch.randn(4, 1024)
-    how: dict[str, Any] = {"loss": square, "cache_dir": tmp_path / "home", "quick": True, "say": lambda text: None}
-    how |= {"offload_dir": tmp_path / "below", "device_budget": "60MiB"}
+    how: dict[str, Any] = {"loss": square, "cache_dir": tmp_path / "stores", "quick": True, "say": lambda text: None}
+    how |= {"offload_dir": tmp_path / "lower_tier", "device_budget": "60MiB"}
     with pytest.raises(
         NoRoomInLowerTier, match=r"moving .* to the offload folder's disk, which has room for 1\.0 MiB"
     ) as error:

@@ -31,7 +31,7 @@ CHEAP = {"ln_1", "ln_2", "gelu"}
 
 @dataclass
 class Tables:
-    """Arguments of `write_report`."""
+    """What `ReportTables` is made from."""
 
     storages: list[Storage] = field(default_factory=list)
     nodes: list[ComputeNode] = field(default_factory=list)

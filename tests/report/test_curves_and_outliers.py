@@ -17,7 +17,7 @@ from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.trace import Call
-from stowage.stages.report import write_report
+from stowage.stages.report import ReportTables, write_report
 from stowage.stages.report.data import SHARES, loss_frame, memory_frame, write_curves
 from stowage.stages.report.facts import slow
 from stowage.stages.report.modules import module_of_block, module_of_peak, modules_of
@@ -45,10 +45,13 @@ def test_slow_iterations_are_told_from_noise_and_from_the_first() -> None:
 
 def test_slow_iterations_are_marked(tables: Tables, tmp_path: Path) -> None:
     steps = [_step(k, 10.0 if k == 30 else 1.0) for k in range(60)]
-    text = write_report(tmp_path, **{**vars(tables), "steps": steps}).read_text()
+    text = write_report(tmp_path, ReportTables(**{**vars(tables), "steps": steps})).read_text()
     assert "Slow iterations" in text
     assert "30 (10 s)" in text
-    assert "Slow iterations" not in write_report(tmp_path, **{**vars(tables), "steps": steps[:30]}).read_text()
+    assert (
+        "Slow iterations"
+        not in write_report(tmp_path, ReportTables(**{**vars(tables), "steps": steps[:30]})).read_text()
+    )
 
 
 def _call(number: int, module: str) -> Call:
@@ -61,7 +64,7 @@ def test_modules_are_named(tables: Tables, tmp_path: Path) -> None:
     for node in tables.nodes:
         for call in node.calls:
             calls[call] = _call(call, f"net.h.{node.block}.{node.name.split('.')[-1]}" if node.block >= 0 else "")
-    text = write_report(tmp_path, **{**vars(tables), "calls": calls}).read_text()
+    text = write_report(tmp_path, ReportTables(**{**vars(tables), "calls": calls})).read_text()
     assert "net.h.0, …, net.h.4" in text, "blocks that are treated alike"
     assert "<code>net.h.0.gelu</code>" in text
     nodes = {n.node: n for n in tables.nodes}
@@ -95,10 +98,10 @@ def _points() -> list[CurvePoint]:
 
 
 def test_the_curve_has_a_section_where_there_is_one(tables: Tables, tmp_path: Path) -> None:
-    text = write_report(tmp_path, **{**vars(tables), "curve": _points()}).read_text()
+    text = write_report(tmp_path, ReportTables(**{**vars(tables), "curve": _points()})).read_text()
     assert "Step time against budget" in text
     assert (tmp_path / "plots" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    other = write_report(tmp_path / "other", **{**vars(tables), "curve": _points()[3:]}).read_text()
+    other = write_report(tmp_path / "other", ReportTables(**{**vars(tables), "curve": _points()[3:]})).read_text()
     assert "Step time against budget" not in other, "no budget has a plan"
 
 

@@ -19,7 +19,7 @@ from stowage.stages.ir.graph import SHARED
 from stowage.stages.ir.plan import PlanRow
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import predicted_spans
-from stowage.stages.report import summary_table, write_report
+from stowage.stages.report import ReportTables, summary_table, write_report
 from stowage.stages.report.activations import block_fates, forward_results, totals, treatments
 from stowage.stages.report.curves import measured, predicted, spans, thin, turns
 from stowage.stages.report.facts import gather, headline, verdict
@@ -35,7 +35,7 @@ def tables() -> Tables:
 
 
 def _write(folder: Path, tables: Tables, **changes: Any) -> Path:
-    return write_report(folder, **{**vars(tables), **changes})
+    return write_report(folder, ReportTables(**{**vars(tables), **changes}))
 
 
 class _Tags(HTMLParser):

@@ -80,14 +80,16 @@ def test_steps_that_are_cut_otherwise_are_not_mixed() -> None:
 
 
 def test_a_name_says_what_is_taken_where() -> None:
-    name = VariantName.at({"packed": [0, 1, 4], "other": [3, 5, 6]}, "held")
-    assert name.text == "packed[0-1,4]+other[3,5-6]+held"
+    name = VariantName.at({"packed": [0, 1, 4], "other": [3, 5, 6]}, "long_lived")
+    assert name.text == "packed[0-1,4]+other[3,5-6]+long_lived"
     assert VariantName.of(name.text) == name
     assert name.parts == [("packed", (0, 1, 4)), ("other", (3, 5, 6))]
-    assert VariantName.of("packed+held").parts == [("packed", None)]
+    assert VariantName.of("packed+long_lived").parts == [("packed", None)]
 
 
-@pytest.mark.parametrize("name", ["nothing[0]", "packed[999]", "packed[]", "packed[1-]", "packed[0]+held", "plain[0]"])
+@pytest.mark.parametrize(
+    "name", ["nothing[0]", "packed[999]", "packed[]", "packed[1-]", "packed[0]+long_lived", "plain[0]"]
+)
 def test_a_name_of_something_else_is_found_nowhere(name: str) -> None:
     trace = layers()
     ways = [way("plain", trace), way("packed", pack_masks(trace))]

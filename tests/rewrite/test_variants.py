@@ -10,7 +10,7 @@ import torch
 
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import HELD, PLAIN, UNHELD, VariantName
+from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED, PLAIN, VariantName
 from stowage.stages.rewrite import REWRITES, Rewrite, load_variant, variants_of
 from stowage.stages.trace import trace_step
 
@@ -43,15 +43,15 @@ def test_one_that_does_not_apply_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("rewrite", [PLAIN, "packed"])
-@pytest.mark.parametrize("chain", [UNHELD, HELD])
+@pytest.mark.parametrize("chain", [NO_LONG_LIVED, LONG_LIVED])
 def test_names_come_back(rewrite: str, chain: str) -> None:
-    name = VariantName(rewrite, HELD if chain else UNHELD)
+    name = VariantName(rewrite, LONG_LIVED if chain else NO_LONG_LIVED)
     assert VariantName.of(name.text) == name
-    assert name.text == (f"{rewrite}+held" if chain else rewrite)
+    assert name.text == (f"{rewrite}+long_lived" if chain else rewrite)
 
 
 def test_an_unknown_one_is_one_sentence(tmp_path: Path) -> None:
     traced().save(tmp_path)
-    assert load_variant(tmp_path, "plain+held").calls == traced().calls
+    assert load_variant(tmp_path, "plain+long_lived").calls == traced().calls
     with pytest.raises(TableError, match=r"There is no rewrite 'x' of a trace: run the solve stage"):
         load_variant(tmp_path, "x+y")

@@ -16,7 +16,7 @@ from stowage.stages.ir.actions import shown_lanes
 from stowage.stages.ir.run import TraceSpan
 from stowage.stages.ir.spans import chrome_trace, predicted_spans, steps_of
 from stowage.stages.runtime.observe.tracing import trace_iteration
-from tests.offload.away import program_with_lower_tier, smallest_with_lower_tier, solve_with_lower_tier
+from tests.offload.with_lower_tier import program_with_lower_tier, smallest_with_lower_tier, solve_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare, program_of
 from tests.solve.prepared import Prepared
 from tests.zoo import ZOO

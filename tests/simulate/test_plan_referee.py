@@ -77,7 +77,7 @@ def test_illegal_plans(text: str, sentence: str) -> None:
 
 
 def test_persistent_storages_are_not_freed_without_a_copy() -> None:
-    with pytest.raises(IllegalPlanError, match="free of weight: it has no copy below"):
+    with pytest.raises(IllegalPlanError, match="free of weight: it has no copy in the lower tier"):
         play("-0 " + KEEP_ALL)
 
 

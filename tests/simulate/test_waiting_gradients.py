@@ -53,5 +53,5 @@ def test_each_rule(text: str, sentence: str) -> None:
 
 
 def test_a_gradient_that_goes_on_waiting_is_not_freed() -> None:
-    with pytest.raises(IllegalPlanError, match="waiting: it has no copy below that is up to date"):
+    with pytest.raises(IllegalPlanError, match="waiting: it has no copy in the lower tier that is up to date"):
         middle("0 1 2 3 -1 -2 4 -4 -5")

@@ -36,7 +36,7 @@ from tests.zoo import GPT2, LLAMA
 
 SAMPLE = 2
 SHAPES = {"gpt2": GPT2, "llama": LLAMA}
-BELOW = LowerTier(Link(1e9, 1e9, 1.5e9), capacity_bytes=1 << 40, smallest_bytes=1024)
+LOWER_TIER = LowerTier(Link(1e9, 1e9, 1.5e9), capacity_bytes=1 << 40, smallest_bytes=1024)
 SETTINGS = SolverSettings(time_limit_s=20.0, gap=1e-4)
 
 
@@ -103,7 +103,7 @@ def test_amounts_are_all_that_is_always_in_memory() -> None:
 
 
 def offmate_of(tables: Prepared) -> ChainProblem:
-    offloader = Offloader(program_of(tables.trace, tables.nodes), chain_of(tables), BELOW)
+    offloader = Offloader(program_of(tables.trace, tables.nodes), chain_of(tables), LOWER_TIER)
     return ChainProblem(offloader, choices_of(offloader))
 
 
@@ -148,7 +148,7 @@ def estimate(tables: Prepared, budget: int, method: str, largest: int = 32) -> F
         largest=largest,
         device_budget_bytes=budget,
         method=method,
-        lower_tier=BELOW,
+        lower_tier=LOWER_TIER,
     )
 
 

@@ -20,7 +20,7 @@ from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.proposal import JudgedPlan
 from tests.matrix import examples
 from tests.solve.judged import hidden, judged
-from tests.solve.offload.test_sweep import QUICK, TINY, executions_of, offloader_of
+from tests.solve.offload.test_belady import QUICK, TINY, executions_of, offloader_of
 from tests.solve.prepared import prepare_trace
 from tests.solve.synthetic_steps import training_steps
 
@@ -42,25 +42,25 @@ def stated(trace: TraceTables, plan: JudgedPlan) -> PlanSummary:
     )
 
 
-def plans_of(trace: TraceTables, share: float, every: int, home: str) -> Iterator[tuple[Offloader, JudgedPlan]]:
+def plans_of(trace: TraceTables, share: float, every: int, placement: str) -> Iterator[tuple[Offloader, JudgedPlan]]:
     """With some updates taken by the CPU, or with a disk and buffers of its own."""
     lower_tier = replace(TINY, cpu_update_bytes_per_s=1e3)
-    if home == "disk":
+    if placement == "disk":
         lower_tier = replace(TINY, placement="disk", staging_bytes=100, padding_bytes=3)
     offloader = offloader_of(prepare_trace(trace), lower_tier)
     executions = executions_of(offloader)
-    updates = late_updates(offloader, executions)[::every] if home == "host" else []
+    updates = late_updates(offloader, executions)[::every] if placement == "host" else []
     budget = BeladyPlanner(offloader, executions, frozenset(), updates).least_bytes + int(share * 100) + 1000
     for plan in judged(offloader.program, belady_plans(offloader, executions, budget, updates=updates)):
         yield offloader, plan
         yield offloader, hidden(offloader.program, plan, plan.peak_bytes)
 
 
-@pytest.mark.parametrize("home", ["host", "disk"])
+@pytest.mark.parametrize("placement", ["host", "disk"])
 @settings(max_examples=examples(60), **QUICK)
 @given(trace=training_steps(), share=st.floats(0.0, 1.0), every=st.integers(1, 3))
-def test_every_plan_that_moves_is_accepted(home: str, trace: TraceTables, share: float, every: int) -> None:
-    for offloader, plan in plans_of(trace, share, every, home):
+def test_every_plan_that_moves_is_accepted(placement: str, trace: TraceTables, share: float, every: int) -> None:
+    for offloader, plan in plans_of(trace, share, every, placement):
         slots = slots_of(trace, plan.steps, plan.state)
         assert tier_state(slots) == plan.state
         check_stored(trace, offloader.program.nodes, plan.outcome.rows, slots, stated(trace, plan))

@@ -16,7 +16,7 @@ from stowage.stages.solve.offload.offmate import search
 from stowage.stages.solve.parameters import o_ilp_limits
 from stowage.stages.solver.outcome import SolverSettings
 from stowage.stages.trace import MicroBatch
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.runtime.beside_eager import adamw, prepare
 from tests.solve.prepared import PLENTY, Prepared, prepared_zoo
 from tests.zoo import ZOO
@@ -47,7 +47,7 @@ def test_of_a_plan_that_offloads_o_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "o_ilp", asked)
     monkeypatch.setattr(sources.RuleSource, "propose", lambda self, task: iter(()))
     prepared = prepared_zoo("resnet")
-    summary = solve(prepared, prepared.solve().summary.smallest_feasible_bytes, "offmate", BELOW).summary
+    summary = solve(prepared, prepared.solve().summary.smallest_feasible_bytes, "offmate", LOWER_TIER).summary
     assert summary.method == "offmate"
     assert summary.lower_tier_bytes > 0
     assert {settings for settings, _ in answers} == {O_ILP}
@@ -98,8 +98,8 @@ def test_of_a_fixed_policy_its_name_and_the_distance_to_the_lower_bound() -> Non
 
 def test_of_a_sweep_that_no_solver_decided() -> None:
     prepared = prepare(ZOO["tied"], adamw, MicroBatch(max_grad_norm=1.0))
-    summary = solve(prepared, prepared.solve().summary.smallest_feasible_bytes - 1, "offmate", BELOW).summary
-    assert summary.method == "sweep"
+    summary = solve(prepared, prepared.solve().summary.smallest_feasible_bytes - 1, "offmate", LOWER_TIER).summary
+    assert summary.method == "belady"
     assert told(summary) == ("belady", "heuristic", 0.0, 0)
     assert summary.gap == pytest.approx(1 - summary.lower_bound_s / summary.step_time_s)
 

@@ -165,7 +165,7 @@ class Run:
 
     Attributes:
         programs: of the job's pieces.
-        tier: below the device.
+        tier: the lower tier.
         settled: what an iteration found under way that its plan does not have under way, and waited for.
     """
 

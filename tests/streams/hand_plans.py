@@ -14,6 +14,7 @@ from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, Link, TierState
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import TraceTables, base_values
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import replay_plan
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.trace import MicroBatch, trace_step
@@ -31,9 +32,9 @@ class Way:
     Attributes:
         ahead: nodes between a reload and its use.
         lag: nodes between a use and the end of its offload.
-        activations: they go down between forward and backward.
-        below: parameters are updated by the CPU.
-        gradients: those that wait for another micro-batch do so below.
+        activations: they are offloaded between forward and backward.
+        cpu_updates: parameters are updated by the CPU.
+        gradients: those that wait for another micro-batch are offloaded meanwhile.
         around: what is under way at the end is waited for in the next iteration: updates by the CPU, offloads of what
             was used last, reloads of what is used first.
         disk: of so many storages one lives on a disk; 0 without one.
@@ -43,7 +44,7 @@ class Way:
     ahead: int = 3
     lag: int = 2
     activations: bool = True
-    lower_tier: bool = False
+    cpu_updates: bool = False
     gradients: bool = False
     around: bool = False
     disk: int = 0
@@ -57,7 +58,7 @@ class HandPlan:
     Attributes:
         trace: of the step.
         source: its text.
-        slots: places below.
+        slots: places in the lower tier.
         peak_bytes: highest device bytes, predicted.
     """
 
@@ -98,7 +99,7 @@ class HandMade:
 
     def streaming(self, way: Way) -> HandPlan:
         """What moves comes before each use and leaves after it."""
-        on_cpu = {n.node: p for n in self.nodes if way.lower_tier and (p := self._by_cpu(n, way)) in self.movable}
+        on_cpu = {n.node: p for n in self.nodes if way.cpu_updates and (p := self._by_cpu(n, way)) in self.movable}
         by_cpu = {s: n for n in on_cpu for s in self.nodes[n].mutates if s in self.movable}
         moving = {s for s in self.movable if way.gradients or self.storages[s].role != "gradient"}
         uses: dict[int, list[int]] = defaultdict(list)
@@ -119,7 +120,7 @@ class HandMade:
         late = self._left_in_lower_tier(way)
         updating = set(on_cpu.values()) if way.around else set()
         for parameter in sorted(on_cpu.values()):
-            wait = Step(-1, parameter, "below", "wait")
+            wait = Step(-1, parameter, "lower tier", "wait")
             if way.around:
                 node = next(n for n in self.nodes if self.rules.updated(n) == parameter)
                 touched = [n for s in node.mutates for n in uses[s] if s in moving and n not in on_cpu]
@@ -127,11 +128,11 @@ class HandMade:
             else:
                 woven.last.append(wait)
         steps = self._steps(woven, on_cpu, offloaded_again, late)
-        away = moving - reloading - offloading
+        offloaded = moving - reloading - offloading
         copied = (moving | offloading) - (by_cpu.keys() if way.around else set()) - offloading
         placed = sorted(moving | offloaded_again.keys() | late)
         state = TierState(
-            offloaded=frozenset(away),
+            offloaded=frozenset(offloaded),
             reloading=frozenset(reloading),
             offloading=frozenset(offloading),
             copied=frozenset(copied),
@@ -198,7 +199,7 @@ class HandMade:
         return found
 
     def _left_in_lower_tier(self, way: Way) -> set[int]:
-        """Gradients that are made here and wait below for the next micro-batch."""
+        """Gradients that are made here and wait in the lower tier for the next micro-batch."""
         if not way.gradients:
             return set()
         made = {self.trace.values[g.gradient_value].storage for g in self.trace.gradients if g.gradient_value >= 0}
@@ -214,15 +215,15 @@ class HandMade:
             steps += woven.before[step.node]
             if step.node in on_cpu:
                 for storage in [s for s, first in down.items() if first == step.node]:
-                    steps += [Step(-1, storage, "below", "offload"), Step(-1, storage, "below", "wait")]
+                    steps += [Step(-1, storage, "lower tier", "offload"), Step(-1, storage, "lower tier", "wait")]
                     if storage in self.rules.spent:
-                        steps.append(Step(-1, storage, "below"))
-                steps.append(Step(step.node, on_cpu[step.node], "below", "update"))
+                        steps.append(Step(-1, storage, "lower tier"))
+                steps.append(Step(step.node, on_cpu[step.node], "lower tier", "update"))
             else:
                 steps.append(step)
             steps += woven.after[step.node]
         for storage in sorted(late):
-            steps += [Step(-1, storage, "wait below", action) for action in ("offload", "wait", "free")]  # type: ignore[arg-type]
+            steps += [Step(-1, storage, "lower tier, waiting", action) for action in ("offload", "wait", "free")]  # type: ignore[arg-type]
         return steps + woven.last
 
     def _finish(self, steps: list[Step], state: TierState) -> HandPlan:
@@ -231,10 +232,12 @@ class HandMade:
             self.nodes,
             steps,
             keep=self.rules.keep,
-            link=Link(1e9, 1e9, 1.5e9),
             start=state,
-            disk=Link(5e8, 5e8, 8e8) if state.on_disk else None,
-            cpu_update_s={n.node: 1e-3 for n in self.nodes if n.phase == "update"},
+            tier=ReplayedTier(
+                Link(1e9, 1e9, 1.5e9),
+                Link(5e8, 5e8, 8e8) if state.on_disk else None,
+                cpu_update_s={n.node: 1e-3 for n in self.nodes if n.phase == "update"},
+            ),
         )
         slots = slots_of(self.trace, steps, state)
         source = emit_step(self.trace, self.nodes, outcome.rows, blank_summary(), slots)

@@ -16,10 +16,10 @@ WAYS = {
     "everything": Way(),
     "at once": Way(ahead=0, lag=0),
     "around": Way(ahead=6, lag=4, around=True),
-    "below": Way(lower_tier=True),
-    "below, around": Way(lower_tier=True, around=True),
+    "by the CPU": Way(cpu_updates=True),
+    "by the CPU, around": Way(cpu_updates=True, around=True),
     "disk": Way(disk=2),
-    "disk, below, around": Way(ahead=5, lag=3, lower_tier=True, around=True, disk=2),
+    "disk, by the CPU, around": Way(ahead=5, lag=3, cpu_updates=True, around=True, disk=2),
 }
 """How things move."""
 

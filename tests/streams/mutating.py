@@ -122,7 +122,7 @@ def comes_by_itself(source: str, slots: Sequence[Slot], wait: Line) -> bool:
 
 
 def _changes(text: str, slot: str) -> bool:
-    """Whether a line that names it changes or drops what is on the device, or what is below."""
+    """Whether a line that names it changes or drops what is on the device, or what is offloaded."""
     if text.startswith(("run.update_on_cpu(", "run.wait(")):
         return False
     calls = r"^(del |run\.)|\w_\(|_\.\w+\("

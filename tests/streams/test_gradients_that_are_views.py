@@ -19,13 +19,13 @@ from tests.zoo import ZOO
 )
 def test_updates_by_the_cpu(name: str, max_grad_norm: float | None) -> None:
     made = HandMade(ZOO[name], momentum, MicroBatch(max_grad_norm=max_grad_norm))
-    plan = made.streaming(Way(lower_tier=True, any_form=True))
+    plan = made.streaming(Way(cpu_updates=True, any_form=True))
     assert ", form=(" in plan.source
     job = Job(name, ZOO[name], momentum, (piece_of(plan),), max_grad_norm)
     assert check(job, in_random_order(0)).all() == []
 
 
 @pytest.mark.parametrize("name", some(["gpt2", "phi"], keep=["gpt2"]))
-def test_they_wait_below(name: str) -> None:
+def test_they_wait_offloaded(name: str) -> None:
     job = summed_job(name, "momentum", Way(gradients=True))
     assert check(job, in_random_order(1)).all() == []

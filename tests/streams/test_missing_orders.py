@@ -37,10 +37,10 @@ DISK_TIER = {
 }
 """See `disk` and `disk_mover`."""
 
-UPDATES_BELOW = {
+CPU_UPDATES = {
     "an update after the offload of its gradient": (UPDATES, "offload"),
 }
-"""See `below` and `PinnedTier.content`."""
+"""See `CPU_UPDATES` and `PinnedTier.content`."""
 
 
 IMPLIED = {
@@ -82,10 +82,10 @@ def test_the_disk(order: str, tmp_path: Path) -> None:
     assert found.races, found.all()[:3]
 
 
-@pytest.mark.parametrize("order", UPDATES_BELOW)
+@pytest.mark.parametrize("order", CPU_UPDATES)
 def test_updates_by_the_cpu(order: str, tmp_path: Path) -> None:
-    found = found_without(hand_job("batchnorm", "adamw", "below"), {UPDATES_BELOW[order]}, tmp_path)
-    assert between(found, UPDATES_BELOW[order]), found.all()[:3]
+    found = found_without(hand_job("batchnorm", "adamw", "by the CPU"), {CPU_UPDATES[order]}, tmp_path)
+    assert between(found, CPU_UPDATES[order]), found.all()[:3]
 
 
 def in_host(found: Found) -> Found:
@@ -97,7 +97,7 @@ def in_host(found: Found) -> Found:
 def test_an_order_that_waits_imply(order: str, tmp_path: Path) -> None:
     """Without it alone nothing is found; without both there is a race between the two, in memory of the host."""
     own, wait = IMPLIED[order]
-    job = hand_job("batchnorm", "adamw", "below" if own[0] == UPDATES else "at once")
+    job = hand_job("batchnorm", "adamw", "by the CPU" if own[0] == UPDATES else "at once")
     assert found_without(job, {own}, tmp_path).all() == []
     assert not between(in_host(found_without(job, {wait}, tmp_path)), own)
     assert between(in_host(found_without(job, {own, wait}, tmp_path)), own)
@@ -123,7 +123,7 @@ def test_copies_of_one_place_on_the_disk(wait: str, tmp_path: Path, monkeypatch:
     assert in_file(found_without(job, waits, tmp_path))
 
 
-@pytest.mark.parametrize("way", some(["everything", "below", "around"], keep=["everything"]))
+@pytest.mark.parametrize("way", some(["everything", "by the CPU", "around"], keep=["everything"]))
 def test_a_release_before_the_last_reader(way: str, tmp_path: Path) -> None:
     """`run.free` and `del` right before the line that needs the memory last. (`del` before a wait: see waits.)"""
     job = hand_job("batchnorm", "adamw", way)
@@ -132,7 +132,9 @@ def test_a_release_before_the_last_reader(way: str, tmp_path: Path) -> None:
     for release in lines_of(source, r"^run\.free\(|^del \w+$"):
         name = release.slot or release.text.removeprefix("del ")
         words = rf'"{name}"|(?<![\w."]){name}(?!\w)'
-        uses = [u for u in lines_of(source, words) if not u.text.startswith("run.update_on_cpu(")]  # of what is below
+        uses = [
+            u for u in lines_of(source, words) if not u.text.startswith("run.update_on_cpu(")
+        ]  # of what is offloaded
         before = [u for u in uses if u.number < release.number]
         if before and not (release.text.startswith("del ") and "run.wait(" in before[-1].text):
             tried += 1

@@ -35,12 +35,12 @@ AHEAD = "the host ahead"
 
 JOBS = {
     "everything": lambda: hand_job("batchnorm", "adamw", "everything"),
-    "below": lambda: hand_job("batchnorm", "adamw", "below"),
+    "by the CPU": lambda: hand_job("batchnorm", "adamw", "by the CPU"),
     "around": lambda: hand_job("batchnorm", "adamw", "around"),
-    "disk, below, around": lambda: hand_job("batchnorm", "adamw", "disk, below, around"),
-    "clipped": lambda: hand_job("batchnorm", "momentum", "below, around", 0.1),
+    "disk, by the CPU, around": lambda: hand_job("batchnorm", "adamw", "disk, by the CPU, around"),
+    "clipped": lambda: hand_job("batchnorm", "momentum", "by the CPU, around", 0.1),
     "summed": lambda: summed_job("batchnorm", "momentum", Way(gradients=True)),
-    "gpt2": lambda: hand_job("gpt2", "adamw", "disk, below, around"),
+    "gpt2": lambda: hand_job("gpt2", "adamw", "disk, by the CPU, around"),
     "llama": lambda: hand_job("llama", "momentum", "everything"),
 }
 
@@ -119,7 +119,7 @@ def is_of_an_update(source: str, line: Line) -> bool:
     return bool(lines_of(source, rf'run\.update_on_cpu\("{re.escape(line.slot)}"'))
 
 
-@pytest.mark.parametrize(("name", "kept"), some_jobs(["everything", "disk, below, around", "clipped"]))
+@pytest.mark.parametrize(("name", "kept"), some_jobs(["everything", "disk, by the CPU, around", "clipped"]))
 def test_a_wait_that_does_not_wait(name: str, kept: int, tmp_path: Path) -> None:
     """Each is found, but those that have no effect since the next one is for something later in the same lane."""
     job = JOBS[name]()
@@ -135,7 +135,7 @@ def test_a_wait_that_does_not_wait(name: str, kept: int, tmp_path: Path) -> None
     assert wrong == []
 
 
-@pytest.mark.parametrize(("name", "kept"), some_jobs(["below", "around", "summed"]))
+@pytest.mark.parametrize(("name", "kept"), some_jobs(["by the CPU", "around", "summed"]))
 def test_a_wait_that_is_not_there(name: str, kept: int, tmp_path: Path) -> None:
     """Each is found, but that for an update by the CPU which the next iteration waits for as it enters (where it looks
     at what is there), and that for a gradient which comes when it is asked for."""

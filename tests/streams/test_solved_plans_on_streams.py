@@ -8,7 +8,7 @@ import pytest
 
 from stowage.stages.codegen import emit_step
 from stowage.stages.solve.summary import Solved
-from tests.offload import test_clipped_updates_below as clipped
+from tests.offload import test_clipped_cpu_updates as clipped
 from tests.offload import test_three_tiers as tiers
 from tests.offload.test_offloaded_training import OPTIMIZERS
 from tests.solve.prepared import Prepared

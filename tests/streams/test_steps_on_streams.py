@@ -27,9 +27,9 @@ def assert_right(job: Job, folder: Path, seed: int) -> None:
     some(
         product(ZOO, ("adamw", "momentum"), ("keep", "again", *WAYS), SEEDS),
         keep=[
-            ("gpt2", "adamw", "everything", 0), ("gpt2", "momentum", "disk, below, around", 1),
-            ("llama", "adamw", "below, around", 2),
-            ("resnet", "adamw", "everything", 1), ("tied", "adamw", "below", 3),
+            ("gpt2", "adamw", "everything", 0), ("gpt2", "momentum", "disk, by the CPU, around", 1),
+            ("llama", "adamw", "by the CPU, around", 2),
+            ("resnet", "adamw", "everything", 1), ("tied", "adamw", "by the CPU", 3),
             ("lstm", "adamw", "everything", 0), ("in_place", "adamw", "around", 1),
             ("batchnorm", "adamw", "again", 3), ("gpt2_frozen", "momentum", "weights", 0),
             ("vit", "adamw", "keep", 1),
@@ -44,7 +44,11 @@ def test_one_step_for_each_update(name: str, optimizer: str, way: str, seed: int
     ("name", "way", "max_grad_norm", "seed"),
     some(
         product(("gpt2", "llama", "resnet", "tied"), WAYS, (0.1, float("inf")), SEEDS),
-        keep=[("llama", "below, around", 0.1, 0), ("gpt2", "disk", 0.1, 1), ("tied", "below", float("inf"), 2)],
+        keep=[
+            ("llama", "by the CPU, around", 0.1, 0),
+            ("gpt2", "disk", 0.1, 1),
+            ("tied", "by the CPU", float("inf"), 2),
+        ],
     ),
 )
 def test_clipping(name: str, way: str, max_grad_norm: float, seed: int, tmp_path: Path) -> None:
@@ -52,15 +56,15 @@ def test_clipping(name: str, way: str, max_grad_norm: float, seed: int, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "gradients", "lower_tier", "max_grad_norm", "seed"),
+    ("name", "gradients", "cpu_updates", "max_grad_norm", "seed"),
     some(
         product(("gpt2", "llama", "batchnorm"), (False, True), (False, True), (None, 0.1), SEEDS),
         keep=[("llama", False, True, 0.1, 0), ("llama", True, True, 0.1, 2)],
     ),
 )
 def test_several_micro_batches(
-    name: str, gradients: bool, lower_tier: bool, max_grad_norm: float | None, seed: int, tmp_path: Path
+    name: str, gradients: bool, cpu_updates: bool, max_grad_norm: float | None, seed: int, tmp_path: Path
 ) -> None:
-    """Gradients wait on the device or below."""
-    way = Way(gradients=gradients, lower_tier=lower_tier, disk=3)
+    """Gradients wait on the device or in the lower tier."""
+    way = Way(gradients=gradients, cpu_updates=cpu_updates, disk=3)
     assert_right(summed_job(name, "adamw", way, max_grad_norm), tmp_path, seed)

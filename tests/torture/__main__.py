@@ -59,16 +59,16 @@ def main() -> int:
     chosen = asked.only or list(KINDS)
     console = Console(soft_wrap=True)
     console.print(f"seed {seed}", highlight=False)
-    home = Path(tempfile.mkdtemp(prefix="stowage-torture-"))
+    base = Path(tempfile.mkdtemp(prefix="stowage-torture-"))
     mutations.CANARY.unlink(missing_ok=True)
     try:
-        place = _place(home, console)
+        place = _place(base, console)
         return _torture(place, chosen, seed, asked, console)
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(base, ignore_errors=True)
 
 
-def _place(home: Path, console: Console) -> Place:
+def _place(base: Path, console: Console) -> Place:
     import stowage.flows.api.fit  # noqa: F401 - before the first fork
     from stowage.stages.device import device_of
     from stowage.stages.ir.costs import DeviceDescription
@@ -77,11 +77,11 @@ def _place(home: Path, console: Console) -> Place:
     target = DeviceDescription(
         device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
     )
-    write_record(home / "device.json", target)
+    write_record(base / "device.json", target)
     began = time.monotonic()
-    projects.import_what_stages_import(home / "first", projects.PARAMETERS, home / "device.json")
+    projects.import_what_stages_import(base / "first", projects.PARAMETERS, base / "device.json")
     made = [
-        projects.make(home / name, content, home / "device.json")
+        projects.make(base / name, content, base / "device.json")
         for name, content in (
             ("plain", projects.PARAMETERS),
             ("own", projects.own_model()),
@@ -89,7 +89,7 @@ def _place(home: Path, console: Console) -> Place:
         )
     ]
     console.print(f"three projects planned and trained undisturbed in {time.monotonic() - began:.0f} s")
-    return Place(home, *made)
+    return Place(base, *made)
 
 
 def _torture(place: Place, chosen: list[str], seed: int, asked: argparse.Namespace, console: Console) -> int:

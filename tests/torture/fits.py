@@ -45,7 +45,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
-ARGUMENTS: dict[str, Any] = {"device_budget": "75%", "loss": square, "cache_dir": "home"}
+ARGUMENTS: dict[str, Any] = {"device_budget": "75%", "loss": square, "cache_dir": "base"}
 
 
 def plain() -> list[float]:
@@ -134,7 +134,7 @@ def _judged(place: Place, folder: Path, what: str, ended: Ended, first: int = 0)
 def plans(place: Place, rng: Random) -> Case:
     """Plans that `fit` has stored."""
     folder = _stores(place)
-    files = sorted(p for name in ("solved", "plans") for p in (folder / "home" / name).rglob("*") if p.is_file())
+    files = sorted(p for name in ("solved", "plans") for p in (folder / "base" / name).rglob("*") if p.is_file())
     solved = [p for p in files if "solved" in p.parts]
     path = rng.choice(solved if rng.random() < 0.8 else files)
     if path.suffix == ".parquet" and rng.random() < 0.8:
@@ -149,8 +149,8 @@ def plans(place: Place, rng: Random) -> Case:
 def stores(place: Place, rng: Random) -> Case:
     """Costs, options and the device's description that `fit` has stored."""
     folder = _stores(place)
-    shutil.rmtree(folder / "home" / "solved")
-    files = sorted(p for n in ("costs", "options", "devices") for p in (folder / "home" / n).rglob("*") if p.is_file())
+    shutil.rmtree(folder / "base" / "solved")
+    files = sorted(p for n in ("costs", "options", "devices") for p in (folder / "base" / n).rglob("*") if p.is_file())
     path = rng.choice([p for p in files if p.suffix in (".parquet", ".json")])
     if rng.random() < 0.3:
         what = mutations.raw_bytes(rng, path)
@@ -201,7 +201,7 @@ def kills(place: Place, rng: Random) -> Case:
 def _broken(place: Place, rng: Random, number: int) -> Case:
     folder = _stores(place)
     if rng.random() < 0.7:
-        shutil.rmtree(folder / "home")
+        shutil.rmtree(folder / "base")
     loads = rng.random() < 0.3
     if not loads:
         (folder / SAVED).unlink()

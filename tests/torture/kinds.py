@@ -38,11 +38,11 @@ class Place:
     """Where cases work.
 
     Attributes:
-        home: of everything; each case has a folder of its own below it, which goes away.
+        base: of everything; each case has a folder of its own below it, which goes away.
         plain, own, offloading: projects.
     """
 
-    home: Path
+    base: Path
     plain: Project
     own: Project
     offloading: Project
@@ -215,7 +215,7 @@ def budgets(place: Place, rng: Random) -> Case:
     key = rng.choice(["device_budget", "device_budget", "disk_budget"])
     content["solve"][key] = text = _size(rng)
     if key == "disk_budget":
-        content["solve"]["offload_dir"] = ".stowage/below"
+        content["solve"]["offload_dir"] = ".stowage/lower_tier"
     path.write_text(yaml.safe_dump(content))
     return _judged(folder, f"{key} = {text!r}", place.run(folder, "solve", "codegen", "train"), None)
 

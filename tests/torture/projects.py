@@ -97,7 +97,7 @@ def offloading() -> dict[str, Any]:
     content = copy.deepcopy(PARAMETERS)
     content["trace"]["model"]["overrides"].update(n_layer=3, n_embd=384)
     content["profile"]["costs"] = "roofline"
-    content["solve"] |= {"device_budget": "66%", "offload_dir": ".stowage/below", "disk_budget": "1GiB"}
+    content["solve"] |= {"device_budget": "66%", "offload_dir": ".stowage/lower_tier", "disk_budget": "1GiB"}
     content["train"] |= {"steps": 3, "checkpoint_every": 1}
     return content
 

@@ -139,8 +139,8 @@ def test_what_only_kernels_know(budget: str, tmp_path: Path, monkeypatch: pytest
             assert made[1].shape == (nbytes,)
         if _is(call, BACKWARD):
             assert call.groups == (-1, 3)
-            (home,) = {value.storage for value in made[1:]}
-            assert trace.storages[home].nbytes == 3 * 8 * 8 * 4
+            (storage,) = {value.storage for value in made[1:]}
+            assert trace.storages[storage].nbytes == 3 * 8 * 8 * 4
             assert [value.offset for value in made[1:]] == [0, 64, 128]
     measured = step.measure(torch.randn(600, 8)).peak_bytes
     assert measured <= step.plan.device_peak_bytes <= step.plan.device_budget_bytes

@@ -16,8 +16,8 @@ from stowage.stages.kernels.known import KnownOutputs
 from stowage.stages.trace.recording import fake
 from stowage.stages.trace.recording.fake import TrueKernels
 from tests.matrix import some
+from tests.trace.functions import FORMATS, LOSSES, NAMES, called, channels_last
 from tests.trace.real_beside_fake import RealBesideFake
-from tests.trace.sweep import FORMATS, LOSSES, NAMES, called, channels_last
 from tests.zoo import ZOO
 
 

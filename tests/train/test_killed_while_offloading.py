@@ -32,7 +32,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("away")
     parameters = copy.deepcopy(PARAMETERS)
     parameters["trace"]["model"]["overrides"].update(n_layer=4, n_embd=384)  # type: ignore[index]
-    parameters["solve"] |= {"device_budget": BUDGET, "offload_dir": ".stowage/below", "disk_budget": "1GiB"}
+    parameters["solve"] |= {"device_budget": BUDGET, "offload_dir": ".stowage/lower_tier", "disk_budget": "1GiB"}
     parameters["train"] |= {"steps": 4, "checkpoint_every": 1, "compare_eager": True, "measure_every": 3}
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
     target = DeviceDescription(
@@ -41,7 +41,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_record(folder / "artifacts" / "device.json", target)
     done = run(folder, *PLANNING)
     assert done.returncode == 0, done.stderr
-    assert "live below the device" in done.stdout
+    assert "are offloaded" in done.stdout
     return folder
 
 
@@ -93,7 +93,7 @@ def test_training_from_disk_that_was_killed_ends_like_training_that_was_not(plan
     final = "artifacts/train/final.safetensors"
     assert (killed / final).read_bytes() == (whole / final).read_bytes()
     assert all(bool(t.isfinite().all()) for t in load_file(whole / final).values() if t.is_floating_point())
-    assert list((whole / ".stowage" / "below").iterdir()) == [], "the tier's file vanishes with its process"
+    assert list((whole / ".stowage" / "lower_tier").iterdir()) == [], "the tier's file vanishes with its process"
 
 
 def test_a_plan_that_offloads_needs_its_folder(planned: Path, tmp_path: Path) -> None:

@@ -27,19 +27,19 @@ from stowage.stages.ir.errors import StowageError
 NOBODY = 65534
 
 
-def train(home):
+def train(stores):
     torch.manual_seed(0)
     layers = [(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)]
     model = nn.Sequential(*(part for layer in layers for part in layer))
     batches = [torch.randn(200, 32) for _ in range(3)]
     square = lambda outputs, batch: outputs.pow(2).mean()
     step = fit(model, batches[0], lambda p: torch.optim.AdamW(p, lr=1e-2), device_budget="80%", loss=square,
-               cache_dir=home, quick=True, say=lambda text: None)
+               cache_dir=stores, quick=True, say=lambda text: None)
     torch.manual_seed(1)
     return [float(step(batch)) for batch in batches]
 
 
-def attempt(home, user=0, mask=0o022):
+def attempt(stores, user=0, mask=0o022):
     # In a process of its own, which has imported everything: another user may not be able to read this Python's files.
     read, write = os.pipe()
     if os.fork() == 0:
@@ -48,7 +48,7 @@ def attempt(home, user=0, mask=0o022):
             os.setuid(user)
         os.umask(mask)
         try:
-            said = train(home)
+            said = train(stores)
         except StowageError as error:
             said = f"error: {error}"
         except BaseException as error:
@@ -60,34 +60,34 @@ def attempt(home, user=0, mask=0o022):
         return json.load(answer)
 
 
-def modes(home, folders, files):
-    for path in (home, *home.rglob("*")):
+def modes(stores, folders, files):
+    for path in (stores, *stores.rglob("*")):
         path.chmod(folders if path.is_dir() else files)
 
 
-home, warm = Path(sys.argv[1]), sys.argv[2]
+stores, warm = Path(sys.argv[1]), sys.argv[2]
 found = {"warm": train(warm)}
 """
 USERS = """
-modes(home, 0o777, 0o666)
-found["first"] = attempt(home, mask=0)
-found["both may write"] = attempt(home, NOBODY, 0)
-modes(home, 0o755, 0o644)
-found["one may read"] = attempt(home, NOBODY)
-modes(home, 0o755, 0o600)
-found["one may not read"] = attempt(home, NOBODY)
-found["first again"] = attempt(home)
+modes(stores, 0o777, 0o666)
+found["first"] = attempt(stores, mask=0)
+found["both may write"] = attempt(stores, NOBODY, 0)
+modes(stores, 0o755, 0o644)
+found["one may read"] = attempt(stores, NOBODY)
+modes(stores, 0o755, 0o600)
+found["one may not read"] = attempt(stores, NOBODY)
+found["first again"] = attempt(stores)
 """
 VERSIONS = f"""
-found["first"] = attempt(home)
+found["first"] = attempt(stores)
 theirs = {{}}
-for path in list(home.rglob("*.parquet")):
+for path in list(stores.rglob("*.parquet")):
     other = path.with_name(path.name.replace(".{table.FORMAT_VERSION}.", ".0."))
     if other != path:
         other.write_bytes(b"of another version")
         theirs[other] = other.read_bytes()
 found["number"] = len(theirs)
-found["again"] = attempt(home)
+found["again"] = attempt(stores)
 found["kept"] = theirs == {{path: path.read_bytes() for path in theirs}}
 """
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0

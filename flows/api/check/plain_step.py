@@ -67,8 +67,8 @@ def plain_step(
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     generators, saved = GeneratorStates.now(device), Saved()
-    held = [vars(optimizer)] if optimizer is not None else []
-    state = PythonState((model, compute, *roots, batch, *parameters.values(), *held))
+    attributes = [vars(optimizer)] if optimizer is not None else []
+    state = PythonState((model, compute, *roots, batch, *parameters.values(), *attributes))
     torch.clear_autocast_cache()
     try:
         with Guard(EVERYTHING, None, saved), torch.enable_grad():

@@ -173,8 +173,8 @@ class Net:
 
     def _plain(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
         """Return the results of plain PyTorch; None where they cannot be computed now, so that the check waits."""
-        held = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.held()])
-        free = watched.budget_bytes - held - program.staging_bytes
+        resident_bytes = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.resident()])
+        free = watched.budget_bytes - resident_bytes - program.staging_bytes
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
         room = Room(free, free > AMPLE * most, watched.workspaces)
         try:
@@ -185,9 +185,7 @@ class Net:
                 f"{size_text(max(free, 0))} for it; a plan that changes unseen is noticed with a larger budget alone"
             )
         except ReadsOffloaded as error:
-            self._waits(
-                f"'{error.name}' is below the device and is read outside of every module that is known to read it"
-            )
+            self._waits(f"'{error.name}' is offloaded and is read outside of every module that is known to read it")
         except OffloadedError as error:
             self._waits(str(error).rstrip("."))
         return None

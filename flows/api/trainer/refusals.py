@@ -23,7 +23,7 @@ def refuse(trainer: Any, *, offloads: bool) -> None:
         "it runs DeepSpeed": getattr(trainer, "is_deepspeed_enabled", False),
         "it trains on several devices": getattr(arguments, "world_size", 1) > 1 or getattr(arguments, "n_gpu", 1) > 1,
         "fp16 scales the loss by what earlier steps gave (use bf16)": trainer.accelerator.scaler is not None,
-        "bf16_full_eval and fp16_full_eval cast the weights, which may be below the device": offloads
+        "bf16_full_eval and fp16_full_eval cast the weights, which may be offloaded": offloads
         and (getattr(arguments, "bf16_full_eval", False) or getattr(arguments, "fp16_full_eval", False)),
         "torch_compile hides the model's operations": getattr(arguments, "torch_compile", False),
     }

@@ -152,5 +152,8 @@ PCIE = ElixirMachine(
     True,
     Constants(164e12, 0.39, 0.47, 0.15, 0.05),
 )
+P4D = ElixirMachine("AWS p4d", SXM.device_bytes, 1152 * GIB, 1555 * GB, AWS, constants=SXM.constants)
+"""The machine of Table 5, four of its GPUs, with the constants of the other one that has such GPUs."""
+
 MACHINES = {m.name: m for m in (SXM, PCIE)}
 """The machines of Tables 7 and 8 by name."""

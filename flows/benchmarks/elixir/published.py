@@ -5,7 +5,7 @@ Tables 7 and 8 have all numbers with one decimal; Tables 2 and 3 repeat some of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 COLUMNS = ("elixir", "megatron", "fsdp", "zero_2", "zero_3", "zero_2_offload", "zero_3_offload")
@@ -22,7 +22,7 @@ class PublishedRow:
         ranks: number of GPUs.
         batch: sequences for each GPU.
         tflops: TFLOPS of each engine, None where it ran out of memory.
-        speedup: over the best of DeepSpeed's, as printed; None where none of them ran.
+        speedup: of Elixir over the best of all others, as printed; None where none of them ran.
     """
 
     machine: str
@@ -136,6 +136,38 @@ TABLE_8 = """
 20 4 16 161.7 - - - - - - -
 """
 
+TABLE_2 = """
+1 4b 82 - - 46 147 155 148 140
+1 10b 66 - - 46 84 - - 58
+1 15b 77 - - 37 77 - - 62
+1 20b 69 - - 36 73 - - 30
+2 4b 152 - - 125 150 148 144 144
+2 10b 91 - - 55 145 - - 72
+2 15b 96 - - 55 104 - - 83
+2 20b 89 - - 46 101 - - 48
+4 4b 157 129 131 153 137 97 130 131
+4 10b 138 - - 60 145 116 - 130
+4 15b 129 - - 62 150 138 - 148
+4 20b 123 - - 60 139 - - -
+"""
+
+TABLE_3 = """
+4b 4 144 123 131 139 114 79 106 109
+4b 12 164 107 - 153 147 99 141 140
+4b 16 167 - - 164 154 99 146 147
+10b 4 112 - - 36 124 112 - 108
+10b 12 136 - - 77 153 113 - 146
+10b 16 151 - - 91 164 105 - 158
+15b 4 97 - - 34 126 142 - 117
+15b 12 144 - - 82 167 138 - 163
+15b 16 150 - - 102 175 - - 164
+20b 4 91 - - 33 102 - - -
+20b 12 141 - - 79 151 - - -
+20b 16 146 - - 95 161 - - -
+"""
+# GPUs and model (batch 8), or model and batch (4 GPUs); then Elixir, Megatron, FSDP and the best of DeepSpeed on either
+# machine, rounded down.
+
 
 def published_rows() -> Iterator[PublishedRow]:
     """Yield all rows of Tables 7 and 8."""
@@ -146,3 +178,12 @@ def published_rows() -> Iterator[PublishedRow]:
                 values = [None if word == "-" else float(word) for word in words[3:]]
                 cells = dict(zip(COLUMNS, values, strict=False))
                 yield PublishedRow(machine, f"GPT2-{words[0]}b", int(words[1]), int(words[2]), cells, values[-1])
+
+
+DEEPSPEED = ("zero_2", "zero_3", "zero_2_offload", "zero_3_offload")
+"""DeepSpeed's settings; Tables 2 and 3 have the best of them."""
+
+
+def best_of_deepspeed(tflops: Mapping[str, float | None]) -> float | None:
+    """Return the TFLOPS of the best setting, None where none of them ran."""
+    return max((found for engine in DEEPSPEED if (found := tflops[engine]) is not None), default=None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from stowage.flows.benchmarks.gpu.carried import MEASURED, PLANNED, SOURCE, CarriedSource, digest_of, pack, unpack
 from stowage.flows.benchmarks.gpu.job import GpuJob
 from stowage.flows.benchmarks.gpu.measure import Library, Say
-from stowage.flows.planning.step import Effort, Planned, cost_traces, plan_costed
+from stowage.flows.planning.step import Effort, Planned, Planning, cost_traces, plan_costed
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import Infeasible, size_text
 from stowage.stages.ir.table import read_record, read_rows, write_record
@@ -50,14 +50,9 @@ def plan_job(out: Path, say: Say, *, fractions: Sequence[float], method: str, st
         for fraction in sorted(fractions, reverse=True):
             began = time.perf_counter()
             try:
-                found = plan_costed(
-                    costed,
-                    device_budget=int(fraction * job.limit_bytes),
-                    method=method,
-                    stores=stores,
-                    effort=effort,
-                    lower_tier=lower_tier_of_job(job, target, Path(temporary)),
-                )
+                lower_tier = lower_tier_of_job(job, target, Path(temporary))
+                how = Planning(stores=stores, effort=effort, method=method, lower_tier=lower_tier)
+                found = plan_costed(costed, int(fraction * job.limit_bytes), how)
             except Infeasible as infeasible:
                 failed.append(infeasible)
                 say(f"{fraction:.0%} of the limit: {infeasible}")
@@ -85,6 +80,6 @@ def describe_plan(found: Planned) -> str:
     return (
         f"{s.method}, predicted {s.step_time_s:.3f} s a step ({s.step_time_s / s.lower_bound_s:.2f} × each call once), "
         f"peak {size_text(s.device_peak_bytes)} of {size_text(s.device_budget_bytes)}, "
-        f"{size_text(s.lower_tier_bytes)} below, {size_text(s.offload_bytes)} down and "
+        f"{size_text(s.lower_tier_bytes)} offloaded, {size_text(s.offload_bytes)} down and "
         f"{size_text(s.reload_bytes)} up a step"
     )

@@ -138,7 +138,7 @@ def race(
         folders = sorted((Path(temporary) / "plans").iterdir(), reverse=True)
         layers = layers_of(job)
         plans = {f.name: f for f in folders}
-        everyone = contestants(job, plans, steps, out, Path(temporary) / "below", layers)
+        everyone = contestants(job, plans, steps, out, Path(temporary) / "lower_tier", layers)
         chosen = like(everyone, only) if only else [*everyone]
         repeated = like(everyone, [part for part in again or () if part != FELL])
         if FELL in (again or ()):

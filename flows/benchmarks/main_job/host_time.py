@@ -209,8 +209,8 @@ def host_rows(layers: int = 12, heads: int = 12, *, big_layers: int = 32, big_he
             found.append(_kept(gpt2_job(layers, heads, **more), f"GPT-2, {layers} layers{what}", Path(temporary)))
         job, name = llama_job(big_layers, big_heads), f"Llama, {big_layers} layers"
         found.append(_kept(job, name, Path(temporary)))
-        for plan, lower_tier in (("weights and states below", False), ("the same, updates by the CPU", True)):
-            found.append(_streamed(job, name, plan, lower_tier=lower_tier))
+        for plan, cpu_updates in (("weights and states offloaded", False), ("the same, updates by the CPU", True)):
+            found.append(_streamed(job, name, plan, cpu_updates=cpu_updates))
     return found
 
 
@@ -219,9 +219,9 @@ def _kept(job: GpuJob, name: str, folder: Path) -> HostTimeRow:
     return _row(name, "keep all", (traced, plan), lambda: step(batch), Plain(job), batch)
 
 
-def _streamed(job: GpuJob, name: str, plan: str, *, lower_tier: bool) -> HostTimeRow:
+def _streamed(job: GpuJob, name: str, plan: str, *, cpu_updates: bool) -> HostTimeRow:
     traced = TracedJob(job, movable_bytes=MOVABLE_BYTES)
-    rules = traced.together(traced.stream_all(lower_tier=lower_tier))
+    rules = traced.together(traced.stream_all(cpu_updates=cpu_updates))
     rules = replace(rules, steps=[replace(step, label="") for step in rules.steps])  # rules change labels row by row
     tier = PinnedTier(lanes=NoLanes())
     training, batch = ByRules(traced, rules, tier), job.batch(0)

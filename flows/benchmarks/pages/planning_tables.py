@@ -9,7 +9,7 @@ BIG = Section(
     "big",
     "Models that do not fit this machine",
     "Planned without weights in memory, from nothing to `step.py`, on costs estimated from a device's rates.",
-    f"{COMMAND} --big",
+    f"{COMMAND} big",
     (
         text("label", "model"),
         Column("seconds", "planned in", f.whole_seconds),
@@ -21,7 +21,7 @@ GROWTH = Section(
     "growth",
     "By the number of layers",
     "A narrow GPT-2, from nothing to `step.py`, in seconds of processor time.",
-    f"{COMMAND} --growth",
+    f"{COMMAND} growth",
     (
         text("case", "model, method"),
         Column("layers", "layers", f.count),
@@ -34,7 +34,7 @@ PARTITION = Section(
     "partition",
     "H-Partition",
     "Clusters of a graph (thesis 3.3), on one core; the time depends on the shape of the graph.",
-    f"{COMMAND} --partition",
+    f"{COMMAND} partition",
     (
         Column("nodes", "nodes", f.count),
         Column("least_s", "fastest shape", f.whole_seconds),
@@ -47,7 +47,7 @@ DEPTH = Section(
     "remat_depth",
     "Deeper Transformers",
     "From building the model to `step.py`, for Transformers of L + L layers.",
-    f"{COMMAND} --remat-depth",
+    f"{COMMAND} remat-depth",
     (
         text("case", "model"),
         text("how", "planned"),
@@ -62,7 +62,7 @@ CLUSTER_SIZES = Section(
     "Sizes of clusters",
     "A whole step planned as one block by clusters of at most so many members (thesis figure 3.14): the overhead of a "
     "Transformer of 2 + 2 layers at half of the activation budget, on estimated costs.",
-    f"{COMMAND} --cluster-sizes",
+    f"{COMMAND} cluster-sizes",
     (
         text("method", "method"),
         Column("size", "members at most", f.count),

@@ -109,6 +109,11 @@ def _host(results: Path) -> dict[str, Rows]:
     return {"host": pl.read_parquet(results / "host.parquet").to_dicts()}
 
 
+def _elixir(results: Path) -> dict[str, Rows]:
+    found: dict[str, Rows] = _json(results / "elixir.json")
+    return found
+
+
 READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "main_job": _main_job,
     "first_minute": _first_minute,
@@ -121,5 +126,6 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "papers": _papers,
     "host": _host,
     "remat": remat_sections,
+    "elixir": _elixir,
 }
 """Benchmark -> the function that reads its results: section -> rows."""

@@ -10,7 +10,7 @@ REMAT_PEERS = Section(
     "Beside what PyTorch offers",
     "*Stowage, same peak* is the overhead of Stowage's fastest plan whose peak is at most the number to its left; for "
     "several peaks from the least overhead to the most.",
-    f"{COMMAND} --remat",
+    f"{COMMAND} remat",
     (
         text("model", ""),
         Column("plain", "plain PyTorch"),
@@ -26,7 +26,7 @@ REMAT_SHARES = Section(
     "remat_shares",
     "By share of the activation budget",
     "Measured overhead over plain PyTorch in bold, predicted over keeping everything in brackets.",
-    f"{COMMAND} --remat",
+    f"{COMMAND} remat",
     (
         text("model", ""),
         Column("65%", "Stowage at 65%"),
@@ -40,7 +40,7 @@ REMAT_METHODS = Section(
     "remat_methods",
     "Beside Rotor and Chen's √n",
     "Planned by Stowage's own implementations of the two; *Stowage* in bold is its fastest plan within the same peak.",
-    f"{COMMAND} --remat",
+    f"{COMMAND} remat",
     (
         text("model", ""),
         Column("65%", "Rotor at 65%, Stowage"),
@@ -56,7 +56,7 @@ REMAT_ACCURACY = Section(
     "Measured over predicted time",
     "Both relative to plain PyTorch, in turns with the plan and among the calls while they were profiled; below 0, "
     "the plan was faster than predicted.",
-    f"{COMMAND} --remat",
+    f"{COMMAND} remat",
     (
         text("model", "model"),
         Column("plans", "plans", f.count),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stowage.flows.benchmarks.elixir.pages import PAGE as ELIXIR
 from stowage.flows.benchmarks.pages import formats as f
 from stowage.flows.benchmarks.pages.planning_tables import (
     BIG,
@@ -44,7 +45,7 @@ FIRST_MINUTE = Section(
     "The first minute: cold and warm",
     "How long `fit` takes from the model to the first step, in a process of its own each time: with nothing stored, "
     "then with what the ones before have stored.",
-    f"{COMMAND} --first-minute",
+    f"{COMMAND} first-minute",
     (
         text("what", "the same GPT-2 (85 M parameters), before its first step"),
         Column("processor_s", "processor time", f.about_seconds),
@@ -66,7 +67,7 @@ QUARTER = Section(
     "enforces on the whole process; then a plan trains under a quarter of that, weights and states on the disk. With "
     "two cores, copies take time from computing. The plan's process, and not plain PyTorch's, has "
     "`GOMP_SPINCOUNT=1000` in its environment: OpenMP's threads spin less.",
-    f"{COMMAND} --quarter",
+    f"{COMMAND} quarter",
     (text("what", "GPT-2 of 227 M parameters, AdamW"), Column("plain", "plain PyTorch"), Column("plan", "plan")),
 )
 
@@ -79,7 +80,7 @@ PAPERS = Section(
     "their tool. The two columns are not the same kind of number: costs here are estimated from rates, and nothing "
     "here ran on these cards. *Preprint's formulation* has three options per block and offloads a block's activations "
     "whole, in the same search and the same referee.",
-    f"{COMMAND} --papers",
+    f"{COMMAND} papers",
     (
         text("machine", "machine"),
         text("model", "model, batch × 512, AdamW"),
@@ -94,7 +95,7 @@ HOST = Section(
     "",
     "Over a device with nothing to do: every size but layers and heads is as small as can be, on a CPU; processor "
     "time of the launching thread, medians of 9 turns.",
-    f"{COMMAND} --host",
+    f"{COMMAND} host",
     (
         text("model", "model"),
         text("plan", "plan"),
@@ -144,6 +145,7 @@ PAGES = (
     ),
     TablePage("quarter", "A quarter of the memory", "", (QUARTER,)),
     TablePage("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
+    ELIXIR,
     TablePage("host", "What a step costs the host", "", (HOST,)),
     TablePage("torture", "What was tried at random", "", (TORTURE,)),
 )

@@ -19,6 +19,7 @@ class Column:
         write: writes a value.
         right: values are aligned to the right.
         bold_with: a value is bold in rows that have a value of this key too.
+        optional: it is left out where no row has a value.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Column:
     write: Callable[[Any], str] = str
     right: bool = True
     bold_with: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True)

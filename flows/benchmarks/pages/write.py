@@ -16,7 +16,7 @@ from stowage.flows.benchmarks.pages.table import Column, Section, TablePage
 from stowage.stages.ir.files import write_atomically
 
 WRITTEN = (
-    "<!-- Written by `python -m stowage.flows.benchmark --render docs/measured` from data/; changes here are lost. -->"
+    "<!-- Written by `python -m stowage.flows.benchmark render docs/measured` from data/; changes here are lost. -->"
 )
 
 
@@ -48,8 +48,9 @@ def measurement_of(section: Section, folder: Path) -> Measurement | None:
 
 def table_of(section: Section, measurement: Measurement) -> str:
     """Write the rows of a measurement as the section's table."""
-    columns = section.columns
-    cells = {c.key: [_cell(c, row) for row in measurement.rows] for c in columns}
+    rows = measurement.rows
+    columns = [c for c in section.columns if not c.optional or any(row.get(c.key) is not None for row in rows)]
+    cells = {c.key: [_cell(c, row) for row in rows] for c in columns}
     return markdown(
         pl.DataFrame(cells, schema=dict.fromkeys(cells, pl.String)),
         headings={c.key: c.heading for c in columns},
@@ -114,8 +115,8 @@ def index_text(folder: Path) -> str:
     intro = (
         "A command measures, keeps its rows as data with the day, the machine and the versions, and writes the page "
         "from them. Where no command is named, something else measured, and its rows were put into the data. "
-        "`python -m stowage.flows.benchmark --write docs/measured` does it for the main job and with each of its other "
-        "options (`--remat --write docs/measured`); `--render docs/measured` writes all pages again from the data."
+        "`python -m stowage.flows.benchmark main-job --write docs/measured` does it for the main job, and so do the "
+        "other commands (`remat --write docs/measured`); `render docs/measured` writes all pages again from the data."
         "\n\n**No GPU has been measured.** Everything here ran on CPUs, or was planned for a card from its rates, and "
         "says so."
     )

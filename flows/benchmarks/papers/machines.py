@@ -151,7 +151,7 @@ class PaperModel:
     published: Mapping[str, float] = field(default_factory=dict)
 
     def build(self) -> tuple[nn.Module, Any, dict[str, torch.Tensor]]:
-        """Build the model without memory for its weights, a batch, and layouts (see `plan_step`)."""
+        """Build the model without memory for its weights, a batch, and layouts (see `StepToPlan`)."""
         settings = {**self.overrides, "dtype": self.dtype}
         if not self.lora:
             workload = build_workload(

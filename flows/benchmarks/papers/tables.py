@@ -18,7 +18,7 @@ import torch
 
 from stowage.flows.benchmarks.markdown import markdown
 from stowage.flows.benchmarks.papers.machines import GB, GIB, MACHINES, OTHERS, TABLE_2, PaperModel
-from stowage.flows.planning.step import Effort, plan_step
+from stowage.flows.planning.step import Effort, Planning, StepToPlan, plan_step
 from stowage.stages.ir.errors import Infeasible
 from stowage.stages.options.tasks import GridSize
 from stowage.stages.report.frames import frame_of
@@ -92,20 +92,18 @@ def plan_case(paper: PaperModel, case: str, method: str, lower_tier: LowerTier, 
     model, batch, layouts = paper.build()
     published = paper.published.get(case, nan)
     try:
-        planned = plan_step(
-            model,
-            batch,
-            loss=None,
-            optimizer=torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4),
-            device_budget=machine.budget_bytes,
-            method=method,
-            stores=store / machine.device_for(paper.dtype).fingerprint,
-            costs="roofline",
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+        target = machine.device_for(paper.dtype)
+        how = Planning(
+            stores=store / target.fingerprint,
             effort=EFFORT,
-            target=machine.device_for(paper.dtype),
+            costs="roofline",
+            target=target,
+            method=method,
             lower_tier=lower_tier,
-            layouts=layouts,
         )
+        step = StepToPlan(model=model, batch=batch, optimizer=optimizer, layouts=layouts)
+        planned = plan_step(step, machine.budget_bytes, how)
     except Infeasible as infeasible:
         seconds = time.perf_counter() - start
         smallest = infeasible.smallest_feasible_bytes

@@ -38,7 +38,7 @@ def begin(request: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if threads := request["threads"]:
         torch.set_num_threads(threads)
     case = build(request["model"], request["size"], request["depth"])
-    stores = Path(request["home"])
+    stores = Path(request["stores"])
     parameters = list(case.model.parameters())
     if request["runs"] == "planner":
         from stowage.flows.benchmarks.remat.plans import RematPlanner  # imports solvers, which peers do not need

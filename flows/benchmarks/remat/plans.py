@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stowage.flows.benchmarks.remat.models import RematCase
 from stowage.flows.benchmarks.remat.names import EAGER
 from stowage.flows.benchmarks.remat.peers import make_peer
-from stowage.flows.planning.step import QUICK, Costed, Effort, Planned, cost_step, plan_costed
+from stowage.flows.planning.step import QUICK, Costed, Effort, Planned, Planning, StepToPlan, cost_step, plan_costed
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, StowageError
 
@@ -34,24 +35,16 @@ class RematPlanner:
     """
 
     def __init__(self, case: RematCase, stores: Path, *, quick: bool) -> None:
-        self._stores = stores
-        self._effort = QUICK if quick else Effort()
         plain = _PlainAmongCalls(case)
-        self._costed: Costed = cost_step(
-            case.model,
-            case.batch,
-            loss=case.loss,
-            optimizer=None,
-            stores=self._stores,
-            effort=self._effort,
-            profiled=plain.look,
-        )
+        self._how = Planning(stores=stores, effort=QUICK if quick else Effort(), profiled=plain.look)
+        step = StepToPlan(model=case.model, batch=case.batch, loss=case.loss)
+        self._costed: Costed = cost_step(step, self._how)
         self._plain_s = plain.time_s()
         self._fixed = fixed_bytes(self._costed.variants[0].trace)
         self._whole = self._plan("auto", 2 * self._costed.eager_peak_bytes).summary
 
     def _plan(self, method: str, budget: int) -> Planned:
-        return plan_costed(self._costed, device_budget=budget, method=method, stores=self._stores, effort=self._effort)
+        return plan_costed(self._costed, budget, replace(self._how, method=method))
 
     def about(self) -> dict[str, Any]:
         """Return peak, time and call count of keep-all, its bytes that are no activations, and plain PyTorch's time.

@@ -210,7 +210,7 @@ class _Model:
             "model": self.name,
             "size": job.size,
             "depth": job.depth,
-            "home": str(self.stores),
+            "stores": str(self.stores),
             "quick": job.quick,
             "threads": job.threads,
         }

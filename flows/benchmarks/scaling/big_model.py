@@ -20,7 +20,7 @@ import torch
 
 from stowage.flows.benchmarks.papers.machines import MACHINES, PaperMachine
 from stowage.flows.pipeline.project import find_root, stage_environment
-from stowage.flows.planning.step import plan_step, processor_s, target_device
+from stowage.flows.planning.step import Planning, StepToPlan, plan_step, processor_s, target_device
 from stowage.stages.ir.command import Parser
 from stowage.stages.ir.errors import MIB, StowageError
 from stowage.stages.workload import build_workload
@@ -121,19 +121,16 @@ def plan_big(name: str) -> BigPlan:
     optimizer = torch.optim.AdamW(workload.model.parameters(), lr=1e-4)
     with tempfile.TemporaryDirectory() as empty:
         target = target_device("cpu", Path(empty)) if big.machine is None else big.machine.device
-        planned = plan_step(
-            workload.model,
-            workload.batch,
-            loss=None,
-            optimizer=optimizer,
-            device_budget=big.budget if big.machine is None else big.machine.budget_bytes,
-            method=big.method,
+        how = Planning(
             stores=Path(empty),
             costs="roofline",
             target=target,
+            method=big.method,
             lower_tier=None if big.machine is None else big.machine.lower_tier,
             progress=lambda stage: marks.append((stage, time.perf_counter())),
         )
+        step = StepToPlan(model=workload.model, batch=workload.batch, optimizer=optimizer)
+        planned = plan_step(step, big.budget if big.machine is None else big.machine.budget_bytes, how)
     ended = time.perf_counter()
     ends = [when for _, when in marks[1:]] + [ended]
     return BigPlan(

@@ -23,7 +23,17 @@ from stowage.flows.benchmarks.remat.names import Size
 from stowage.flows.benchmarks.remat.points import words
 from stowage.flows.benchmarks.scaling.clusters_figure import clusters_figure
 from stowage.flows.benchmarks.scaling.depth import EFFORT, MACHINE
-from stowage.flows.planning.step import QUICK, Costed, Effort, cost_step, plan_costed, processor_s
+from stowage.flows.planning.step import (
+    QUICK,
+    Costed,
+    Costing,
+    Effort,
+    Planning,
+    StepToPlan,
+    cost_step,
+    plan_costed,
+    processor_s,
+)
 from stowage.stages.ir.activations import activation_share, device_budget, fixed_bytes
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError
 from stowage.stages.ir.files import write_atomically
@@ -129,11 +139,11 @@ def cluster_size_job(models: str, methods: str, sizes: str, shares: str, layers:
     if unknown := [name for name in words(models) if name not in MODELS]:
         raise ParameterError(f"--models names {', '.join(unknown)}: take some of {', '.join(MODELS)}.")
     if unknown := [name for name in words(methods) if name not in METHODS]:
-        raise ParameterError(f"--methods names {', '.join(unknown)}: --cluster-sizes takes {', '.join(METHODS)}.")
+        raise ParameterError(f"--methods names {', '.join(unknown)}: cluster-sizes takes {', '.join(METHODS)}.")
     if wrong := [text for text in words(sizes) if not text.isdecimal() or int(text) < 2]:
         raise ParameterError(f"--sizes names {', '.join(wrong)}: give whole numbers above 1.")
     if layers and (not layers.isdecimal() or not int(layers)):
-        raise ParameterError(f"--layers is {layers}: --cluster-sizes takes one whole number above 0.")
+        raise ParameterError(f"--layers is {layers}: cluster-sizes takes one whole number above 0.")
     return ClusterSizeJob(
         models=words(models) or DEFAULT_MODELS,
         methods=words(methods) or DEFAULT_METHODS,
@@ -149,16 +159,8 @@ def cluster_size_rows(job: ClusterSizeJob, say: Callable[[str], None] = lambda t
     for model in job.models:
         case = build(model, job.size, job.depth)
         with tempfile.TemporaryDirectory() as stores:
-            costed = cost_step(
-                case.model,
-                case.batch,
-                loss=case.loss,
-                optimizer=None,
-                stores=Path(stores),
-                costs="roofline",
-                effort=job.effort,
-                target=MACHINES[MACHINE].device,
-            )
+            how = Costing(stores=Path(stores), effort=job.effort, costs="roofline", target=MACHINES[MACHINE].device)
+            costed = cost_step(StepToPlan(model=case.model, batch=case.batch, loss=case.loss), how)
         for size in job.sizes:
             for row in _size_rows(job, model, replace(costed, limits=limits_of(size))):
                 say(describe(row))
@@ -205,9 +207,8 @@ def _size_rows(job: ClusterSizeJob, model: str, costed: Costed) -> Iterator[Clus
                 started = _clocks()
                 found: dict[str, Any]
                 try:
-                    s = plan_costed(
-                        costed, device_budget=budget, method=method, stores=stores, effort=job.effort
-                    ).summary
+                    how = Planning(stores=stores, effort=job.effort, method=method)
+                    s = plan_costed(costed, budget, how).summary
                     found = {
                         "peak_bytes": s.device_peak_bytes,
                         "activation_share": activation_share(fixed, whole, s.device_peak_bytes),

@@ -20,7 +20,7 @@ from stowage.flows.benchmarks.remat.models import build
 from stowage.flows.benchmarks.remat.names import Size
 from stowage.flows.benchmarks.remat.points import METHODS, words
 from stowage.flows.benchmarks.scaling.growth import GrowthRow, picture, ratios
-from stowage.flows.planning.step import Effort, cost_step, plan_costed, processor_s
+from stowage.flows.planning.step import Effort, Planning, StepToPlan, cost_step, plan_costed, processor_s
 from stowage.stages.ir.activations import device_budget, fixed_bytes
 from stowage.stages.ir.errors import Infeasible, ParameterError
 from stowage.stages.ir.files import write_atomically
@@ -71,7 +71,7 @@ def depth_job(models: str, methods: str, layers: str, *, measured: bool = False)
         ParameterError: a model has no depth, or a depth is no number.
     """
     if unknown := [name for name in words(models) if name not in MODELS]:
-        raise ParameterError(f"--models names {', '.join(unknown)}: --remat-depth takes {', '.join(MODELS)}.")
+        raise ParameterError(f"--models names {', '.join(unknown)}: remat-depth takes {', '.join(MODELS)}.")
     if wrong := [text for text in words(layers) if not text.isdecimal() or not int(text)]:
         raise ParameterError(f"--layers names {', '.join(wrong)}: give whole numbers above 0.")
     depths = tuple(int(text) for text in words(layers))
@@ -97,26 +97,12 @@ def plan_rows(
     gc.collect()
     blocks, overhead = 0, float("nan")
     with tempfile.TemporaryDirectory() as empty:
-        costed = cost_step(
-            case.model,
-            case.batch,
-            loss=case.loss,
-            optimizer=None,
-            stores=Path(empty),
-            effort=effort,
-            progress=mark,
-            **costs,
-        )
+        how = Planning(stores=Path(empty), effort=effort, method=method, progress=mark, **costs)
+        costed = cost_step(StepToPlan(model=case.model, batch=case.batch, loss=case.loss), how)
         trace = costed.variants[0].trace
         try:
-            planned = plan_costed(
-                costed,
-                device_budget=device_budget(fixed_bytes(trace), costed.eager_peak_bytes, SHARE),
-                method=method,
-                stores=Path(empty),
-                effort=effort,
-                progress=mark,
-            )
+            budget = device_budget(fixed_bytes(trace), costed.eager_peak_bytes, SHARE)
+            planned = plan_costed(costed, budget, how)
             blocks, s = len(planned.blocks), planned.summary
             overhead = s.step_time_s / s.lower_bound_s - 1
         except Infeasible:

@@ -15,7 +15,7 @@ import torch
 
 from stowage.flows.benchmarks.papers.machines import MACHINES
 from stowage.flows.benchmarks.scaling.growth_figure import growth_figure
-from stowage.flows.planning.step import Effort, plan_step, processor_s
+from stowage.flows.planning.step import Effort, Planning, StepToPlan, plan_step, processor_s
 from stowage.stages.ir.files import write_atomically
 from stowage.stages.ir.table import write_rows
 from stowage.stages.options.tasks import GridSize
@@ -89,20 +89,17 @@ def plan_rows(model: str, method: str, layers: int) -> list[GrowthRow]:
     marks: list[tuple[str, float]] = []
     gc.collect()
     with tempfile.TemporaryDirectory() as empty:
-        planned = plan_step(
-            workload.model,
-            workload.batch,
-            loss=None,
-            optimizer=optimizer,
-            device_budget=BUDGET[method],
-            method=method,
+        how = Planning(
             stores=Path(empty),
-            costs="roofline",
             effort=Effort(grid=GridSize(3, 3), solver=SolverSettings(time_limit_s=2.0)),
+            costs="roofline",
             target=MACHINES[MACHINE].device,
+            method=method,
             lower_tier=MACHINES[MACHINE].lower_tier if method == "offmate" else None,
             progress=lambda stage: marks.append((stage, processor_s())),
         )
+        step = StepToPlan(model=workload.model, batch=workload.batch, optimizer=optimizer)
+        planned = plan_step(step, BUDGET[method], how)
         marks.append(("total", processor_s()))
     s = planned.summary
     seconds = {stage: end - start for (stage, start), (_, end) in pairwise(marks)}

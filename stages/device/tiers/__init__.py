@@ -1,4 +1,4 @@
-"""Tiers below the device: places that tensors are offloaded to, and the transfers to and from them.
+"""Lower tiers: places that tensors are offloaded to, and the transfers to and from them.
 
 - `base`: the interface of a tier: reserve, offload, reload, wait.
 - `layout`: which bytes of a tensor are transferred.

@@ -64,11 +64,13 @@ class HostMemory(Protocol):
 
     def keep(self, name: str, tensor: torch.Tensor) -> None:
         """Store `tensor`, which is in RAM, in the slot; nothing is copied if it is the slot itself."""
-        ...
+        content = self.content(name, tensor)
+        if content.data_ptr() != tensor.data_ptr():
+            content.copy_(tensor)
 
 
 class Tier(Protocol):
-    """A place below the device, with one slot of fixed size for each name.
+    """A lower tier, with one slot of fixed size for each name.
 
     Both streams run at the same time. Transfers of one stream that have the same placement run in the order of their
     calls. Transfers of one slot run in the order of their calls across both streams: a reload sees what was offloaded
@@ -76,7 +78,7 @@ class Tier(Protocol):
     tensor memory are not ordered: that is what waits are for.
 
     Attributes:
-        name: `disk`, `host`, `staged` or `null`.
+        name: `disk`, `host`, `host and disk` or `null`.
         record: whether to append a `Span` for each transfer.
     """
 

@@ -1,4 +1,4 @@
-"""Pinned host memory as the tier below a GPU: buffers allocated once, a stream for each direction, and events.
+"""Pinned host memory as the lower tier of a GPU: buffers allocated once, a stream for each direction, and events.
 
 Four rules of order make it correct; the host blocks in none of them.
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream
+from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, HostMemory, Span, Stream
 from stowage.stages.device.tiers.cuda_lanes import CudaLanes, DeviceLanes
 from stowage.stages.device.tiers.grouping import group_allocations
 from stowage.stages.device.tiers.layout import check_movable, flat_bytes, is_dense, packed
@@ -83,7 +83,7 @@ class _PinnedTransfer:
         return self._tier.lanes.done(self._done)
 
 
-class PinnedTier:
+class PinnedTier(HostMemory):
     """A `Tier` in pinned host memory, for tensors on one GPU.
 
     Attributes:
@@ -112,7 +112,7 @@ class PinnedTier:
         self._groups = {name: index for index, group in enumerate(groups) for name in group}
         self._order = {name: place for group in groups for place, name in enumerate(group)}
         self._slots = Slots()
-        self._held: dict[str, _Slot] = {}
+        self._slot_of: dict[str, _Slot] = {}
         self._buffers: list[torch.Tensor] = []
         self._unwaited: set[_PinnedTransfer] = set()
         """Keeps tensors of transfers that the caller dropped without a wait."""
@@ -168,59 +168,59 @@ class PinnedTier:
             buffer = self.lanes.pinned(end)
             self._buffers.append(buffer)
             for name, start in zip(names, starts, strict=True):
-                self._held[name] = _Slot(buffer[start : start + new[name]])
+                self._slot_of[name] = _Slot(buffer[start : start + new[name]])
                 self._slots.add({name: new[name]})
 
     def release(self, names: Collection[str]) -> None:
         """Implement `Tier.release`; a buffer is freed when all its slots are released."""
         for name in names:
-            slot = self._held.pop(name, None)
+            slot = self._slot_of.pop(name, None)
             for event in [*([slot.written] if slot.written is not None else []), *slot.read] if slot else ():
                 self.lanes.finish(event)
         self._slots.drop(names)
-        held = {slot.content.untyped_storage().data_ptr() for slot in self._held.values()}
-        kept = [buffer for buffer in self._buffers if buffer.untyped_storage().data_ptr() in held]
+        alive = {slot.content.untyped_storage().data_ptr() for slot in self._slot_of.values()}
+        kept = [buffer for buffer in self._buffers if buffer.untyped_storage().data_ptr() in alive]
         if len(kept) < len(self._buffers):
             self._buffers = kept
             self.lanes.give_back()
 
     def offload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
         """Implement `Tier.offload`."""
-        slot = self._held.get(name)
+        slot = self._slot_of.get(name)
         if slot is None or not self._alike(slot, tensor):
             check_movable(name, tensor, (self.lanes.kind,))
             self._slots.write(name, tensor)
-            slot = self._held[name]
+            slot = self._slot_of[name]
             self._remember(slot, tensor)
         if slot.typed is not None:
-            held, memory, content = [tensor], tensor.detach(), slot.typed
+            alive, memory, content = [tensor], tensor.detach(), slot.typed
         else:
-            held = [tensor, packed(tensor)]
-            memory = flat_bytes(held[1])
+            alive = [tensor, packed(tensor)]
+            memory = flat_bytes(alive[1])
             content = slot.content[: memory.numel()]
         after = [*slot.read, slot.written] if slot.written is not None else slot.read
-        transfer = self._start(OFFLOAD, name, (content, memory), held, after)
+        transfer = self._start(OFFLOAD, name, (content, memory), alive, after)
         slot.written, slot.read = transfer._done, []
         return transfer
 
     def reload(self, name: str, tensor: torch.Tensor) -> _PinnedTransfer:
         """Implement `Tier.reload`."""
-        slot = self._held.get(name)
-        held = [tensor]
+        slot = self._slot_of.get(name)
+        alive = [tensor]
         if slot is not None and self._alike(slot, tensor):
             assert slot.typed is not None
             memory, content = tensor.detach(), slot.typed
         else:
             check_movable(name, tensor, (self.lanes.kind,))
             self._slots.read(name, tensor)
-            slot = self._held[name]
+            slot = self._slot_of[name]
             if not is_dense(tensor):
-                held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
-            memory = flat_bytes(held[-1].detach())
+                alive.append(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+            memory = flat_bytes(alive[-1].detach())
             content = slot.content[: memory.numel()]
         # The CPU's writes there are complete.
         after = [slot.written] if slot.written is not None else []
-        transfer = self._start(RELOAD, name, (memory, content), held, after)
+        transfer = self._start(RELOAD, name, (memory, content), alive, after)
         slot.read = [*(event for event in slot.read if not self.lanes.done(event)), transfer._done]
         return transfer
 
@@ -244,7 +244,7 @@ class PinnedTier:
 
     def content(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Implement `HostMemory.content`; the host waits for the copies of the slot that are under way."""
-        slot = self._held[name]
+        slot = self._slot_of[name]
         for event in [*([slot.written] if slot.written is not None else []), *slot.read]:
             self.lanes.finish(event)
         nbytes = like.numel() * like.element_size()
@@ -252,12 +252,6 @@ class PinnedTier:
         self._slots.write(name, view)
         self._remember(slot, view)
         return view
-
-    def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Implement `HostMemory.keep`."""
-        content = self.content(name, tensor)
-        if content.data_ptr() != tensor.data_ptr():
-            content.copy_(tensor)
 
     def written(self, name: str) -> bool:
         """Implement `Tier.written`."""
@@ -267,7 +261,7 @@ class PinnedTier:
         """Implement `Tier.close`; wait until both streams are idle, because they read and write the buffers."""
         self.lanes.synchronize()
         self._unwaited.clear()
-        self._held.clear()
+        self._slot_of.clear()
         self._buffers.clear()
         self.lanes.give_back()
 
@@ -276,7 +270,7 @@ class PinnedTier:
         stream: Stream,
         name: str,
         copy: tuple[torch.Tensor, torch.Tensor],
-        held: Sequence[torch.Tensor],
+        alive: Sequence[torch.Tensor],
         after: Sequence[Any],
     ) -> _PinnedTransfer:
         """Put a copy on its stream, after the compute stream as it is now and after the events `after`.
@@ -292,6 +286,6 @@ class PinnedTier:
         done = lanes.record(side)
         if begin is not None:
             self._recorded.append((stream, name, copy[0].nbytes, begin, done))
-        transfer = _PinnedTransfer(self, stream, name, held, done)
+        transfer = _PinnedTransfer(self, stream, name, alive, done)
         self._unwaited.add(transfer)
         return transfer

@@ -1,4 +1,4 @@
-"""Host memory and the disk behind it as one tier below a device: each slot is placed in one of them.
+"""Host memory and the disk behind it as one lower tier: each slot is placed in one of them.
 
 What is on the disk passes through buffers in the host that are allocated once (see `disk`); what is in the host never
 waits for it. All transfers of one slot have the same placement, so that place keeps their order.
@@ -22,7 +22,7 @@ class HostAndDiskTier:
         host, disk: the two places; both for tensors of the same device.
     """
 
-    name = "staged"
+    name = "host and disk"
 
     def __init__(self, host: PinnedTier, disk: DiskTier) -> None:
         self.host = host

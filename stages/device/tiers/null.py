@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, Span, Stream
+from stowage.stages.device.tiers.base import OFFLOAD, RELOAD, HostMemory, Span, Stream
 from stowage.stages.device.tiers.layout import check_movable, flat_bytes, is_dense, packed
 from stowage.stages.device.tiers.slots import Slots
 from stowage.stages.ir.errors import IllegalPlanError
@@ -85,7 +85,7 @@ class _NullTransfer:
                 tensor.detach().copy_(self.content.view(tensor.dtype).view(tensor.shape))
 
 
-class NullTier:
+class NullTier(HostMemory):
     """A `Tier` that keeps bytes in plain memory; mistakes in the order of verbs raise at once.
 
     Attributes:
@@ -180,12 +180,6 @@ class NullTier:
         view = self._content[name][:nbytes].view(like.dtype).as_strided(like.shape, like.stride())
         self._slots.write(name, view)
         return view
-
-    def keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Implement `HostMemory.keep`."""
-        content = self.content(name, tensor)
-        if content.data_ptr() != tensor.data_ptr():
-            content.copy_(tensor)
 
     def written(self, name: str) -> bool:
         """Implement `Tier.written`."""

@@ -1,4 +1,4 @@
-"""Opens the tier below a kind of device, for a plan that offloads."""
+"""Opens the lower tier of a kind of device, for a plan that offloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for a third of the time of a step that offloads.
 def open_tier(device: torch.device | str, folder: str | Path | None) -> Tier:
     """Open the lower tier of a device; `cuda` is the current GPU.
 
-    Below a GPU it is pinned host memory, with a file in `folder` behind it if that is given; below `cpu` it is the file
+    For a GPU it is pinned host memory, with a file in `folder` behind it if that is given; for `cpu` it is the file
     alone, and freed memory goes back to the system.
 
     Raises:

@@ -33,42 +33,26 @@ Where this differs from the thesis, and why:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from stowage.stages.formulations.block.staged_milp import StagedMilp, solve_staged
 from stowage.stages.formulations.block.staged_order import (
     Executions,
-    StagedGraph,
-    memory_unit,
     schedule_of,
     timeline,
     units,
 )
 from stowage.stages.ir.block import BlockGraph, BlockSchedule, SolveReport
 from stowage.stages.solver.equations import Constraints, add_equations
-from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
+from stowage.stages.solver.milp import MilpSolver, pulp
 from stowage.stages.solver.outcome import SolverSettings
-
-_LARGEST_MEMORY = 1_000_000
 
 
 @dataclass
-class Checkmate:
+class Checkmate(StagedMilp):
     """Holds the model's data, variables and problem; `build` adds the constraints."""
-
-    graph: StagedGraph
-    peak: int
-    save: int
-    unit: int
-    problem: Any = field(default_factory=lambda: pulp.LpProblem("checkmate", pulp.LpMinimize))
-
-    @staticmethod
-    def of(block: BlockGraph, peak_bytes: int, save_bytes: int) -> Checkmate:
-        """Make the data of the model; sizes round up to the memory unit, budgets down."""
-        graph = StagedGraph.of(block)
-        unit = memory_unit(graph, (peak_bytes, save_bytes), _LARGEST_MEMORY)
-        return Checkmate(graph, peak_bytes // unit, save_bytes // unit, unit)
 
     def __post_init__(self) -> None:
         T, binary = self.T, pulp.LpBinary
@@ -81,11 +65,6 @@ class Checkmate:
             for i in (*self.deps[k], k)
         }
         self.U = {(t, k): pulp.LpVariable(f"U_{t}_{k}", lowBound=0) for t in range(T) for k in range(t + 1)}
-
-    @property
-    def T(self) -> int:  # noqa: N802
-        """Return the number of stages and of nodes."""
-        return len(self.graph.nodes)
 
     @cached_property
     def deps(self) -> tuple[tuple[int, ...], ...]:
@@ -229,7 +208,7 @@ EQUATIONS: dict[str, Callable[[Checkmate], Constraints]] = {
 
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> Checkmate:
     """Build the whole model."""
-    m = Checkmate.of(block, peak_bytes, save_bytes)
+    m = Checkmate.of("checkmate", block, peak_bytes, save_bytes)
     lower = [(t, i) for t in range(m.T) for i in range(t + 1)]
     m.problem += pulp.lpSum(m.graph.nodes[i].time_s * m.R[t, i] for t, i in lower), "time"
     add_equations(m.problem, EQUATIONS, m)
@@ -260,17 +239,14 @@ def checkmate(
         "feasible" and an infinite objective where the limit came first.
     """
     model = build(block, peak_bytes, save_bytes)
-    if hint is not None:
-        _warm_start(model, hint)
-    outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
-    if outcome.status == "infeasible":
-        return None, None
-    if not outcome.found:
-        return None, SolveReport.of_solver("checkmate", "feasible", float("inf"), outcome.bound)
+    return solve_staged(model, settings, solver, hint, start=_warm_start, read=_read)
+
+
+def _read(model: Checkmate) -> tuple[BlockSchedule, float]:
+    """Return the schedule of the executions that the solver chose, and their time."""
     executions = {i: [t for t in range(i, model.T) if model.R[t, i].value() > 0.5] for i in range(model.T)}
     objective_s = sum(model.graph.nodes[i].time_s * len(stages) for i, stages in executions.items())
-    schedule = schedule_of(model.graph, timeline(model.graph, executions))
-    return schedule, SolveReport.of_solver("checkmate", outcome.status, objective_s, outcome.bound)
+    return schedule_of(model.graph, timeline(model.graph, executions)), objective_s
 
 
 def _warm_start(model: Checkmate, executions: Executions) -> None:

@@ -143,16 +143,15 @@ def solve_executions(
     graph = model.graph
     answer = solve_cp(model.cp, settings)
     outcome = answer.outcome
-    bound_s = max(outcome.bound, 0.0) * model.time_unit
+    bound_s = outcome.bound * model.time_unit
     if outcome.status == "infeasible":
         return None, None
     if not outcome.found:
-        return None, SolveReport("retention", "feasible", float("inf"), bound_s)
+        return None, SolveReport.of_solver("retention", "feasible", float("inf"), bound_s)
     executions = _executions(model, answer)
     objective_s = cost_of(graph, timeline(graph, executions)).time_s
-    if outcome.status == "optimal":
-        return executions, SolveReport("retention", "optimal", objective_s, objective_s)
-    return executions, SolveReport("retention", "feasible", objective_s, min(objective_s, bound_s))
+    bound_s = objective_s if outcome.status == "optimal" else bound_s  # the solver's is in rounded units of time
+    return executions, SolveReport.of_solver("retention", outcome.status, objective_s, bound_s)
 
 
 def smallest_peak(
@@ -302,18 +301,18 @@ def _memory_at_loss(model: _Model, save: int) -> None:
     for g, group in enumerate(model.groups):
         if group.creator >= graph.loss or not group.nbytes:
             continue
-        held = cp.new_bool_var(f"save[{g}]")
+        saved_at_loss = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.creator]):
-            released, later = cp.new_bool_var(f"gone[{g},{m}]"), None
+            released, later = cp.new_bool_var(f"released[{g},{m}]"), None
             cp.add(model.ends[g, m] <= event).only_enforce_if(released)
             if run.present is None:
-                cp.add_bool_or(held, released)
+                cp.add_bool_or(saved_at_loss, released)
                 continue
             later = cp.new_bool_var(f"later[{g},{m}]")
             cp.add(run.stage > graph.loss).only_enforce_if(later)
-            cp.add_bool_or(held, released, later, ~run.present)
-        model.saved[g, 0] = held
-        terms.append(units(group.nbytes, model.unit) * held)
+            cp.add_bool_or(saved_at_loss, released, later, ~run.present)
+        model.saved[g, 0] = saved_at_loss
+        terms.append(units(group.nbytes, model.unit) * saved_at_loss)
     cp.add(sum(terms) <= save)
 
 

@@ -12,7 +12,7 @@ def segments(blocks: list[ChainBlock], size: int) -> list[ChainStep]:
 
     The last segment is run once, keeping everything.
     """
-    fastest = [min(range(len(b.options)), key=lambda o: (b.options[o].time_s, b.options[o].save_bytes)) for b in blocks]
+    fastest = [b.fastest for b in blocks]
     starts = list(range(0, len(blocks), size))
     steps: list[ChainStep] = []
     for start in starts[:-1]:

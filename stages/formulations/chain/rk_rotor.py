@@ -82,6 +82,16 @@ class ChainBlock:
     fast_time_s: float
     fast_peak_bytes: int
 
+    @property
+    def fastest(self) -> int:
+        """Return the fastest option; of equal ones the one that keeps least for backward."""
+        return min(range(len(self.options)), key=lambda o: (self.options[o].time_s, self.options[o].save_bytes))
+
+    @property
+    def leanest(self) -> int:
+        """Return the option that keeps least for backward; of equal ones the fastest."""
+        return min(range(len(self.options)), key=lambda o: (self.options[o].save_bytes, self.options[o].time_s))
+
 
 @dataclass(frozen=True)
 class ChainStep:

@@ -44,7 +44,7 @@ def answer_of(
     """Make the answer from executions; `bound_s` is capped at their time."""
     events = timeline(data, runs)
     objective_s = cost_of(data, events).time_s
-    report = SolveReport(name, status, objective_s, max(0.0, min(bound_s, objective_s)))
+    report = SolveReport.bounded(name, status, objective_s, bound_s)
     return HAnswer(budgets, True, runs, schedule_of(data, events), report)
 
 
@@ -52,4 +52,4 @@ def no_answer(budgets: Budgets, feasible: bool | None, bound_s: float, name: str
     """Make the answer that there is provably no schedule, or that the limit came first."""
     if feasible is False:
         return HAnswer(budgets, False)
-    return HAnswer(budgets, None, report=SolveReport(name, "feasible", float("inf"), max(0.0, bound_s)))
+    return HAnswer(budgets, None, report=SolveReport.bounded(name, "feasible", float("inf"), bound_s))

@@ -48,7 +48,8 @@ class HChain:
             if b in data.backward_of:
                 above = behind.pop(0)
             else:
-                # As in `options/clusters/owners.py`: it belongs to the last operation that reads or made its inputs.
+                # It belongs to the last operation that reads or made its inputs. `options/clusters/owners.py` groups a
+                # block's nodes by that rule; here groups are given, and an owner must lie between those around it.
                 uses = {k for d in _reads(data, b) for k in (*data.contributors[d], *data.readers[d]) if k <= above}
                 above = max(max(uses, default=above), behind[0] if behind else 0)
             owner[b] = above
@@ -138,7 +139,7 @@ class HChain:
             gradient_bytes=0,
             resident_bytes=self._resident_bytes(k) + (0 if last else self._gradient_bytes(self.begins[k])),
             options=tuple(option for option, _ in options),
-            last_run_options=tuple(tail for _, tail in options),
+            last_run_options=tuple(last for _, last in options),
             fast_time_s=fast_time_s,
             fast_peak_bytes=fast_peak_bytes,
         )

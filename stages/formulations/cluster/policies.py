@@ -29,7 +29,10 @@ _POLISHED = 3
 
 
 def fastest_options(data: HProblem) -> tuple[int, ...]:
-    """Return the fastest option of each cluster; of equally fast ones the smallest."""
+    """Return the fastest option of each cluster; of equally fast ones the smallest.
+
+    Blocks of the chain have `ChainBlock.fastest`: there memory is what all of a block keeps, here it is the phantom.
+    """
 
     def price(j: int, o: int) -> tuple[float, int, int]:
         option = data.graph.clusters[j].options[o]

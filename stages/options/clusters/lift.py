@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from stowage.stages.formulations.block.fixed import fast_forward
 from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule
+from stowage.stages.ir.executions import first_runs, needed_runs
 from stowage.stages.ir.h_graph import HOption, HRun, HStep
 from stowage.stages.options.clusters.regions import Region
 
@@ -25,23 +26,16 @@ class LiftedLine:
 
 def line_of(graph: BlockGraph, forward: Sequence[int], backward: Sequence[int]) -> LiftedLine:
     """Leave out repeated executions whose results nobody reads; first executions stay, since some have effects."""
-    rows, border = [*forward, *backward], len(forward)
-    seen: set[int] = set()
-    new = []
-    for k in rows:
-        new.append(k not in seen)
-        seen.add(k)
-    wanted = set(graph.outgoing)
-    kept: tuple[list[int], list[int]] = ([], [])
-    for i in range(len(rows) - 1, -1, -1):
-        if i == border - 1:
-            wanted = wanted.difference(graph.incoming).union(graph.output)
-        node = graph.nodes[rows[i]]
-        if new[i] or wanted.intersection(node.creates):
-            kept[i >= border].append(rows[i])
-            wanted.difference_update(node.creates)
-            wanted.update(node.reads)
-    return LiftedLine(tuple(kept[0][::-1]), tuple(kept[1][::-1]))
+    new, wanted = first_runs([*forward, *backward]), set(graph.outgoing)
+
+    def needed(part: Sequence[int], stays: Sequence[bool]) -> tuple[int, ...]:
+        nodes = graph.nodes
+        kept = needed_runs(part, stays, wanted, lambda k: nodes[k].creates, lambda k: nodes[k].reads)
+        return tuple(part[position] for position in kept)
+
+    after = needed(backward, new[len(forward) :])
+    wanted = wanted.difference(graph.incoming).union(graph.output)
+    return LiftedLine(needed(forward, new[: len(forward)]), after)
 
 
 def schedule_of(graph: BlockGraph, line: LiftedLine) -> BlockSchedule:
@@ -120,11 +114,11 @@ def _run(region: Region, line: LiftedLine, *, backward: bool) -> HRun:
     graph, border = region.graph, len(line.forward)
     change: dict[int, int] = defaultdict(int)
     freed: dict[int, int] = defaultdict(int)
-    held = 0
+    in_memory = 0
     for a, made, last in _own_copies(region, line):
         nbytes = graph.allocations[a].nbytes
         if backward and made < border < last:
-            held += nbytes
+            in_memory += nbytes
             freed[last + 1] += nbytes
         elif (made > border) == backward:
             change[made] += nbytes
@@ -134,11 +128,11 @@ def _run(region: Region, line: LiftedLine, *, backward: bool) -> HRun:
     phantom_released = 0
     rows = [(p, k) for p, k in _rows(line) if (p > border) == backward]
     for position, k in rows:
-        held += change[position] - freed[position]
+        in_memory += change[position] - freed[position]
         phantom_released += freed[position]
         steps.append(
             HStep(
-                held + graph.nodes[k].workspace_bytes,
+                in_memory + graph.nodes[k].workspace_bytes,
                 tuple(sorted(v for v, first in crossing.born.items() if first > position)),
                 tuple(sorted(v for v, last in crossing.dead.items() if last < position)),
                 phantom_released,

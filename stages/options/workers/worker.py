@@ -24,7 +24,7 @@ from stowage.stages.ir.command import Parser
 from stowage.stages.ir.encoding import decode, encode
 from stowage.stages.ir.h_graph import HGraph
 from stowage.stages.options.clusters.tasks import Ends, HSolved, HTasks
-from stowage.stages.options.tasks import Found, Grid, GridSize, grid, row, sweep
+from stowage.stages.options.tasks import Found, Grid, GridSize, greedy_frontier, grid, row
 from stowage.stages.solver.outcome import SolverSettings
 
 Request = dict[str, Any]
@@ -45,8 +45,8 @@ def row_request(graph: BlockGraph, budgets: Grid, peak: int, size: GridSize, set
 
 
 def greedy_frontier_request(graph: BlockGraph, size: GridSize, settings: SolverSettings) -> Request:
-    """Ask for `tasks.sweep`."""
-    return {**grid_request(graph, size, settings), "task": "sweep"}
+    """Ask for `tasks.greedy_frontier`."""
+    return {**grid_request(graph, size, settings), "task": "greedy_frontier"}
 
 
 def h_ends_request(graph: HGraph, settings: SolverSettings, formulation: str) -> Request:
@@ -96,7 +96,7 @@ def perform(request: Request) -> dict[str, Any]:
     if request["task"] == "row":
         found = row(graph, request["peak"], request["saves"], size, settings, request["smallest"])
         return {"found": [_pack(f) for f in found]}
-    return {"found": [_pack(f) for f in sweep(graph, size)]}
+    return {"found": [_pack(f) for f in greedy_frontier(graph, size)]}
 
 
 def unpack(answer: dict[str, Any]) -> list[Found]:

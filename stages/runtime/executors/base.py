@@ -70,6 +70,9 @@ class Executor(Protocol):
             PlanMismatchError: the code was changed, or the plan is for another model.
         """
 
+    def layouts(self) -> dict[str, torch.Tensor]:
+        """Return the layouts of parameters that are not whole in memory, besides those in the lower tier."""
+
     def take_over(self, other: Executor) -> None:
         """Share the lower tier that another executor of the same model has opened; call it before any plan is bound."""
 

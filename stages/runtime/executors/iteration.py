@@ -172,7 +172,7 @@ class SingleIteration:
     @property
     def _tier(self) -> Offloading:
         if self._offloading is None:
-            raise PlanMismatchError("The plan offloads, but no tier below the device was given: pass offload_dir.")
+            raise PlanMismatchError("The plan offloads, but no lower tier was given: pass offload_dir.")
         return self._offloading
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
@@ -202,6 +202,30 @@ class SingleIteration:
         """
         self._tier.update(name, gradient, scale, form)
         self._updated.append(name)
+
+    def gather(self, key: str, names: Sequence[str]) -> None:
+        """Refuse: one device has nobody to gather from.
+
+        Raises:
+            PlanMismatchError: the plan is of several ranks.
+        """
+        raise self._alone()
+
+    def gathered(self, key: str) -> Sequence[torch.Tensor]:
+        """Refuse, as `gather` does."""
+        raise self._alone()
+
+    def scatter(self, name: str, gradient: torch.Tensor) -> None:
+        """Refuse, as `gather` does."""
+        raise self._alone()
+
+    def scattered(self, name: str) -> torch.Tensor:
+        """Refuse, as `gather` does."""
+        raise self._alone()
+
+    @staticmethod
+    def _alone() -> PlanMismatchError:
+        return PlanMismatchError("The plan is of several ranks, and runs in one process: pass `group` to fit.")
 
     def changed(self, name: str) -> None:
         """Mark the copy of `name` in the lower tier as out of date, because the content on the device has changed."""

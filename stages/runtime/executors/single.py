@@ -10,9 +10,10 @@ from torch import nn
 from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.executors.base import ExecutablePlan, Executor
+from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.observe.resident import resident_limit
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.runtime.program import Program
+from stowage.stages.runtime.program import MakeIteration, Program
 from stowage.stages.structure.tree import ModuleTree
 
 
@@ -33,6 +34,7 @@ class SingleDevice:
         self._tree = tree
         self._room_bytes = 0
         self._offloading: Offloading | None = None
+        self._surroundings: MakeIteration = SingleIteration
 
     @property
     def offloading(self) -> Offloading | None:
@@ -66,7 +68,12 @@ class SingleDevice:
             self.open(plan),
             outside,
             self._tree if trains else None,
+            self._surroundings,
         )
+
+    def layouts(self) -> dict[str, torch.Tensor]:
+        """Return the layouts of parameters that are not whole in memory, besides those in the lower tier."""
+        return {}
 
     def take_over(self, other: Executor) -> None:
         """Share the lower tier of another executor of the same model; it serves this optimizer from now on."""

@@ -85,6 +85,18 @@ class Iteration(Protocol):
             form: shape, strides and offset of a gradient that is a view of what was offloaded.
         """
 
+    def gather(self, key: str, names: Sequence[str]) -> None:
+        """Start the gather of some parameters' whole weights from all ranks, to be waited for under `key`."""
+
+    def gathered(self, key: str) -> Sequence[torch.Tensor]:
+        """Wait for the gather of that key, and return the whole weights."""
+
+    def scatter(self, name: str, gradient: torch.Tensor) -> None:
+        """Start averaging the gradient of a parameter over all ranks, of which each keeps its shard."""
+
+    def scattered(self, name: str) -> torch.Tensor:
+        """Wait for the scatter of a parameter's gradient, and return this rank's shard of the mean."""
+
     def changed(self, name: str) -> None:
         """Mark the copy of `name` in the lower tier as out of date, because the content on the device has changed."""
 

@@ -92,4 +92,4 @@ def measure_program(
 ) -> Measurement:
     """Run one iteration of a generated step under the profiler; `run` does more than `program` alone."""
     program.enter()
-    return measure_iteration(run or program, model, optimizer, batch, program.held(), program.staging_bytes)
+    return measure_iteration(run or program, model, optimizer, batch, program.resident(), program.staging_bytes)

@@ -56,7 +56,7 @@ def _refuse(module: nn.Module, _arguments: Any) -> None:
         name = absent.within(module)
         if name is not None:
             raise OffloadedError(
-                f"{type(module).__name__} was called while its parameter '{name}' is below the device: call "
+                f"{type(module).__name__} was called while its parameter '{name}' is offloaded: call "
                 "step.evaluate(batch), which brings what it needs within the budget, or call the model inside of "
                 "`with step.on_device() as model:`, which brings everything."
             )

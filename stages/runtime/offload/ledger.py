@@ -45,9 +45,9 @@ class Ledger:
 
     def _tensor(self, name: str) -> torch.Tensor | None:
         """Return a parameter; or a state, or a gradient that waits, if it exists."""
-        held = self._parameters.get(name)
-        if held is not None:
-            return held
+        owned = self._parameters.get(name)
+        if owned is not None:
+            return owned
         parameter, _, state = name.partition("::")
         if is_gradient_slot(name):
             return self._parameters[parameter].grad
@@ -63,9 +63,9 @@ class Ledger:
         """Return shape, strides and dtype of a parameter or state as a meta tensor, wherever its content is."""
         if name in self._offloaded:
             return self._layouts[name].meta()
-        held = self._tensor(name)
-        assert held is not None
-        return Layout.of(held).meta()
+        owned = self._tensor(name)
+        assert owned is not None
+        return Layout.of(owned).meta()
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return offloaded parameters as tensors on the meta device, which are all that a trace needs of them."""

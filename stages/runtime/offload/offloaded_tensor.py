@@ -40,11 +40,11 @@ class OffloadedTensor(torch.Tensor):
     """A tensor whose content is in the lower tier.
 
     Attributes:
-        below: the name of its slot.
+        slot_name: the name of its slot.
         here: the class that it has while its content is on the device.
     """
 
-    below: str
+    slot_name: str
     here: ClassVar[type[torch.Tensor]] = torch.Tensor
 
     @classmethod
@@ -65,7 +65,7 @@ class OffloadedTensor(torch.Tensor):
         name = str(func.__self__.__name__) if is_property else kind  # type: ignore[attr-defined]
         here = args[0] if args and isinstance(args[0], OffloadedTensor) else None
         if name == "__repr__" and here is not None:
-            return f"{here.here.__name__}(below the device, shape={tuple(here.shape)}, dtype={here.dtype})"
+            return f"{here.here.__name__}(offloaded, shape={tuple(here.shape)}, dtype={here.dtype})"
         if name == "data" and kind == "__set__" and not isinstance(args[1], OffloadedTensor):
             raise offloaded(_first(args, kwargs), "data")
         if not (_asks_for_form(name, is_property) or name in _SAME or name in _MOVES):
@@ -74,7 +74,7 @@ class OffloadedTensor(torch.Tensor):
         if name in _MOVES and isinstance(found, torch.Tensor) and found is not here:
             raise offloaded(_first(args, kwargs), name)
         if name in _SAME and kind != "__set__" and here is not None:
-            leave(found, here.below)
+            leave(found, here.slot_name)
         return found
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -87,7 +87,7 @@ class OffloadedTensor(torch.Tensor):
 @cache
 def _kind(here: type[torch.Tensor]) -> type[OffloadedTensor]:
     """Return the class for offloaded tensors whose class is otherwise `here`."""
-    return type(f"Away{here.__name__}", (OffloadedTensor, here), {"here": here})
+    return type(f"Offloaded{here.__name__}", (OffloadedTensor, here), {"here": here})
 
 
 def leave(tensor: torch.Tensor, name: str) -> None:
@@ -97,23 +97,23 @@ def leave(tensor: torch.Tensor, name: str) -> None:
             tensor.__class__ = _kind(type(tensor))
         except TypeError:  # a class that others cannot take the place of
             return
-        tensor.below = name  # type: ignore[attr-defined]
+        tensor.slot_name = name  # type: ignore[attr-defined]
 
 
 def arrive(tensor: torch.Tensor) -> None:
     """Note that the tensor's content is on the device, or about to be: give it its class back."""
     if isinstance(tensor, OffloadedTensor):
-        del tensor.below
+        del tensor.slot_name
         tensor.__class__ = tensor.here  # type: ignore[assignment]
 
 
 def offloaded(tensor: OffloadedTensor, read_by: str) -> OffloadedError:
     """Return the error to raise where the numbers of an offloaded tensor are needed."""
-    name = tensor.below
+    name = tensor.slot_name
     what, _, state = name.partition("::")
     kind = "The gradient of parameter" if is_gradient_slot(name) else f"State '{state}' of parameter"
     return OffloadedError(
-        f"{kind if state else 'Parameter'} '{what}' is below the device, and its numbers are asked for ({read_by}): do "
+        f"{kind if state else 'Parameter'} '{what}' is offloaded, and its numbers are asked for ({read_by}): do "
         "it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
         "`step.contents().lend(tensor, use)`."
     )

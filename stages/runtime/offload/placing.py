@@ -157,8 +157,8 @@ class Placing(Updating):
     def keep_gradient(self, parameter: str) -> None:
         """Put a stand-in for an offloaded gradient into `.grad`; the gradient stays offloaded."""
         self._touched += 1
-        name, held = gradient_slot(parameter), self._parameters[parameter]
-        held.grad = self._stand_in(name, held.device)
+        name, weight = gradient_slot(parameter), self._parameters[parameter]
+        weight.grad = self._stand_in(name, weight.device)
         self._offloaded.add(name)
 
     def _forget_gradients(self) -> None:

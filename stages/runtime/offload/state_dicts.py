@@ -33,7 +33,7 @@ class _BeforeGiving(_Hook):
         name = self._offloaded(owner) if not keep_vars else None
         if name is not None:
             raise OffloadedError(
-                f"{type(owner).__name__}.state_dict() was called while '{name}' is below the device: write a file with "
+                f"{type(owner).__name__}.state_dict() was called while '{name}' is offloaded: write a file with "
                 "step.save_model, save_pretrained, save_optimizer or save, or call it inside of `with "
                 "step.on_device():`, which brings everything."
             )
@@ -44,7 +44,7 @@ class _BeforeTaking(_Hook):
         name = self._offloaded(owner)
         if name is not None:
             raise OffloadedError(
-                f"{type(owner).__name__}.load_state_dict() was called while '{name}' is below the device: use "
+                f"{type(owner).__name__}.load_state_dict() was called while '{name}' is offloaded: use "
                 "step.load_optimizer or step.load, which put each tensor where it lives."
             )
 

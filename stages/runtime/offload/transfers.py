@@ -68,9 +68,9 @@ class Transfers(Ledger):
             return None
         self._found(name)
         if self._slots[name].role != "temporary":
-            held = self._tensor(name)
-            assert held is not None
-            held.data = under_way.tensor
+            target = self._tensor(name)
+            assert target is not None
+            target.data = under_way.tensor
         return under_way.tensor
 
     def free(self, name: str) -> None:
@@ -79,7 +79,7 @@ class Transfers(Ledger):
         if tensor is None:
             return
         if name not in self._copied:
-            raise IllegalPlanError(f"{name} would be lost: its copy below is not up to date")
+            raise IllegalPlanError(f"{name} would be lost: its copy in the lower tier is not up to date")
         self._touched += 1
         nothing = self._nothing(name, tensor)
         if torch._C._autograd._profiler_enabled():

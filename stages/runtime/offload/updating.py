@@ -50,16 +50,16 @@ class Updating(Transfers):
             assert self._optimizer is not None
             self._updates = CpuUpdates(self._optimizer)
         self._touched += 1
-        held = self._parameters[parameter]
+        weight = self._parameters[parameter]
         if is_gradient_slot(gradient):  # it waited in `.grad`
-            held.grad = None
+            weight.grad = None
             self._offloaded.discard(gradient)
             self._copied.discard(gradient)
-        known: dict[str, Any] = self._optimizer.state.get(held, {}) if self._optimizer is not None else {}
-        below = {k for k in known if f"{parameter}::{k}" in self._offloaded}
+        known: dict[str, Any] = self._optimizer.state.get(weight, {}) if self._optimizer is not None else {}
+        with_slots = {k for k in known if f"{parameter}::{k}" in self._offloaded}
 
         def tensors() -> Tensors:
-            state = {k: self._content(f"{parameter}::{k}") if k in below else v for k, v in known.items()}
+            state = {k: self._content(f"{parameter}::{k}") if k in with_slots else v for k, v in known.items()}
             found = self._content(gradient)
             if form is not None:
                 shape, stride, offset = form
@@ -85,7 +85,7 @@ class Updating(Transfers):
                 self._update_times.append((parameter, began[0], time.perf_counter()))
 
         began: list[float] = []
-        self._updating[parameter] = self._updates.start(held, tensors, keep)
+        self._updating[parameter] = self._updates.start(weight, tensors, keep)
         if self.tier.record:
             self._updating[parameter].add_done_callback(ended)
 
@@ -97,15 +97,15 @@ class Updating(Transfers):
     def _updated(self, parameter: str) -> None:
         """Take over the result of an update; new states get their slots."""
         assert self._optimizer is not None
-        held = self._parameters[parameter]
+        weight = self._parameters[parameter]
         for key, value in self._updating.pop(parameter).result().items():
             name = f"{parameter}::{key}"
             if not isinstance(value, Layout):
-                self._optimizer.state[held][key] = value
+                self._optimizer.state[weight][key] = value
                 continue
             if name not in self._offloaded:
-                self._layouts[name] = replace(value, device=held.device)
-                self._optimizer.state[held][key] = self._stand_in(name, held.device)
+                self._layouts[name] = replace(value, device=weight.device)
+                self._optimizer.state[weight][key] = self._stand_in(name, weight.device)
                 self._offloaded.add(name)
             self._copied.add(name)
         self._copied.add(parameter)

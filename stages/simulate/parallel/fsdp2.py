@@ -14,7 +14,11 @@ What FSDP2 does, as its code has it:
 - The root is gathered once, and let go at the end of backward. Its activations are counted at the turn from forward to
   backward, where a tied head runs.
 
-With micro-batches each one gathers, reduces and copies anew, and shards of gradients stay from one to the next.
+With micro-batches each one gathers, reduces and copies anew, and shards of gradients stay from one to the next. The
+host adds to a gradient that it has already, so that backward waits for the copy; the first micro-batch need not, and is
+counted like the others.
+
+The host's memory is counted without what pinning rounds up.
 """
 
 from __future__ import annotations
@@ -45,7 +49,13 @@ def simulate_fsdp2(
         ahead: groups that are gathered while one computes (FSDP2 itself gathers one ahead).
         fixed_bytes: whatever else is on each device: buffers, the batch, the driver's own.
     """
-    lanes = Lanes(LaneRules(ahead, shared_link=machine.collectives_share_link, slowdown=machine.collective_slowdown))
+    rules = LaneRules(
+        ahead,
+        offload_waits=micro_batches > 1,
+        shared_link=machine.collectives_share_link,
+        slowdown=machine.collective_slowdown,
+    )
+    lanes = Lanes(rules)
     lanes.run([_forward(g, c, machine) for g, c in zip(groups, choices, strict=True)])
     lanes.run([_backward(g, c, machine) for g, c in zip(reversed(groups), reversed(choices), strict=True)])
     both = sum(_link_bytes(g, c) for g, c in zip(groups, choices, strict=True)) / machine.duplex_bytes_per_s

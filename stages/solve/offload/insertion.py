@@ -70,7 +70,7 @@ def insert_transfers(
         if end == state:
             return WithTransfers(insertion.rows, state)
         if end.offloaded != offloaded:
-            raise ValueError("the moves of the steps do not end where they start")
+            raise ValueError("the transfers of the steps do not end where they start")
         state = end
 
 

@@ -49,7 +49,7 @@ def lower_tier_of(
 
     if method == "offmate" and host_budget is None and offload_dir is None:
         needed = key("offload_dir") if target.type == "cpu" else key("host_budget")
-        raise ParameterError(f"{key('method')} offmate needs a tier below the device: give {needed}.")
+        raise ParameterError(f"{key('method')} offmate needs a lower tier: give {needed}.")
     if target.type == "cpu" and host_budget is not None:
         raise ParameterError(
             f"{key('host_budget')} is for models on a GPU: on the CPU the device tier is the RAM itself, which "

@@ -33,7 +33,7 @@ class MovingStorage:
     ) -> MovingStorage:
         """Count what a plan transfers that has no placements yet."""
         copies = Counter(dict.fromkeys(state.offloaded | state.copied, 0))
-        copies.update(s.storage for s in steps if ACTIONS[s.kind].moves)
+        copies.update(s.storage for s in steps if ACTIONS[s.kind].transfers)
         gradients: set[int] = set()
         update_bytes = 0
         for node in (nodes[s.node] for s in steps if s.kind == "update"):

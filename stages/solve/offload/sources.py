@@ -36,19 +36,19 @@ def offload_sources(
     before = len(plans.judged), len(plans.fitting)
     if gradients_wait(offloader):
         listed = list(orders)
-        yield LateSweeps(offloader, listed)
+        yield LateUpdatePlans(offloader, listed)
         if lower_tier.activations and not any(plans.referee.fits(p) for p in plans.judged[before[0] :]):
             # Gradients that wait may leave no room in the lower tier for activations. RK-Rotor's orders, which keep all
             # activations in memory, then save too little.
             lean = Offloader(task.program, task.chain, replace(lower_tier, activations=False))
-            yield LateSweeps(lean, [*listed, lean.leanest()])
+            yield LateUpdatePlans(lean, [*listed, lean.leanest()])
         return
     preprint = method_of(task.request.method).whole_blocks
     yield OffMate(offloader, preprint=preprint)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
-        sweep = not fitting or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
-        yield RuleSource(offloader, orders if sweep else ())
+        by_rule = not fitting or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device
+        yield RuleSource(offloader, orders if by_rule else ())
 
 
 def gradients_wait(offloader: Offloader) -> bool:
@@ -70,13 +70,13 @@ class RuleSource:
     def propose(self, task: Task) -> Proposals:
         """Propose the fixed policies, then plans by Belady's rule."""
         yield from Streaming(self.offloader).propose(task)
-        resting = resting_below(self.offloader, task)
+        at_rest = offloaded_at_rest(self.offloader, task)
         for order in self.orders:
-            yield from belady_plans(self.offloader, order, task.budget_bytes, resting)
+            yield from belady_plans(self.offloader, order, task.budget_bytes, at_rest)
 
 
 @dataclass(frozen=True)
-class LateSweeps:
+class LateUpdatePlans:
     """Proposes plans by Belady's rule for programs whose gradients wait: with more and fewer updates by the CPU."""
 
     offloader: Offloader
@@ -89,8 +89,8 @@ class LateSweeps:
 
     def _over(self, executions: Sequence[Execution], task: Task) -> Proposals:
         offloader, budget_bytes = self.offloader, task.budget_bytes
-        resting = resting_below(offloader, task)
-        accepted = yield from belady_plans(offloader, executions, budget_bytes, resting)
+        at_rest = offloaded_at_rest(offloader, task)
+        accepted = yield from belady_plans(offloader, executions, budget_bytes, at_rest)
         if not accepted:
             return  # with updates by the CPU more is offloaded
         updates = late_updates(offloader, executions)
@@ -98,14 +98,14 @@ class LateSweeps:
         taken: Sequence[LateUpdate] = ()
         accepted = 0
         for taken in sets_of_updates(offloader, executions, updates, spare_bytes):
-            accepted += yield from belady_plans(offloader, executions, budget_bytes, resting, taken)
+            accepted += yield from belady_plans(offloader, executions, budget_bytes, at_rest, taken)
         while taken and not accepted:  # the host has no room for so many: try half of them
             taken = taken[(len(taken) + 1) // 2 :]
             if taken:
-                accepted += yield from belady_plans(offloader, executions, budget_bytes, resting, taken)
+                accepted += yield from belady_plans(offloader, executions, budget_bytes, at_rest, taken)
 
 
-def resting_below(offloader: Offloader, task: Task) -> frozenset[int]:
+def offloaded_at_rest(offloader: Offloader, task: Task) -> frozenset[int]:
     """Return the storages that are offloaded between iterations in the plans of other micro-batches."""
     names = {s: offloader.program.storages[s].name for s in offloader.movable} | offloader.gradients
     return frozenset(s for s, name in names.items() if name in task.request.offloaded_at_rest)

@@ -39,10 +39,6 @@ def once(options: Sequence[int]) -> list[ChainStep]:
     return forward + [ChainStep("backward", b, options[b]) for b in reversed(range(len(options)))]
 
 
-def _best(keys: Sequence[tuple[float, float]]) -> int:
-    return min(range(len(keys)), key=lambda option: keys[option])
-
-
 class Chain:
     """The blocks with their options; runs sequences of steps."""
 
@@ -72,7 +68,7 @@ class Chain:
             graph = self.graph(b)
             if block.block_hash not in distinct:
                 distinct[block.block_hash] = self._costs(block.block_hash, graph)
-            options, tails, fast_time_s, fast_peak = distinct[block.block_hash]
+            options, last_runs, fast_time_s, fast_peak = distinct[block.block_hash]
             lower_tier = self.graph(b - 1) if b else None
             found.append(
                 ChainBlock(
@@ -80,7 +76,7 @@ class Chain:
                     gradient_bytes=sum(graph.allocations[a].nbytes for a in graph.incoming),
                     resident_bytes=block.resident_bytes,
                     options=options,
-                    last_run_options=tails,
+                    last_run_options=last_runs,
                     fast_time_s=fast_time_s,
                     fast_peak_bytes=fast_peak,
                 )
@@ -90,12 +86,12 @@ class Chain:
     @cached_property
     def fastest_options(self) -> list[int]:
         """Return the fastest option of each block; of equal ones the one that keeps least for backward."""
-        return [_best([(o.time_s, o.save_bytes) for o in b.options]) for b in self.chain_blocks]
+        return [b.fastest for b in self.chain_blocks]
 
     @cached_property
     def leanest_options(self) -> list[int]:
         """Return the option of each block that keeps least for backward; of equal ones the fastest."""
-        return [_best([(o.save_bytes, o.time_s) for o in b.options]) for b in self.chain_blocks]
+        return [b.leanest for b in self.chain_blocks]
 
     def options_of(self, chosen: Iterable[tuple[int, int]]) -> list[Option]:
         """Return the options that pairs of a block and a number name."""
@@ -106,7 +102,7 @@ class Chain:
             ChainOption(o.forward_time_s + o.backward_time_s, o.save_bytes, o.forward_peak_bytes, o.backward_peak_bytes)
             for o in self.options[block_hash]
         ]
-        tails = [
+        last_runs = [
             ChainOption(
                 o.last_run_time_s, o.last_run_save_bytes, o.last_run_forward_peak_bytes, o.last_run_backward_peak_bytes
             )
@@ -114,7 +110,7 @@ class Chain:
         ]
         pinned = any(n.once and n.creates for n in graph.nodes[: graph.forward_count])
         fast = replay_block(graph, fast_forward(graph), complete=False)
-        return options, tails, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
+        return options, last_runs, math.inf if pinned else fast.forward_time_s, fast.forward_peak_bytes
 
     def executions(self, steps: Iterable[ChainStep]) -> list[Execution]:
         """Return the node executions of a sequence, in order.
@@ -123,7 +119,7 @@ class Chain:
         """
         found = [Execution(n.node, "shared") for n in self.nodes if n.block == SHARED and n.phase != "update"]
         late = [n.node for n in self.nodes if n.block == SHARED and n.phase == "update"]
-        last_run = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
+        updates = [Execution(node, "updates", 2 * len(self.blocks) - 1) for node in late]
         done: set[int] = set()
         for step in steps:
             if step.kind == "drop":
@@ -134,7 +130,7 @@ class Chain:
             else:
                 found += [run for run in runs if run.node not in once or run.node not in done]
             done |= once
-        return found + last_run
+        return found + updates
 
     def _runs(self, step: ChainStep) -> tuple[list[Execution], set[int]]:
         """Return the executions of a step, and their nodes that may run once in all."""

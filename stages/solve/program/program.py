@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from stowage.stages.ir.executions import first_runs, needed_runs
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.step import Step
 from stowage.stages.ir.trace import Storage
@@ -75,28 +76,19 @@ class StepProgram:
         Args:
             of_blocks: the storages that blocks know of.
         """
-        held = {s for n in self.nodes if n.block != SHARED for s in n.creates}.difference(of_blocks)
-        return sum(self.nbytes[s] for s in shared_storages(self.nodes) | held)
+        for_others = {s for n in self.nodes if n.block != SHARED for s in n.creates}.difference(of_blocks)
+        return sum(self.nbytes[s] for s in shared_storages(self.nodes) | for_others)
 
     def without_dead(self, executions: Sequence[Execution]) -> list[Execution]:
         """Drop repeated executions whose results nobody reads.
 
         First executions stay: they draw random numbers and have effects, in eager's order.
         """
-        first: set[int] = set()
-        is_first: list[bool] = []
-        for execution in executions:
-            is_first.append(execution.node not in first)
-            first.add(execution.node)
-        wanted = set(self.keep)
-        kept: list[Execution] = []
-        for execution, new in zip(reversed(executions), reversed(is_first)):
-            node = self.nodes[execution.node]
-            if new or wanted.intersection(node.creates):
-                kept.append(execution)
-                wanted.difference_update(node.creates)
-                wanted.update(self.reads[node.node])
-        return kept[::-1]
+        order = [execution.node for execution in executions]
+        kept = needed_runs(
+            order, first_runs(order), set(self.keep), lambda k: self.nodes[k].creates, self.reads.__getitem__
+        )
+        return [executions[position] for position in kept]
 
     def last_uses(self, executions: Sequence[Execution]) -> dict[tuple[int, int], int]:
         """Return (storage, position where it is made) -> position of the last read of that copy.

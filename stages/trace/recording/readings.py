@@ -35,7 +35,7 @@ class Readings:
     Attributes:
         round: which of the very different values stand for the numbers.
         decisions: truth values that are read, in order, where they are not all true.
-        held: positions of truth values that are never inverted, because the user's code raises then.
+        insisted: positions of truth values that are never inverted, because the user's code raises then.
         numbers: tensors whose value was read, copied at that moment, with the answer that was given.
         truths: tensors whose truth value was read, copied at that moment, with the answer that was given.
         refusal: the error to raise if the step depends on one of them; None while nothing was read.
@@ -43,7 +43,7 @@ class Readings:
 
     round: int = 0
     decisions: tuple[bool, ...] = ()
-    held: frozenset[int] = frozenset()
+    insisted: frozenset[int] = frozenset()
     numbers: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
     truths: list[tuple[torch.Tensor, bool]] = field(default_factory=list)
     refusal: TraceError | None = None
@@ -65,7 +65,7 @@ class Readings:
             return self.round < ROUNDS - 1
         if tensor.dtype == torch.bool:
             usual = self.decisions[len(self.truths)] if len(self.truths) < len(self.decisions) else True
-            truth = usual if self.round < ROUNDS - 1 or len(self.truths) in self.held else not usual
+            truth = usual if self.round < ROUNDS - 1 or len(self.truths) in self.insisted else not usual
             self.truths.append((tensor, truth))
             return truth
         # Each number differs from the others by more than rounding, so that it is recognized where it ends up.

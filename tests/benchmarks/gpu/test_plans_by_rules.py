@@ -32,7 +32,7 @@ def test_every_rule_is_plain_pytorch(job: GpuJob) -> None:
         "recompute": traced.recompute_all(),
         "stream": traced.stream_all(),
         "at once": traced.stream_all(ahead=0, lag=0),
-        "below": traced.stream_all(lower_tier=True),
+        "updates by the CPU": traced.stream_all(cpu_updates=True),
     }
     for name, plan in plans.items():
         found = difference(ruled_run(traced, plan, STEPS), expected)
@@ -40,19 +40,19 @@ def test_every_rule_is_plain_pytorch(job: GpuJob) -> None:
     assert len([s for s in plans["recompute"].steps if s.node >= 0]) > len(traced.nodes)
     assert not kept.slots
     assert traced.judge(plans["stream"]).peak_bytes < 0.9 * traced.judge(kept).peak_bytes
-    assert sum(s.kind == "update" for s in plans["below"].steps) > 0
+    assert sum(s.kind == "update" for s in plans["updates by the CPU"].steps) > 0
 
 
 def test_clipping_by_rules() -> None:
     """The scale of clipping goes down for updates by the CPU, once."""
     traced = TracedJob(LLAMA, max_grad_norm=0.1)
-    plan = traced.stream_all(lower_tier=True)
+    plan = traced.stream_all(cpu_updates=True)
     kept = ruled_run(traced, traced.keep_all(), STEPS)
     assert difference(ruled_run(traced, plan, STEPS), kept).equal
     assert not difference(plain_run(LLAMA, STEPS), kept).equal, "it would clip nothing"
 
 
-def test_weights_come_back_from_below() -> None:
+def test_weights_are_reloaded() -> None:
     traced = TracedJob(LLAMA)
     tier = host.PinnedTier(lanes=HostLanes())
     contestant = ByRules(traced, traced.stream_all(), tier)

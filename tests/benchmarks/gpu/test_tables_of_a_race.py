@@ -189,7 +189,7 @@ def test_names_of_contestants() -> None:
 
 def test_measuring_ends_with_the_time_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = GpuJob("llama", LAYERS, 1, 16, "float32", "cpu", 10, 10)
-    how: Any = {"fractions": (0.95,), "method": "auto", "stores": tmp_path / "home"}
+    how: Any = {"fractions": (0.95,), "method": "auto", "stores": tmp_path / "stores"}
     monkeypatch.setattr(_gpu_whole_race, "PROCESS", (sys.executable, "-c", "import time; time.sleep(600)"))
     for budget_s, when in ((1.0, "while"), (0.0, "before")):
         raced = run_race({"one": job}, tmp_path, lambda t: None, RaceEffort(1, 0.0, 1, budget_s=budget_s), **how)

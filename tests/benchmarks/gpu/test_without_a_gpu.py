@@ -103,7 +103,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert gpu.main(race(folder)[3:]) == gpu.UNFINISHED_STATUS
     for each in folders(folder):
         assert f"no solver is here: carry {each / MEASURED} to a machine that plans" in (folder / "race.md").read_text()
-        assert gpu.main(["plan", *JOB, "--home", str(folder / "home"), "--out", str(each)]) == 0
+        assert gpu.main(["plan", *JOB, "--stores", str(folder / "stores"), "--out", str(each)]) == 0
     process = subprocess.Popen(race(folder, *only), cwd=ROOT, env=everywhere)
     end = time.monotonic() + PATIENCE_S
     while not results(folder / "float32").by_name:

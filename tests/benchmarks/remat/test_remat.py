@@ -36,7 +36,7 @@ from stowage.flows.benchmarks.scaling import depth as _remat_depth
 from stowage.flows.benchmarks.scaling.depth import EFFORT, DepthJob, depth_job, depth_rows, run_depth
 from stowage.flows.benchmarks.scaling.growth import GrowthRow
 from stowage.flows.pipeline.project import find_root
-from stowage.flows.planning.step import QUICK, Effort, cost_step
+from stowage.flows.planning.step import QUICK, Costing, Effort, StepToPlan, cost_step
 from stowage.stages.ir.errors import MIB, ParameterError, StowageError, size_text
 from stowage.stages.ir.table import read_rows
 from tests.matrix import some
@@ -159,7 +159,7 @@ def test_what_a_model_has_decides_who_takes_part() -> None:
 
 
 def test_late_and_wrong_answers_are_sentences(tmp_path: Path) -> None:
-    request = {"model": "mixer", "size": "tiny", "depth": None, "home": str(tmp_path), "quick": True, "threads": 1}
+    request = {"model": "mixer", "size": "tiny", "depth": None, "stores": str(tmp_path), "quick": True, "threads": 1}
     module, root = "stowage.flows.benchmarks.remat.contestant", find_root(ROOT)
     with pytest.raises(StowageError, match=r"slow: no answer within 0 s\."):
         Served("slow", module, request | {"runs": EAGER, "setting": 1.0}, root, limit_s=0.01)
@@ -177,7 +177,7 @@ def test_options_of_the_command() -> None:
         job_of("", "", "half", rounds=1, threads=0, quick=False)
     with pytest.raises(ParameterError, match="--models names resnet: take some of unet"):
         run_remat(RematJob(models=("resnet",)), Path("nowhere"), print, root=ROOT)
-    with pytest.raises(ParameterError, match="--models names unet: --remat-depth takes"):
+    with pytest.raises(ParameterError, match="--models names unet: remat-depth takes"):
         depth_job("unet", "", "")
     with pytest.raises(ParameterError, match="--layers names 0, x"):
         depth_job("", "", "0,2,x")
@@ -436,11 +436,11 @@ def test_planning_is_timed_against_depth(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_planning_is_timed_on_measured_costs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    asked: list[Costing] = []
 
-    def spied(*what: Any, **how: Any) -> Any:
+    def spied(step: StepToPlan, how: Costing) -> Any:
         asked.append(how)
-        return cost_step(*what, **how)
+        return cost_step(step, how)
 
     monkeypatch.setattr(_remat_depth, "cost_step", spied)
     assert (depth_job("", "", "", measured=True).effort, depth_job("", "", "").effort) == (Effort(), EFFORT)
@@ -449,4 +449,4 @@ def test_planning_is_timed_on_measured_costs_too(monkeypatch: pytest.MonkeyPatch
         (*_, total) = depth_rows(DepthJob(("gpt2",), ("auto",), (2,), "tiny", QUICK, measured), said.append)
         assert total.overhead > 0
         assert "s of processor time, " in said[0]
-    assert [how.get("costs", "measured") for how in asked] == ["measured", "roofline"]
+    assert [how.costs for how in asked] == ["measured", "roofline"]

@@ -91,7 +91,7 @@ def test_options_of_the_command() -> None:
     assert limits_of(20) == Limits(), "the size that planning takes by itself"
     for wrong, message in (
         (("resnet", "", "", "", ""), "--models names resnet: take some of unet"),
-        (("", "auto", "", "", ""), "--methods names auto: --cluster-sizes takes hiremate, h_retention, h_ilp"),
+        (("", "auto", "", "", ""), "--methods names auto: cluster-sizes takes hiremate, h_retention, h_ilp"),
         (("", "", "1,x", "", ""), "--sizes names 1, x"),
         (("", "", "", "half", ""), "--shares"),
         (("", "", "", "", "2,4"), "--layers is 2,4"),

@@ -180,7 +180,7 @@ def test_groups_share_buffers() -> None:
     tier.reserve({"a": 500, "b": 512, "c": 1000, "e": 3})
     assert [buffer.numel() for buffer in tier._buffers] == [1012, 1000, 3]
     assert tier.host_bytes == 1024 + 1024 + 4
-    starts = {name: slot.content.storage_offset() for name, slot in tier._held.items()}
+    starts = {name: slot.content.storage_offset() for name, slot in tier._slot_of.items()}
     assert starts == {"b": 0, "a": 512, "c": 0, "e": 0}
     tier.reserve({"d": 5, "a": 500})
     assert len(tier._buffers) == 4
@@ -202,9 +202,9 @@ def test_the_weights_of_a_transformer_waste_little() -> None:
     slots = {f"{number}.{name}": 4 * size for number in range(32) for name, size in layer.items()}
     tier.reserve(slots)
     assert sum(slots.values()) <= tier.host_bytes <= 1.02 * sum(slots.values())
-    spans = sorted((slot.content.data_ptr(), slot.content.numel()) for slot in tier._held.values())
+    spans = sorted((slot.content.data_ptr(), slot.content.numel()) for slot in tier._slot_of.values())
     assert all(start + length <= other for (start, length), (other, _) in pairwise(spans)), "slots overlap"
-    assert {name: slot.content.numel() for name, slot in tier._held.items()} == slots
+    assert {name: slot.content.numel() for name, slot in tier._slot_of.items()} == slots
 
 
 def test_spans() -> None:

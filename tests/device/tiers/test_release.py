@@ -20,7 +20,7 @@ from stowage.stages.runtime.offload.offloading import Offloading
 from tests.device.tiers.moving import PAGE, random_bytes
 from tests.matrix import examples
 
-KINDS = ("host", "disk", "staged", "null")
+KINDS = ("host", "disk", "host and disk", "null")
 
 
 def make(kind: str, folder: Path) -> Any:
@@ -29,7 +29,7 @@ def make(kind: str, folder: Path) -> Any:
             return PinnedTier(lanes=NoLanes())
         case "disk":
             return DiskTier(folder, chunk_bytes=PAGE, threads=1)
-        case "staged":
+        case "host and disk":
             return HostAndDiskTier(PinnedTier(lanes=NoLanes()), DiskTier(folder, chunk_bytes=PAGE, threads=1))
         case _:
             return NullTier()
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_released_quietly(tier: Any) -> None:
 
 def test_the_place_may_be_another(tmp_path: Path) -> None:
     """From the disk to the host and back."""
-    tier = make("staged", tmp_path)
+    tier = make("host and disk", tmp_path)
     content = random_bytes(PAGE, 3)
     for on_disk in (True, False, True):
         reserve(tier, "x", PAGE, on_disk)
@@ -172,8 +172,8 @@ def test_shapes_that_grow(kind: str, tmp_path: Path) -> None:
     largest = 0
     for turn in range(1, 25):
         largest = turn * 2 * PAGE
-        home: Any = {"placement": "disk"} if kind == "staged" and turn % 2 else {}
-        slots = [kept, *(Slot(i, f"x{i}", largest, "temporary", "device", False, **home) for i in (1, 2))]
+        placement: Any = {"placement": "disk"} if kind == "host and disk" and turn % 2 else {}
+        slots = [kept, *(Slot(i, f"x{i}", largest, "temporary", "device", False, **placement) for i in (1, 2))]
         offloading.enter(slots)
         contents = [random_bytes(largest, 10 * turn + i) for i in (1, 2)]
         for i, content in enumerate(contents, 1):

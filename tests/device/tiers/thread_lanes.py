@@ -31,7 +31,7 @@ class ThreadLanes(HostLanes):
         return memory[start : start + nbytes]
 
 
-def staged(folder: Path, *, chunk_bytes: int = PAGE) -> HostAndDiskTier:
+def host_and_disk(folder: Path, *, chunk_bytes: int = PAGE) -> HostAndDiskTier:
     """Host memory and a disk as on a machine with a GPU, here below the RAM."""
     return HostAndDiskTier(
         PinnedTier(lanes=ThreadLanes()), DiskTier(folder, chunk_bytes=chunk_bytes, lanes=ThreadLanes())

@@ -10,7 +10,7 @@ from stowage.stages.formulations.offload.rounding.rounding import RoundedPlan
 
 @dataclass
 class Side:
-    """Weights, or states: what is on the device, what comes up, what goes down, and what is valid below."""
+    """Weights, or states: what is on the device, reloaded, offloaded, and valid in the lower tier."""
 
     device: set[str]
     valid: set[str]
@@ -91,11 +91,11 @@ class Replay:
             assert name not in side.arriving
             side.device.discard(name)
             if side is self.weights and name in self.plan.on_cpu and name not in side.valid:
-                # Its gradient takes its place until it is below.
+                # Its gradient takes its place until it is offloaded.
                 if self.sent.get(name, 0) < self.tensors[name][1].nbytes:
                     self.waiting.add(name)
             elif self.strict:
-                assert name in side.valid, f"{name} is dropped without a valid copy below"
+                assert name in side.valid, f"{name} is dropped without a valid copy in the lower tier"
 
     def arrive(self, side: Side, moved: tuple[tuple[str, int], ...]) -> None:
         for name, nbytes in moved:
@@ -121,7 +121,7 @@ class Replay:
         for name, share in self.plan.steps[t].update:
             if self.strict:
                 assert self.sent[name] == self.tensors[name][1].nbytes, (
-                    f"{name} is updated before its gradient is below"
+                    f"{name} is updated before its gradient is offloaded"
                 )
             self.updated[name] = self.updated.get(name, 0.0) + share
             if self.updated[name] > 1 - 1e-9 or not self.strict:

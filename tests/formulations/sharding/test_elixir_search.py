@@ -131,6 +131,20 @@ def test_benefits_on_fsdp2_are_what_a_serial_step_saves() -> None:
     assert chunk_benefit_on_fsdp2(problem) == pytest.approx(moved)
 
 
+def test_with_two_gpus_of_table_5_the_rcache_comes_first_though_with_table_4_it_does_not() -> None:
+    # The authors' code has curves through Table 4 built in, and would put chunks first on either machine.
+    table_4 = replace(
+        MACHINE, ranks=2, reload_bytes_per_s=50 * GB, offload_bytes_per_s=40 * GB, host_updates_per_s=6.5 * GB,
+        device_updates_per_s=100 * GB,
+    )  # fmt: skip
+    table_5 = replace(
+        MACHINE, ranks=2, reload_bytes_per_s=12 * GB, offload_bytes_per_s=13 * GB, host_updates_per_s=5.6 * GB,
+        device_updates_per_s=86 * GB,
+    )  # fmt: skip
+    for machine, first in ((table_4, True), (table_5, False)):
+        assert (chunk_benefit(machine, MIXED_PRECISION) > block_benefit(machine, MIXED_PRECISION)) is first
+
+
 @given(
     sizes=st.lists(st.integers(1 << 20, 1 << 24), min_size=3, max_size=12),
     allowed=st.integers(1 << 24, 1 << 31),

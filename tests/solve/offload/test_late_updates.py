@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
-from stowage.stages.solve.in_memory import Race, keep_everything
+from stowage.stages.solve.in_memory import OrderMaker, keep_everything
 from stowage.stages.solve.offload.belady.late_updates import LateUpdate, in_time, late_updates, sets_of_updates
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Chain, Execution
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.trace import MicroBatch
-from tests.offload.away import BELOW
+from tests.offload.with_lower_tier import LOWER_TIER
 from tests.runtime.beside_eager import adamw, prepare
 from tests.zoo import ZOO
 
@@ -24,9 +24,9 @@ def clipped(rate: float) -> tuple[Offloader, list[Execution], list[LateUpdate]]:
     prepared = prepare(ZOO["llama"], adamw, MicroBatch(max_grad_norm=1.0))
     chain = Chain(prepared.blocks, prepared.nodes, prepared.options)
     offloader = Offloader(
-        program_of(prepared.trace, prepared.nodes), chain, replace(BELOW, cpu_update_bytes_per_s=rate)
+        program_of(prepared.trace, prepared.nodes), chain, replace(LOWER_TIER, cpu_update_bytes_per_s=rate)
     )
-    executions = keep_everything(Race(offloader.program, chain, 1 << 60)).executions
+    executions = keep_everything(OrderMaker(offloader.program, chain, 1 << 60)).executions
     return offloader, executions, late_updates(offloader, executions)
 
 

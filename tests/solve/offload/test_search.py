@@ -15,7 +15,7 @@ from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.proposal import JudgedPlan, Task
 from stowage.stages.solve.request import PlanRequest
 from stowage.stages.solver.outcome import SolverSettings
-from tests.offload.away import BELOW, smallest_with_lower_tier
+from tests.offload.with_lower_tier import LOWER_TIER, smallest_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare
 from tests.solve.judged import judged
 from tests.zoo import ZOO
@@ -34,7 +34,7 @@ def small() -> tuple[Offloader, int]:
     """A small GPT-2, and a budget that is enough for O-ILP."""
     prepared = prepare(ZOO["gpt2"], adamw)
     program = program_of(prepared.trace, prepared.nodes)
-    offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
+    offloader = Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), LOWER_TIER)
     return offloader, smallest_with_lower_tier(prepared) * 4
 
 

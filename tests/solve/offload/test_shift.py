@@ -11,6 +11,7 @@ import pytest
 from stowage.stages.ir.errors import IllegalPlanError
 from stowage.stages.ir.machine import Link, TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.simulate.lower_tier import ReplayedTier
 from stowage.stages.simulate.plan import Outcome, replay_plan
 from stowage.stages.solve.offload.hiding.shift import shift
 from stowage.stages.solve.offload.hiding.timeline import FreeRunning, PlanTimeline
@@ -21,7 +22,7 @@ from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.proposal import Task
 from stowage.stages.solve.request import PlanRequest
-from tests.offload.away import BELOW, smallest_with_lower_tier
+from tests.offload.with_lower_tier import LOWER_TIER, smallest_with_lower_tier
 from tests.runtime.beside_eager import adamw, prepare
 from tests.simulate.small_plans import node, storage
 from tests.solve.judged import hidden, judged
@@ -37,7 +38,7 @@ def rows_of(steps: Sequence[Step]) -> Counter[tuple[str, int, int]]:
 
 def offloader_of(prepared: Prepared) -> Offloader:
     program = program_of(prepared.trace, prepared.nodes)
-    return Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), BELOW)
+    return Offloader(program, Chain(prepared.blocks, prepared.nodes, prepared.options), LOWER_TIER)
 
 
 @pytest.mark.parametrize("slack", [1.0, 1.2, 2.0])
@@ -81,7 +82,7 @@ def behind_a_large_copy() -> tuple[list[Step], Judge, list[int]]:
     state = TierState(copied=frozenset({weight}))
 
     def judge(found: Sequence[Step]) -> Outcome:
-        return replay_plan(storages, nodes, found, keep=frozenset({loss}), link=LINK, start=state)
+        return replay_plan(storages, nodes, found, keep=frozenset({loss}), start=state, tier=ReplayedTier(LINK))
 
     return steps, judge, [s.nbytes for s in storages]
 
@@ -129,13 +130,15 @@ def test_moves_at_the_end_of_the_iteration() -> None:
         storage(state, 200, "state", "w::m"),
         storage(gradient, 100, name="g"),
     ]
-    outcome = replay_plan(storages, nodes, moved.steps, link=LINK, start=moved.state, cpu_update_s={1: 3.0})
+    outcome = replay_plan(
+        storages, nodes, moved.steps, start=moved.state, tier=ReplayedTier(LINK, cpu_update_s={1: 3.0})
+    )
     assert outcome.peak_bytes == 200, "the state is never on the device"
     # An iteration: the update before ends after 3 s, the weight takes 1 s up, computing 1 s, the gradient 1 s down.
     assert outcome.time_s == pytest.approx(6.0)
 
 
-def test_what_never_changes_has_a_copy_below_from_the_start() -> None:
+def test_what_never_changes_has_a_copy_in_the_lower_tier_from_the_start() -> None:
     """A frozen weight that is on the device between iterations may leave within one without going down first."""
     weight, first, second = 0, 1, 2
     storages = [storage(weight, 100, "parameter", "w"), storage(first, 1), storage(second, 1)]
@@ -151,11 +154,15 @@ def test_what_never_changes_has_a_copy_below_from_the_start() -> None:
     assert moved.state.copied == {weight}
     kinds = [s.kind for s in moved.steps if s.storage == weight]
     assert kinds == ["free", "reload", "wait"]
-    outcome = replay_plan(storages, nodes, moved.steps, keep=frozenset({second}), link=LINK, start=moved.state)
+    outcome = replay_plan(
+        storages, nodes, moved.steps, keep=frozenset({second}), start=moved.state, tier=ReplayedTier(LINK)
+    )
     assert outcome.offload_bytes == 0
     changed = [nodes[0], replace(nodes[1], phase="update", mutates=(weight,), once=True)]
     with pytest.raises(IllegalPlanError):
-        replay_plan(storages, changed, moved.steps, keep=frozenset({second}), link=LINK, start=moved.state)
+        replay_plan(
+            storages, changed, moved.steps, keep=frozenset({second}), start=moved.state, tier=ReplayedTier(LINK)
+        )
 
 
 def test_a_reload_that_is_needed_later_lets_another_pass() -> None:
@@ -195,7 +202,7 @@ def test_a_reload_that_is_needed_later_lets_another_pass() -> None:
     state = TierState(offloaded=frozenset({small, large}), copied=frozenset({small, large}))
 
     def judge(found: Sequence[Step]) -> Outcome:
-        return replay_plan(storages, nodes, found, keep=frozenset({loss}), link=LINK, start=state)
+        return replay_plan(storages, nodes, found, keep=frozenset({loss}), start=state, tier=ReplayedTier(LINK))
 
     before = judge(steps)
     assert before.wait_s == pytest.approx(8.1)

@@ -158,17 +158,19 @@ def lanes(asked: dict[str, Any]) -> StepAnswer:
         traced = TracedJob(job)
         kept = ruled_run(traced, traced.keep_all(), asked["steps"])
         numbers["plain PyTorch"] = str(difference(plain_run(job, asked["steps"]), kept))
-        for lower_tier in (False, True):
+        for cpu_updates in (False, True):
             on_time: ExactRun | None = None
-            plan = traced.stream_all(lower_tier=lower_tier)
+            plan = traced.stream_all(cpu_updates=cpu_updates)
             for late in LATE:
                 tidy(job)
                 found = ruled_run(traced, plan, asked["steps"], late, asked["late_s"])
-                name = f"{'updates below' if lower_tier else 'stream all'}, {' and '.join(late) or 'nothing'} late"
+                name = (
+                    f"{'updates by the CPU' if cpu_updates else 'stream all'}, {' and '.join(late) or 'nothing'} late"
+                )
                 to_kept = difference(found, kept)
                 on_time = on_time or found
                 to_on_time = difference(found, on_time)
-                rounds = lower_tier and job.device == "cuda"  # CPU updates round differently from the card's
+                rounds = cpu_updates and job.device == "cuda"  # CPU updates round differently from the card's
                 ok = (to_on_time.equal and _is_rounding(to_kept)) if rounds else to_kept.equal
                 numbers[name] = {
                     "against keep all": str(to_kept),

@@ -21,7 +21,7 @@ BUDGET_S = 600.0
 FRACTIONS = (0.95, 0.85)
 """Fractions of the memory limit to plan for."""
 
-TESTS_OF_TIERS = ["test_machine.py", "test_pinned_on_gpu.py", "test_staged_on_gpu.py"]
+TESTS_OF_TIERS = ["test_machine.py", "test_pinned_on_gpu.py", "test_host_and_disk_on_gpu.py"]
 TESTS_OF_TRAINING = ["test_training.py"]
 CARRIED = "carried"
 """Name of the folder with what is carried to a machine that plans, and back."""
@@ -131,7 +131,7 @@ def steps_of(device: str, out: Path, host_bytes: int) -> list[CommandStep]:
     found = [
         step("card", "what there is", 60, "card", folder=folder, pinned_bytes=sizes.pinned_bytes),
         step("profile", "every call of GPT-2 with dropout, timed", 90, "profile", job=job(sizes.dropout), **quick),
-        step("tests-tiers", "tests of the machine and of the tiers below it", 120, "tests", files=TESTS_OF_TIERS),
+        step("tests-tiers", "tests of the machine and of its lower tiers", 120, "tests", files=TESTS_OF_TIERS),
         step("tests-training", "tests of training", 150, "tests", files=TESTS_OF_TRAINING),
         step(
             "strict",

@@ -44,17 +44,17 @@ def relieve(
     save_bytes: int,
     *,
     foresight: float = 0.5,
-    held: frozenset[int] = frozenset(),
+    uncut: frozenset[int] = frozenset(),
 ) -> Candidate | None:
     """Return a candidate within both budgets that grows out of `start`, or None where the rule finds none.
 
-    Nodes in `held` get no new cuts.
+    Nodes in `uncut` get no new cuts.
     """
     current = start
     for _ in range(_MOST_PASSES):
         if current.cost.within(peak_bytes, save_bytes):
             return current
-        cuts = _one_pass(graph, current, peak_bytes, save_bytes, foresight, held)
+        cuts = _one_pass(graph, current, peak_bytes, save_bytes, foresight, uncut)
         if not cuts:
             return None
         grown = candidate_of(graph, with_cuts(current.choice, cuts))
@@ -66,7 +66,7 @@ def relieve(
 
 def polish(graph: StagedGraph, found: Candidate, peak_bytes: int, save_bytes: int, tries: int) -> Candidate:
     """Keep the nodes that are most expensive to make again and relieve the peak without them, while that is faster."""
-    held: frozenset[int] = frozenset()
+    uncut: frozenset[int] = frozenset()
     tried: set[int] = set()
     for _ in range(tries):
         again = [k for k in found.choice if len(found.executions[k]) > 1 and k not in tried]
@@ -75,9 +75,9 @@ def polish(graph: StagedGraph, found: Candidate, peak_bytes: int, save_bytes: in
         k = max(again, key=lambda k: (graph.nodes[k].time_s * (len(found.executions[k]) - 1), -k))
         tried.add(k)
         trial = candidate_of(graph, {other: cuts for other, cuts in found.choice.items() if other != k})
-        grown = relieve(graph, trial, peak_bytes, save_bytes, held=held | {k})
+        grown = relieve(graph, trial, peak_bytes, save_bytes, uncut=uncut | {k})
         if grown is not None and grown.cost.time_s < found.cost.time_s:
-            found, held = grown, held | {k}
+            found, uncut = grown, uncut | {k}
     return found
 
 
@@ -107,13 +107,13 @@ def _one_pass(
     peak_bytes: int,
     save_bytes: int,
     foresight: float,
-    held: frozenset[int],
+    uncut: frozenset[int],
 ) -> list[tuple[int, int]]:
     """Return cuts that would bring every moment of the timeline within budget if making things again took no memory."""
     events, nbytes = current.line.events, graph.nbytes
     starting: dict[int, list[Idle]] = {}
     for idle in idle_copies(graph, current):
-        if idle.node in held:
+        if idle.node in uncut:
             continue
         starting.setdefault(idle.after, []).append(idle)
     heap: list[tuple[float, Idle]] = []

@@ -35,34 +35,20 @@ Where this differs from the thesis, and why:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from stowage.stages.formulations.block.staged_order import StagedGraph, memory_unit, units
+from stowage.stages.formulations.block.staged_milp import StagedMilp
+from stowage.stages.formulations.block.staged_order import units
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
 
-_LARGEST_MEMORY = 1_000_000
-
 
 @dataclass
-class RkCheckmate:
+class RkCheckmate(StagedMilp):
     """Holds the model's data, variables and problem; `build` adds the constraints."""
-
-    graph: StagedGraph
-    peak: int
-    save: int
-    unit: int
-    problem: Any = field(default_factory=lambda: pulp.LpProblem("rk_checkmate", pulp.LpMinimize))
-
-    @staticmethod
-    def of(block: BlockGraph, peak_bytes: int, save_bytes: int) -> RkCheckmate:
-        """Make the data of the model; sizes round up to the memory unit, budgets down."""
-        graph = StagedGraph.of(block)
-        unit = memory_unit(graph, (peak_bytes, save_bytes), _LARGEST_MEMORY)
-        return RkCheckmate(graph, peak_bytes // unit, save_bytes // unit, unit)
 
     def __post_init__(self) -> None:
         T, binary = self.T, pulp.LpBinary
@@ -92,11 +78,6 @@ class RkCheckmate:
         self.U = {(t, k): pulp.LpVariable(f"U_{t}_{k}", lowBound=0) for t in range(T) for k in range(t + 1)}
 
     # Data.
-
-    @property
-    def T(self) -> int:  # noqa: N802
-        """Return the number of stages and of nodes."""
-        return len(self.graph.nodes)
 
     @property
     def loss(self) -> int:
@@ -361,7 +342,7 @@ EQUATIONS: dict[str, Callable[[RkCheckmate], Constraints]] = {
 
 def build(block: BlockGraph, peak_bytes: int, save_bytes: int) -> RkCheckmate:
     """Build the whole model, whose objective counts fast-forward time, which the thesis leaves out."""
-    m = RkCheckmate.of(block, peak_bytes, save_bytes)
+    m = RkCheckmate.of("rk_checkmate", block, peak_bytes, save_bytes)
     lower = [(t, k) for t in range(m.T) for k in range(t + 1)]
     m.problem += pulp.lpSum(m.graph.nodes[k].time_s * m.executed(t, k) for t, k in lower), "time"
     add_equations(m.problem, EQUATIONS, m)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stowage.stages.formulations.block.rk_checkmate.model import RkCheckmate, build
+from stowage.stages.formulations.block.staged_milp import solve_staged
 from stowage.stages.formulations.block.staged_order import Executions, timeline
 from stowage.stages.ir.block import Action, BlockGraph, BlockSchedule, SolveReport
-from stowage.stages.solver.milp import MilpSolver, solve_milp
+from stowage.stages.solver.milp import MilpSolver
 from stowage.stages.solver.outcome import SolverSettings
 
 
@@ -35,17 +36,13 @@ def rk_checkmate(
         "feasible" and an infinite objective where the limit came first.
     """
     model = build(block, peak_bytes, save_bytes)
-    if hint is not None:
-        _warm_start(model, hint)
-    outcome = solve_milp(model.problem, settings, solver=solver, warm_start=hint is not None)
-    if outcome.status == "infeasible":
-        return None, None
-    if not outcome.found:
-        return None, SolveReport.of_solver("rk_checkmate", "feasible", float("inf"), outcome.bound)
-    objective_s = sum(
-        model.graph.nodes[k].time_s for t in range(model.T) for k in range(t + 1) if _on(model.executed(t, k))
-    )
-    return read_schedule(model), SolveReport.of_solver("rk_checkmate", outcome.status, objective_s, outcome.bound)
+    return solve_staged(model, settings, solver, hint, start=_warm_start, read=_read)
+
+
+def _read(model: RkCheckmate) -> tuple[BlockSchedule, float]:
+    """Return the schedule of the executions that the solver chose, and their time."""
+    chosen = [k for t in range(model.T) for k in range(t + 1) if _on(model.executed(t, k))]
+    return read_schedule(model), sum(model.graph.nodes[k].time_s for k in chosen)
 
 
 def read_schedule(model: RkCheckmate) -> BlockSchedule:

@@ -14,6 +14,7 @@ import numpy as np
 
 from stowage.stages.formulations.block.greedy.lazy import Candidate
 from stowage.stages.formulations.block.staged_order import StagedGraph, Timeline, cost_of, timeline
+from stowage.stages.ir.executions import first_runs, needed_runs
 
 # Rounds of `retain`; each leaves out at most one execution of a node.
 _ROUNDS = 8
@@ -35,16 +36,9 @@ def order_of(candidate: Candidate) -> list[int]:
 
 def useful(graph: StagedGraph, order: Sequence[int]) -> list[int]:
     """Leave out executions whose results nobody reads before they are made again; first executions stay."""
-    first = {k: position for position, k in reversed(list(enumerate(order)))}
-    needed = set(graph.block.outgoing)
-    kept: list[int] = []
-    for position, k in reversed(list(enumerate(order))):
-        node = graph.nodes[k]
-        if first[k] == position or not needed.isdisjoint(node.creates):
-            kept.append(k)
-            needed.difference_update(node.creates)
-            needed.update(node.reads)
-    return kept[::-1]
+    wanted, nodes = set(graph.block.outgoing), graph.nodes
+    kept = needed_runs(order, first_runs(order), wanted, lambda k: nodes[k].creates, lambda k: nodes[k].reads)
+    return [order[position] for position in kept]
 
 
 def retain(graph: StagedGraph, order: Sequence[int], peak_bytes: int, save_bytes: int) -> list[int]:

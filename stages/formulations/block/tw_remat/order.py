@@ -72,7 +72,7 @@ class TreewidthOrder:
     def __post_init__(self) -> None:
         nodes, loss = self.graph.staged.nodes, self.graph.staged.loss
         self._single = [node.once or k >= loss or k in self.kept for k, node in enumerate(nodes)]
-        self._held: Counter[int] = Counter()
+        self._in_use: Counter[int] = Counter()
         # First runs are in ascending order; this is the next node to run for the first time.
         self._first = 0
 
@@ -124,12 +124,12 @@ class TreewidthOrder:
                 wanted.update(k for k in made if last_reader.get(k, -1) > s)
                 self._make(trees[number], parts[number], wanted, s)
                 for k in wanted:
-                    self._held[k] += 1
+                    self._in_use[k] += 1
                     expiring.setdefault(last_reader[k], []).append(k)
             self._run([s])
-            self._held[s] += 1
+            self._in_use[s] += 1
             for k in expiring.pop(s, ()):
-                self._held[k] -= 1
+                self._in_use[k] -= 1
         asked: dict[int, set[int]] = {}
         for k in targets:
             if k in place:
@@ -137,9 +137,9 @@ class TreewidthOrder:
         for number in self._next(parts, asked, limit):
             wanted = asked.get(number, set())
             self._make(trees[number], parts[number], wanted, limit)
-            self._held.update(wanted)
+            self._in_use.update(wanted)
             staying.extend(wanted)
-        self._held.subtract(staying)
+        self._in_use.subtract(staying)
 
     def _run(self, nodes: Iterable[int]) -> None:
         """Run nodes, ascending, and before a first run all first runs of lower nodes.
@@ -158,7 +158,7 @@ class TreewidthOrder:
 
     def _available(self, k: int) -> bool:
         """Return whether the result of `k` is in memory by decision, not by chance."""
-        return self._held[k] > 0 or (self._single[k] and k < self._first)
+        return self._in_use[k] > 0 or (self._single[k] and k < self._first)
 
     def _closure(self, inside: Sequence[int], targets: Iterable[int], limit: int) -> list[int]:
         """Return the nodes of `inside` that must run for `targets` and for all first runs before `limit`, ascending."""

@@ -229,7 +229,7 @@ def _deleted(m: HIlp, t: int, k: int) -> Any:
 def eq_3_33(m: HIlp) -> Constraints:
     """Limit memory while a node runs as if all it reads and makes were in memory all the time: without corrections.
 
-    `_held` defines the thesis' m for forward and for backward, where U has the phantom deducted already.
+    `_inside` defines the thesis' m for forward and for backward, where U has the phantom deducted already.
     """
     if not m.corrections:
         for t, k in m.stages_and_nodes:
@@ -237,7 +237,7 @@ def eq_3_33(m: HIlp) -> Constraints:
             for w, way in enumerate(m.data.ways[k]):
                 internal = max(units(step.internal_bytes, m.unit) for step in way.steps)
                 released = max(units(step.phantom_released_bytes, m.unit) for step in way.steps)
-                worst.append(_held(m, t, k, w, internal, released))
+                worst.append(_inside(m, t, k, w, internal, released))
             yield f"{t}_{k}", m.U[t, k] + pulp.lpSum(worst) + _deleted(m, t, k) <= m.limit
 
 
@@ -252,16 +252,18 @@ def eq_3_34(m: HIlp) -> Constraints:
     for t, k in m.stages_and_nodes:
         for w, way in enumerate(m.data.ways[k]):
             for i, step in enumerate(way.steps):
-                held = _held(m, t, k, w, units(step.internal_bytes, m.unit), units(step.phantom_released_bytes, m.unit))
+                inside = _inside(
+                    m, t, k, w, units(step.internal_bytes, m.unit), units(step.phantom_released_bytes, m.unit)
+                )
                 less = pulp.lpSum(m.size(d) * m.D[t, k, d] for d in step.released)
                 less += pulp.lpSum(m.size(d) * m.C[t, k, d] for d in step.unborn)
                 others = len(m.data.ways[k]) > 1
                 lift = sum(m.size(d) for d in m.data.related(k) if d not in step.released) if others else 0
-                within = m.U[t, k] + held + _deleted(m, t, k) - less
+                within = m.U[t, k] + inside + _deleted(m, t, k) - less
                 yield f"{t}_{k}_{w}_{i}", within <= m.limit + lift * (m.sum_comp(t, k) - m.Comp[t, k, w])
 
 
-def _held(m: HIlp, t: int, k: int, w: int, internal: int, released: int) -> Any:
+def _inside(m: HIlp, t: int, k: int, w: int, internal: int, released: int) -> Any:
     """Return m[k,o,i], the memory that way w of node k needs at a step beyond what U counts after the node.
 
     Forward leaves its phantom in U; backward has taken it out of U, or keeps all of it there for another run.

@@ -15,16 +15,16 @@ from stowage.stages.formulations.cluster.retention.model import HRetentionModel
 
 def add_lines(model: HRetentionModel, peak: int) -> None:
     """Add one constraint for the loss and for each node beyond it."""
-    held = _Held(model)
+    retained_now = _Retained(model)
     for r in range(model.data.graph.loss, model.data.size):
         terms = [_own(model, r, way) * model.ways[r, 0, w] for w, way in enumerate(model.data.ways[r])]
         touched = set(model.data.related(r))
         for g, group in enumerate(model.groups):
             if group.nbytes and not touched & set(group.values):
-                terms.extend(units(group.nbytes, model.unit) * literal for literal in held.values(g, r))
+                terms.extend(units(group.nbytes, model.unit) * literal for literal in retained_now.values(g, r))
         for j, cluster in enumerate(model.data.graph.clusters):
             if cluster.backward > r:
-                terms.extend(held.phantoms(j, r))
+                terms.extend(retained_now.phantoms(j, r))
         model.cp.add(sum(terms) <= peak)
 
 
@@ -42,7 +42,7 @@ def _own(model: HRetentionModel, r: int, way: ClusterWay) -> int:
     return found
 
 
-class _Held:
+class _Retained:
     """Makes literals for what is in memory when a node first runs, or for a simple part of it."""
 
     def __init__(self, model: HRetentionModel) -> None:
@@ -55,15 +55,15 @@ class _Held:
         slot, k = model.first(r), group.contributors[0]
         if k >= r or not (group.final or any(reader > r for reader in group.readers)):
             return []
-        held = model.cp.new_bool_var(f"held[{g},{r}]")
-        model.cp.add(model.ends[g, 0] <= slot).only_enforce_if(~held)
+        retained_now = model.cp.new_bool_var(f"retained[{g},{r}]")
+        model.cp.add(model.ends[g, 0] <= slot).only_enforce_if(~retained_now)
         for reader in group.readers:
             if reader > r and (reader, 0, k, 0) in model.reads:
                 for w, way in enumerate(model.data.ways[reader]):
                     if group.value in way.reads:
                         served = model.reads[reader, 0, k, 0]
-                        model.cp.add_bool_or(held, ~served, ~model.ways[reader, 0, w])
-        return [held]
+                        model.cp.add_bool_or(retained_now, ~served, ~model.ways[reader, 0, w])
+        return [retained_now]
 
     def phantoms(self, j: int, r: int) -> list[Any]:
         """Return the phantoms of cluster j that were left before node r first runs and are taken after it."""

@@ -82,16 +82,16 @@ def add_save(model: HRetentionModel, save: int) -> None:
     for g, group in enumerate(model.groups):
         if group.contributors[0] >= graph.loss or not group.nbytes:
             continue
-        held = cp.new_bool_var(f"save[{g}]")
+        saved_at_loss = cp.new_bool_var(f"save[{g}]")
         for m, run in enumerate(model.runs[group.contributors[0]]):
-            released = cp.new_bool_var(f"gone[{g},{m}]")
+            released = cp.new_bool_var(f"released[{g},{m}]")
             cp.add(model.ends[g, m] <= slot).only_enforce_if(released)
             if run.present is None:
-                cp.add_bool_or(held, released)
+                cp.add_bool_or(saved_at_loss, released)
                 continue
-            cp.add_bool_or(held, released, _later(model, group.contributors[0], m), ~run.present)
-        model.saved[g] = held
-        terms.append(units(group.nbytes, model.unit) * held)
+            cp.add_bool_or(saved_at_loss, released, _later(model, group.contributors[0], m), ~run.present)
+        model.saved[g] = saved_at_loss
+        terms.append(units(group.nbytes, model.unit) * saved_at_loss)
     for j, cluster in enumerate(graph.clusters):
         for m in range(len(model.runs[cluster.forward])):
             for o, option in enumerate(cluster.options):
@@ -115,7 +115,7 @@ def _phantom_at_loss(model: HRetentionModel, j: int, m: int, o: int) -> Any:
     chosen = model.ways[forward, m, o]
     if m == 0:
         return chosen
-    held = model.cp.new_bool_var(f"save_phantom[{j},{m},{o}]")
-    model.cp.add_bool_or(held, ~chosen, _later(model, forward, m))
-    model.phantom_saved[j, m, o] = held
-    return held
+    saved_at_loss = model.cp.new_bool_var(f"save_phantom[{j},{m},{o}]")
+    model.cp.add_bool_or(saved_at_loss, ~chosen, _later(model, forward, m))
+    model.phantom_saved[j, m, o] = saved_at_loss
+    return saved_at_loss

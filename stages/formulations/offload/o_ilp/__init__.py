@@ -1,6 +1,7 @@
 """O-ILP, the MILP over fractions of tensors (thesis 4).
 
-- `model`: data and variables.
+- `model`: the data, and all variables.
+- `quantities`: variables of one portion of a group, step by step.
 - `equations`: rows and objective.
 - `solve`: solves it and reads its fractions.
 """

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from stowage.stages.formulations.offload.o_ilp.model import Moving, OIlp, OIlpLimits, Placement, Portion, finite
+from stowage.stages.formulations.offload.o_ilp.model import OIlp, OIlpLimits, finite
+from stowage.stages.formulations.offload.o_ilp.quantities import Moving, Portion
 from stowage.stages.formulations.offload.problem import OffloadProblem
-from stowage.stages.ir.machine import Link
+from stowage.stages.ir.machine import Link, Placement
 from stowage.stages.solver.equations import Constraints, add_equations
 from stowage.stages.solver.milp import pulp
 
@@ -64,17 +65,17 @@ def eq_4_7(m: OIlp) -> Constraints:
     """Require that what is neither on the device nor updated on the CPU was offloaded since g_w, in an earlier step."""
     for p in m.portions:
         if p.weights is not None:
-            yield from _below(p, p.weights)
+            yield from _has_a_copy(p, p.weights)
 
 
 def eq_4_8(m: OIlp) -> Constraints:
     """Require the same of states as 4.7 of weights."""
     for p in m.portions:
         if p.states is not None:
-            yield from _below(p, p.states)
+            yield from _has_a_copy(p, p.states)
 
 
-def _below(p: Portion, x: Moving) -> Constraints:
+def _has_a_copy(p: Portion, x: Moving) -> Constraints:
     if x.change is None:
         return
     for t in range(x.steps):
@@ -177,7 +178,7 @@ def eq_4_17(m: OIlp) -> Constraints:
 
 
 def eq_4_18(m: OIlp) -> Constraints:
-    """Limit the bytes in the lower tier: slots of what is ever offloaded (Home ≥ r − Sto_t), and activations.
+    """Limit the bytes in the lower tier: slots of what is ever offloaded (placement ≥ r − Sto_t), and activations.
 
     Gradients and states of what the CPU updates count too.
     """

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stowage.stages.formulations.offload.o_ilp.equations import TRANSFER_COST, build
-from stowage.stages.formulations.offload.o_ilp.model import Moving, OIlp, OIlpLimits, Portion
+from stowage.stages.formulations.offload.o_ilp.model import OIlp, OIlpLimits
+from stowage.stages.formulations.offload.o_ilp.quantities import Moving, Portion
 from stowage.stages.formulations.offload.problem import OffloadOption, OffloadProblem
 from stowage.stages.solver.milp import MilpSolver, pulp, solve_milp
 from stowage.stages.solver.outcome import SolverOutcome, SolverSettings, Status

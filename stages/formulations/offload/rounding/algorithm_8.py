@@ -49,13 +49,13 @@ class Algorithm8:
         gaps = first.gaps
         start = first.change if first.change is not None else gaps[0].start
         places = {t: (number, k) for number, gap in enumerate(gaps) for k, t in enumerate(gap.steps)}
-        sent = below = 0.0
+        sent = returning = 0.0
         for k in range(self.problem.steps):
             t, after = (start + k) % self.problem.steps, (start + k + 1) % self.problem.steps
             if first.change is not None:
-                sent, below = sent + self.gradients[t], below + self.offloaded[t]
+                sent, returning = sent + self.gradients[t], returning + self.offloaded[t]
                 self._down(k, sent, lambda i: i.on_cpu)
-                self._down(k, below, lambda i: not i.on_cpu)
+                self._down(k, returning, lambda i: not i.on_cpu)
                 if gaps[0].offset == 0 and k >= len(gaps[0].steps) - 2:
                     self._down(k, float("inf"), lambda i: i.on_cpu)
             self.dropped = set()
@@ -84,9 +84,9 @@ class Algorithm8:
 
     def _down(self, k: int, target: float, kind: Callable[[Item], bool]) -> None:
         r"""Choose Offload[t] = SELECT(T \ ofl, Σ Ofl − |ofl|)."""
-        gone = sum(i.nbytes for i in self.items.values() if i.offload is not None and kind(i))
+        sent_bytes = sum(i.nbytes for i in self.items.values() if i.offload is not None and kind(i))
         open_ = self._sizes(lambda i: self.items[i].offload is None and kind(self.items[i]) and i in self.alive)
-        missing = target - self.slack - gone
+        missing = target - self.slack - sent_bytes
         if missing <= 0 or not open_:
             return
         for i in select_at_least(open_, int(min(missing, float(sum(open_.values()))))):
@@ -124,10 +124,10 @@ class Algorithm8:
         if place is None:
             return
         gap_number, index = place
-        below = self._sizes(lambda i: i not in self.alive and self._may_return(i, k, gap_number))
+        returning = self._sizes(lambda i: i not in self.alive and self._may_return(i, k, gap_number))
         if room is not None and room <= 0:
             return
-        chosen = below if room is None else select_at_most(below, room)
+        chosen = returning if room is None else select_at_most(returning, room)
         for i in chosen:
             self.items[i].gaps[gap_number].reload = index
         self.alive.update(chosen)

@@ -247,7 +247,7 @@ def _plan(problem: OffloadProblem, options: tuple[int, ...], items: Sequence[Ite
             if gap.reload is None:
                 continue
             note(
-                gap.steps[0 if item.on_cpu and gap is item.gaps[0] else item.gone_from(gap)],
+                gap.steps[0 if item.on_cpu and gap is item.gaps[0] else item.first_step_off(gap)],
                 "delete",
                 item,
                 item.tensor.name,
@@ -287,6 +287,6 @@ def _at_end(item: Item, t: int) -> bool:
     for gap in item.gaps:
         if gap.reload is not None and t in gap.steps:
             k = gap.steps.index(t)
-            gone = 0 if item.on_cpu and gap is item.gaps[0] else item.gone_from(gap)
-            return k < gone or k >= gap.reload
+            dropped = 0 if item.on_cpu and gap is item.gaps[0] else item.first_step_off(gap)
+            return k < dropped or k >= gap.reload
     return True

@@ -82,7 +82,7 @@ class Item:
         for gap in self.gaps:
             gap.up = {} if gap.reload is None else {gap.steps[gap.reload]: self.nbytes}
 
-    def gone_from(self, gap: Gap) -> int:
+    def first_step_off(self, gap: Gap) -> int:
         """Return the index of the first step of a gap with a reload in which the item is not on the device."""
         if self.change is None or self.offload is None:
             return 0
@@ -94,7 +94,7 @@ class Item:
             if gap.reload is None:
                 yield from gap.steps
             else:
-                yield from gap.steps[: self.gone_from(gap)]
+                yield from gap.steps[: self.first_step_off(gap)]
                 yield from gap.steps[gap.reload :]
 
     def legal(self) -> bool:
@@ -112,7 +112,7 @@ class Item:
             return self.offload is None
         if (self.offload is None) != (self.change is None):
             return False
-        return all(gap.reload is not None and self.gone_from(gap) < gap.reload for gap in leaves)
+        return all(gap.reload is not None and self.first_step_off(gap) < gap.reload for gap in leaves)
 
 
 @dataclass

@@ -47,7 +47,7 @@ def gather_lane(m: FourStates) -> Constraints:
 
 
 def compute_lane(m: FourStates) -> Constraints:
-    """Compute one use after the other, with gathered weights: C[u] ≥ C[u−1] + t, A[u] + t − late[u] · resting[u].
+    """Compute one use after the other, with gathered weights: C[u] ≥ W[u−1] + t, A[u] + t − late[u] · resting[u].
 
     What is neither copied nor gathered now does not wait for the link; late[u] is the most that this can be behind.
     """
@@ -55,7 +55,7 @@ def compute_lane(m: FourStates) -> Constraints:
         seconds = m.compute_time(u)
         yield f"gathered_{u}", computed >= m.gathered[u] + seconds - m.late(u) * m.resting(u)
         if u:
-            yield f"after_{u}", computed >= m.computed[u - 1] + seconds
+            yield f"after_{u}", computed >= m.free[u - 1] + seconds
         else:
             yield "first", computed >= seconds
 
@@ -72,6 +72,16 @@ def offload_lane(m: FourStates) -> Constraints:
         yield f"reduced_{u}", offloaded >= m.reduced[u] + m.lane_time(u, "offload")
         if u and not m.problem.machine.collectives_share_link:
             yield f"after_{u}", offloaded >= m.offloaded[u - 1] + m.lane_time(u, "offload")
+
+
+def accumulation(m: FourStates) -> Constraints:
+    """Let computing wait for offloads where there are micro-batches: W[u] ≥ C[u], O[u] − busy · (1 − offloads[u])."""
+    if not m.waits:
+        return
+    busy = m.busy()
+    for u in range(m.turn, len(m.uses)):
+        yield f"computed_{u}", m.free[u] >= m.computed[u]
+        yield f"offloaded_{u}", m.free[u] >= m.offloaded[u] - busy * (1 - m.offloads(u))
 
 
 def one_link(m: FourStates) -> Constraints:
@@ -109,6 +119,7 @@ EQUATIONS: dict[str, Callable[[FourStates], Constraints]] = {
     "compute_lane": compute_lane,
     "reduce_lane": reduce_lane,
     "offload_lane": offload_lane,
+    "accumulation": accumulation,
     "one_link": one_link,
     "all_ended": all_ended,
 }

@@ -10,6 +10,7 @@
 | C[u] | `computed` | it has computed | time unit |
 | D[u] | `reduced` | its gradients are reduced | time unit |
 | O[u] | `offloaded` | its gradients are on the host | time unit |
+| W[u] | `free` | computing may go on: C[u], and with micro-batches O[u] where use u offloads | time unit |
 | T | `end` | forward and backward have ended on all lanes | time unit |
 | r, g, d, o [u,σ] | `Durations` | how long each lane is busy with use u in state σ (`cost_model`) | s |
 | M[k,g,σ] | `Moment` | bytes on a device at moment k | bytes |
@@ -69,10 +70,15 @@ class FourStates:
         }
         self.reloaded, self.gathered = self._moments("R"), self._moments("A")
         self.computed, self.reduced, self.offloaded = self._moments("C"), self._moments("D"), self._moments("O")
+        self.waits = problem.micro_batches > 1
+        """Computing waits for offloads: the host adds to a gradient that it has already."""
+        self.free = self._moments("W", self.turn) if self.waits else self.computed
         self.end = pulp.LpVariable("T", lowBound=0)
 
-    def _moments(self, name: str) -> list[Any]:
-        return [pulp.LpVariable(f"{name}_{u}", lowBound=0) for u in range(len(self.uses))]
+    def _moments(self, name: str, first: int = 0) -> list[Any]:
+        """Make a variable for each use; before `first` it is the moment at which the use has computed."""
+        found = [pulp.LpVariable(f"{name}_{u}", lowBound=0) for u in range(first, len(self.uses))]
+        return [*self.computed[:first], *found] if first else found
 
     def durations(self, u: int, state: State) -> Durations:
         """Return how long the lanes are busy with a use."""
@@ -101,7 +107,7 @@ class FourStates:
         """Return the moment from which a use may be gathered: `ahead` uses before have begun, in its own phase."""
         first = self.turn if u >= self.turn else 0
         before = max(u - self.ahead, first) - 1
-        return self.computed[before] if before >= 0 else 0
+        return self.free[before] if before >= 0 else 0
 
     def resting(self, u: int) -> Any:
         """Return 1 where a use is neither copied to the device nor gathered, because its weights are there already."""
@@ -124,6 +130,19 @@ class FourStates:
             found = [self.durations(before, s) for s in self.costs.states(self.uses[before].group)]
             shared = self.problem.machine.collectives_share_link
             most += max(d.reduce_s + (d.offload_s if shared else 0.0) for d in found)
+        return most / self.time_unit
+
+    def offloads(self, u: int) -> Any:
+        """Return 1 where a use offloads gradients."""
+        i = self.uses[u].group
+        return pulp.lpSum(self.state[i, s] for s in self.costs.states(i) if self.durations(u, s).offload_s > 0)
+
+    def busy(self) -> float:
+        """Return more than the lanes can be behind computing in backward: everything that it asks for."""
+        most = 0.0
+        for u in range(self.turn, len(self.uses)):
+            found = [self.durations(u, s) for s in self.costs.states(self.uses[u].group)]
+            most += max(d.reload_s + d.gather_s + d.reduce_s + d.offload_s for d in found)
         return most / self.time_unit
 
     def asked(self) -> list[Event]:

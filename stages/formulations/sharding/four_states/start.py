@@ -33,6 +33,7 @@ class _Moments:
         count = len(m.uses)
         self._reloaded, self._gathered, self._computed = [0.0] * count, [0.0] * count, [0.0] * count
         self._reduced, self._offloaded = [0.0] * count, [0.0] * count
+        self._free = [0.0] * count
         self._takes = [self._durations(u, chosen[use.group]) for u, use in enumerate(m.uses)]
         self._shared = m.problem.machine.collectives_share_link
         self._on_link = {event.lane for event in m.asked()}
@@ -57,6 +58,7 @@ class _Moments:
             (m.reloaded, self._reloaded),
             (m.gathered, self._gathered),
             (m.computed, self._computed),
+            *([(m.free[m.turn :], self._free[m.turn :])] if m.waits else []),
             (m.reduced, self._reduced),
             (m.offloaded, self._offloaded),
         )
@@ -73,7 +75,7 @@ class _Moments:
 
     def _gather(self, u: int, first: int) -> None:
         before = max(u - self._m.ahead, first) - 1
-        begin = self._computed[before] if before >= 0 else 0.0
+        begin = self._free[before] if before >= 0 else 0.0
         if u and not self._shared:
             begin = max(begin, self._reloaded[u - 1])
         self._reloaded[u] = self._end("reload", begin, self._takes[u].reload_s)
@@ -84,9 +86,11 @@ class _Moments:
         group = m.problem.groups[m.uses[u].group]
         seconds = (group.backward_s if m.uses[u].backward else group.forward_s) / m.time_unit
         seconds += m.problem.machine.collective_slowdown * (takes.gather_s + takes.reduce_s)
-        before = self._computed[u - 1] if u else 0.0
+        before = self._free[u - 1] if u else 0.0
         ready = self._gathered[u] if takes.reload_s or takes.gather_s else 0.0
         self._computed[u] = max(before, ready) + seconds
         self._reduced[u] = self._end("reduce", self._computed[u], takes.reduce_s)
         begin = self._reduced[u] if self._shared or not u else max(self._reduced[u], self._offloaded[u - 1])
         self._offloaded[u] = self._end("offload", begin, takes.offload_s)
+        waits = m.waits and takes.offload_s > 0
+        self._free[u] = max(self._computed[u], self._offloaded[u]) if waits else self._computed[u]

@@ -20,7 +20,7 @@ from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal
 
-METHOD = "sweep"
+METHOD = "belady"
 SPARED_SIZES = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Room left for transfers that start early or end late, in sizes of the largest tensor that is transferred."""
 
@@ -46,18 +46,18 @@ def belady_plans(
     Returns:
         The number of plans that were accepted.
     """
-    sweep = BeladyPlanner(offloader, executions, offloaded_at_rest, updates)
-    if sweep.least_bytes > budget_bytes:
-        return (yield from _heard(sweep.proposal(sweep.absences)))
-    largest = max((offloader.program.nbytes[g.storage] for g in sweep.absences), default=0)
+    planner = BeladyPlanner(offloader, executions, offloaded_at_rest, updates)
+    if planner.least_bytes > budget_bytes:
+        return (yield from _heard(planner.proposal(planner.absences)))
+    largest = max((offloader.program.nbytes[g.storage] for g in planner.absences), default=0)
     seen: list[list[Absence]] = []
     accepted = 0
     for spared in SPARED_SIZES:
-        limit = max(budget_bytes - int(spared * largest), sweep.least_bytes)
-        chosen = sweep.choose(limit)
+        limit = max(budget_bytes - int(spared * largest), planner.least_bytes)
+        chosen = planner.choose(limit)
         if chosen not in seen:
             seen.append(chosen)
-            accepted += yield from _heard(sweep.proposal(chosen))
+            accepted += yield from _heard(planner.proposal(chosen))
     return accepted
 
 

@@ -1,0 +1,49 @@
+"""Executes plans on several ranks, each of which holds one shard of every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+
+from stowage.stages.device.tiers import Tier
+from stowage.stages.runtime.executors.base import ExecutablePlan
+from stowage.stages.runtime.executors.single import SingleDevice
+from stowage.stages.runtime.program import Program
+from stowage.stages.runtime.sharding.iteration import ShardedIteration
+from stowage.stages.runtime.sharding.sharding import Sharding
+from stowage.stages.structure.tree import ModuleTree
+
+
+class ShardedDevice(SingleDevice):
+    """The executor of one rank; see `Executor`. Parameters become shards when the first plan is bound."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        open_tier: Callable[[], Tier] | None = None,
+        tree: ModuleTree | None = None,
+        *,
+        sharding: Sharding,
+    ) -> None:
+        super().__init__(model, optimizer, open_tier, tree)
+        self._sharding = sharding
+        self._surroundings = partial(ShardedIteration, sharding=sharding)
+
+    def bind(
+        self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None = None, *, trains: bool = True
+    ) -> Program:
+        """Make a program of a plan; see `Executor`."""
+        self._sharding.shard()
+        with self._sharding.inside():
+            program = super().bind(plan, outside, trains=trains)
+        program.around = self._sharding.inside
+        program.elsewhere = lambda: list(self._sharding.shards().values())
+        return program
+
+    def layouts(self) -> dict[str, torch.Tensor]:
+        """Return the layouts of parameters that are not whole in memory."""
+        return self._sharding.layouts()

@@ -1,0 +1,6 @@
+"""Holds one shard of each parameter, and exchanges shards with the other ranks.
+
+ranks        the group of processes: rates, agreements, objects from rank 0
+sharding     the shards of one model and its optimizer
+iteration    the verbs of a generated step that gather and scatter
+"""

@@ -1,0 +1,185 @@
+"""Cuts the parameters of a model into shards, and puts whole ones together again.
+
+While a step runs, a parameter's data is its shard, which the optimizer updates. Between steps the shard is kept here,
+and the parameter is a stand-in of its whole shape, whose numbers cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.collectives import ShardForm
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.runtime.files.weights import absent
+from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, arrive, leave
+from stowage.stages.runtime.sharding.ranks import Ranks
+
+
+class Sharding:
+    """The shards that this rank has of one model's parameters.
+
+    Attributes:
+        ranks: the processes that have the other shards.
+        forms: how each parameter is cut, by name.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, ranks: Ranks) -> None:
+        """Learn the forms; nothing is cut or sent yet.
+
+        Raises:
+            ParameterError: a parameter has a gradient, or the optimizer has states already.
+        """
+        self.ranks = ranks
+        self._model = model
+        self._parameters = dict(model.named_parameters())
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                raise ParameterError(f"Parameter '{name}' has a gradient: set it to None before its model is sharded.")
+        if optimizer is not None and optimizer.state:
+            raise ParameterError(
+                "The optimizer has states of whole parameters: pass one that has not stepped yet, and load its states "
+                "with step.load."
+            )
+        self.forms: dict[str, ShardForm] = {}
+        self._whole: dict[str, torch.Tensor] = {}
+        for name, parameter in self._parameters.items():
+            form = ShardForm.of(parameter.shape, parameter.stride(), ranks.count)
+            if form is not None:
+                self.forms[name] = form
+                self._whole[name] = torch.empty_strided(
+                    parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta"
+                )
+        self._sharded = False
+        self._shards: dict[str, torch.Tensor] = {}
+        self._nothing: dict[torch.dtype, torch.Tensor] = {}
+        self._depth = 0
+
+    @property
+    def sharded(self) -> bool:
+        """Return whether the parameters hold shards now."""
+        return self._sharded
+
+    def layouts(self) -> dict[str, torch.Tensor]:
+        """Return whole parameters on the meta device, once the real ones hold shards."""
+        return dict(self._whole) if self._sharded else {}
+
+    def whole_layout(self, name: str) -> torch.Tensor:
+        """Return the layout of one whole parameter, as a tensor on the meta device."""
+        return self._whole[name]
+
+    def shard(self) -> None:
+        """Take rank 0's parameters and buffers, and keep a shard of each parameter."""
+        if self._sharded:
+            return
+        for buffer in self._model.buffers():
+            self.ranks.broadcast(buffer)
+        for name, parameter in self._parameters.items():
+            held = parameter.detach()
+            if name in self.forms:
+                self.ranks.broadcast(memory_of(held))
+                self._shards[name] = self.cut(name, held)
+                parameter.data = self._stand_in(name)
+                leave(parameter, name)
+            else:
+                self.ranks.broadcast(held)
+        self._sharded = True
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let parameters hold their shards inside."""
+        if self._sharded and not self._depth:
+            for name, shard in self._shards.items():
+                arrive(self._parameters[name])
+                self._parameters[name].data = shard
+                if isinstance(shard, OffloadedTensor):
+                    leave(self._parameters[name], name)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._sharded and not self._depth:
+                for name in self._shards:
+                    parameter = self._parameters[name]
+                    is_offloaded = isinstance(parameter, OffloadedTensor)
+                    arrive(parameter)
+                    self._shards[name] = parameter.data
+                    if is_offloaded:
+                        leave(self._shards[name], name)
+                    parameter.data = self._stand_in(name)
+                    leave(parameter, name)
+
+    def _stand_in(self, name: str) -> torch.Tensor:
+        """Return a tensor of a parameter's whole shape without numbers; all of one type share one number's memory."""
+        like = self._whole[name]
+        if like.dtype not in self._nothing:
+            self._nothing[like.dtype] = absent(like.new_empty(()), self._parameters[name].device)
+        return self._nothing[like.dtype].expand(like.shape)
+
+    def shards(self) -> dict[str, torch.Tensor]:
+        """Return this rank's shards as they are kept between steps."""
+        return dict(self._shards)
+
+    def cut(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of a whole tensor of the parameter's layout, padded with zeros."""
+        form, flat = self.forms[name], memory_of(whole)
+        begin = self.ranks.rank * form.shard_elements
+        own = flat[begin : begin + form.shard_elements]
+        shard = flat.new_zeros(form.shard_elements)
+        shard[: own.numel()].copy_(own)
+        return shard.as_strided(form.shape, form.stride)
+
+    def start(self, names: Sequence[str], shards: Sequence[torch.Tensor]) -> Gather:
+        """Start the gather of some parameters' shards."""
+        return Gather(self, names, shards)
+
+    def whole(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """Return a whole tensor of a parameter's layout from the shards of all ranks, which all call this."""
+        return self.start([name], [shard]).finish()[0]
+
+
+class Gather:
+    """A gather under way."""
+
+    def __init__(self, sharding: Sharding, names: Sequence[str], shards: Sequence[torch.Tensor]) -> None:
+        self._sharding = sharding
+        self._names = list(names)
+        flats = [memory_of(shard) for shard in shards]
+        own = flats[0] if len(flats) == 1 else torch.cat(flats)
+        self._sizes = [flat.numel() for flat in flats]
+        self._buffer = own.new_empty(own.numel() * sharding.ranks.count)
+        self._own = own if own.device.type != "cpu" else None  # it may be read until the end
+        self._work = sharding.ranks.gather(self._buffer, own)
+
+    def finish(self) -> list[torch.Tensor]:
+        """Wait, and return the whole tensors."""
+        self._work.wait()
+        if len(self._names) == 1:
+            return [self._windowed(self._names[0], self._buffer)]
+        by_rank = self._buffer.view(self._sharding.ranks.count, -1)
+        found, begin = [], 0
+        for name, size in zip(self._names, self._sizes):
+            whole = self._buffer.new_empty(size * self._sharding.ranks.count)
+            whole.view(self._sharding.ranks.count, size).copy_(by_rank[:, begin : begin + size])
+            found.append(self._windowed(name, whole))
+            begin += size
+        return found
+
+    def _windowed(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        like = self._sharding.whole_layout(name)
+        return flat.as_strided(like.shape, like.stride())
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor's elements in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def shard_forms(parameters: Mapping[str, torch.Tensor], ranks: int) -> dict[str, ShardForm]:
+    """Return how each parameter is cut; those without elements are not."""
+    found = {name: ShardForm.of(p.shape, p.stride(), ranks) for name, p in parameters.items()}
+    return {name: form for name, form in found.items() if form is not None}

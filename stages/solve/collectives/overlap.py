@@ -1,0 +1,204 @@
+"""Runs collectives beside computing: starts gathers before their readers, and ends scatters after other work.
+
+A plan is made as if a collective were computed in its place. Here its row is split into a start and a `wait`. A gather
+starts so early that it is done when its first reader begins, if the budget has room for the weight until then. The wait
+for a scatter, with the update that reads it, comes so late that nobody waits, if there is room for the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.step import Step
+from stowage.stages.simulate.plan import Outcome
+
+Judge = Callable[[Sequence[Step]], Outcome | None]
+
+LEADS = (1.0, 1.5, 3.0)
+"""Factors by which collectives are taken to be longer than they are, since they wait for each other."""
+
+
+def overlap(
+    steps: Sequence[Step],
+    outcome: Outcome,
+    nodes: Sequence[ComputeNode],
+    nbytes: Sequence[int],
+    budget_bytes: int,
+    judge: Judge,
+) -> tuple[list[Step], Outcome]:
+    """Return the plan with its collectives beside computing, where the referee finds it faster.
+
+    Args:
+        steps: the rows of a plan within the budget.
+        outcome: the referee's outcome of that plan.
+        nodes: the compute nodes.
+        nbytes: bytes of each storage.
+        budget_bytes: bytes that no row may exceed.
+        judge: the referee; returns None for a plan that it refuses.
+    """
+    best, judged = list(steps), outcome
+    for lead in LEADS:
+        for scatters in (True, False):
+            moved = _Overlap(steps, outcome, nodes, nbytes, budget_bytes, lead).run(scatters=scatters)
+            found = judge(moved)
+            if found is not None and found.peak_bytes <= budget_bytes:
+                if found.time_s < judged.time_s:
+                    best, judged = moved, found
+                break
+    return best, judged
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the rows of a plan do.
+
+    Attributes:
+        at_s: when each row would begin if collectives took no time of computing.
+        touched: storages that each row needs as they are, or changes.
+    """
+
+    at_s: list[float]
+    touched: list[frozenset[int]]
+
+
+class _Overlap:
+    """Moves the rows of one plan."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        outcome: Outcome,
+        nodes: Sequence[ComputeNode],
+        nbytes: Sequence[int],
+        budget_bytes: int,
+        lead: float,
+    ) -> None:
+        self.steps, self.nodes, self.nbytes, self.lead = steps, nodes, nbytes, lead
+        self.room = [budget_bytes - row.peak_bytes for row in outcome.rows]
+        self.rows = self._rows(outcome)
+        self.key: dict[int, float] = {}
+        """Position of a row that moves."""
+        self.started: dict[int, float] = {}
+        """Position of the start of a collective, by the row that computed it; that row becomes its wait."""
+        self.last: int = len(steps)
+
+    def _rows(self, outcome: Outcome) -> _Rows:
+        at_s: list[float] = []
+        touched: list[frozenset[int]] = []
+        shift_s = 0.0
+        for step, row in zip(self.steps, outcome.rows, strict=True):
+            at_s.append(row.start_s - shift_s)
+            if self._is_collective(step):
+                shift_s += row.end_s - row.start_s
+            if step.node >= 0:
+                node = self.nodes[step.node]
+                touched.append(frozenset({*node.reads, *node.mutates, *node.creates}))
+            else:
+                touched.append(frozenset({step.storage}))
+        # A row that is timed beside computing may begin later than those after it.
+        latest = 0.0
+        for i, start_s in enumerate(at_s):
+            latest = at_s[i] = max(latest, start_s) if start_s == start_s else latest
+        return _Rows(at_s, touched)
+
+    def _is_collective(self, step: Step) -> bool:
+        return step.kind == "compute" and self.nodes[step.node].collective
+
+    def run(self, *, scatters: bool) -> list[Step]:
+        """Return the rows in their new order."""
+        collectives = [i for i, step in enumerate(self.steps) if self._is_collective(step)]
+        updates = {i for i in collectives if self.nodes[self.steps[i].node].phase == "update"}
+        begins_s = float("inf")
+        for i in reversed([i for i in collectives if i not in updates]):
+            begins_s = self._start_early(i, begins_s)
+        free_s = 0.0
+        for i in sorted(updates) if scatters else ():
+            free_s = self._end_late(i, free_s)
+        rows: list[tuple[float, int, Step]] = []
+        for i, step in enumerate(self.steps):
+            if i in self.started:
+                node = self.nodes[step.node]
+                storage = node.creates[0]
+                action: Step = Step(step.node, storage, step.label, "scatter" if i in updates else "gather")
+                rows.append((self.started[i], 2 * i, action))
+                step = Step(-1, storage, step.label, "wait")
+            rows.append((self.key.get(i, float(i)), 2 * i + 1, step))
+        return [step for _, _, step in sorted(rows, key=lambda row: row[:2])]
+
+    def _start_early(self, i: int, begins_s: float) -> float:
+        """Start the gather of row `i` before it; return when the lane has to be free for it."""
+        node = self.nodes[self.steps[i].node]
+        need = sum(self.nbytes[s] for s in node.creates)
+        wanted_s = min(self.rows.at_s[i], begins_s) - self.lead * node.time_s
+        fixed = {*node.creates, *node.reads}
+        first = i
+        while first > 0 and self.rows.at_s[first] > wanted_s:
+            if self.room[first - 1] < need or self._changes(first - 1, fixed, node.creates):
+                break
+            first -= 1
+        while first < i and self.room[first] < need + node.workspace_bytes:  # as it starts
+            first += 1
+        if first == i:
+            return min(self.rows.at_s[i], begins_s)
+        for k in range(first, i):
+            self.room[k] -= need
+        self.started[i] = first - 0.5
+        return min(begins_s, max(self.rows.at_s[first], wanted_s))
+
+    def _changes(self, row: int, storages: Collection[int], made: Sequence[int]) -> bool:
+        """Say whether a row moves, frees or changes a storage, or uses an earlier copy of what is made."""
+        step = self.steps[row]
+        if step.node < 0 or step.kind != "compute":
+            return not self.rows.touched[row].isdisjoint(storages)
+        return not self.rows.touched[row].isdisjoint(made) or not set(self.nodes[step.node].mutates).isdisjoint(
+            storages
+        )
+
+    def _end_late(self, i: int, free_s: float) -> float:
+        """Wait for the scatter of row `i` later, and update later; return when the lane is free again."""
+        node = self.nodes[self.steps[i].node]
+        done_s = max(free_s, self.rows.at_s[i]) + self.lead * node.time_s
+        moving, limit = self._dependents(i)
+        if not moving:
+            return done_s
+        held = sum(self.nbytes[s] for s in {*node.reads, *node.creates}) + node.workspace_bytes
+        own = set(moving)
+        last = i
+        for k in range(i + 1, limit):
+            if self.rows.at_s[k] >= done_s or (k not in own and self.room[k] < held):
+                break
+            last = k
+        if last == i:
+            return done_s
+        for k in range(i + 1, last + 1):
+            self.room[k] -= held
+        self.started[i] = i - 0.25
+        late = [i, *moving]
+        for number, row in enumerate(late):
+            if row == i or row <= last:
+                self.key[row] = last + 0.25 + 1e-6 * number + 1e-4 * (i / (len(self.steps) + 1))
+        return done_s
+
+    def _dependents(self, i: int) -> tuple[list[int], int]:
+        """Return the rows that must follow the scatter of row `i` and can be put off with it, and where they must end.
+
+        These are rows that free what it reads, and the norm or the update that reads its shard.
+        """
+        node = self.nodes[self.steps[i].node]
+        touched = set(node.creates) | set(node.reads)
+        moving: list[int] = []
+        for k in range(i + 1, len(self.steps)):
+            if self.rows.touched[k].isdisjoint(touched):
+                continue
+            step = self.steps[k]
+            is_update = step.kind == "compute" and self.nodes[step.node].phase == "update"
+            if step.kind != "free" and not (is_update and not self.nodes[step.node].collective):
+                return moving, k
+            if is_update and len(self.nodes[step.node].mutates) == 0 and len(self.nodes[step.node].reads) > 1:
+                return moving, k  # the scale of clipping waits for all norms
+            moving.append(k)
+            if step.node >= 0:
+                touched |= self.rows.touched[k]
+        return moving, len(self.steps)

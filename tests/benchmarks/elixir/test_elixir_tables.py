@@ -1,0 +1,148 @@
+"""The Elixir paper's tables: as data, as simulated, and how near that is."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import astuple
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stowage.flows.benchmarks.elixir import rows as elixir_rows_module
+from stowage.flows.benchmarks.elixir.constants import JUDGED, fit_all, is_fitted
+from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration, elixir_plan
+from stowage.flows.benchmarks.elixir.judgement import NAMES, WHY, WITHIN
+from stowage.flows.benchmarks.elixir.machines import MACHINES, SXM
+from stowage.flows.benchmarks.elixir.models import MODELS
+from stowage.flows.benchmarks.elixir.pages import PAGE
+from stowage.flows.benchmarks.elixir.published import (
+    TABLE_2,
+    TABLE_3,
+    PublishedRow,
+    best_of_deepspeed,
+    published_rows,
+)
+from stowage.flows.benchmarks.elixir.rows import elixir_row, sharding_problem, speedup
+from stowage.flows.benchmarks.pages.measurement import read_measurement
+from stowage.flows.planning.sharding import judge, plan_groups
+from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
+from stowage.stages.solver.outcome import SolverSettings
+
+ROWS = list(published_rows())
+MEASURED = Path(__file__).parents[3] / "docs" / "measured" / "data"
+
+
+def configuration(row: PublishedRow) -> Configuration:
+    return Configuration(MACHINES[row.machine], MODELS[row.model], row.ranks, row.batch)
+
+
+@cache
+def simulated(at: int) -> dict[str, float | None]:
+    c = configuration(ROWS[at])
+    return {engine: c.tflops(simulate(c)) for engine, simulate in ENGINES.items()}
+
+
+def test_tables_2_and_3_are_tables_7_and_8_rounded_down() -> None:
+    by_key = {(r.machine, r.model, r.ranks, r.batch): r.tflops for r in ROWS}
+    lines = [(line.split(), 8, None) for line in TABLE_2.split("\n") if line]
+    lines += [(line.split(), None, 4) for line in TABLE_3.split("\n") if line]
+    assert len(lines) == 24
+    others = []
+    for words, batch, ranks in lines:
+        first, second, *values = words
+        model, n, b = (f"GPT2-{second}", int(first), batch) if ranks is None else (f"GPT2-{first}", ranks, int(second))
+        for machine, four in zip(MACHINES, (values[:4], values[4:]), strict=True):
+            tflops = by_key[machine, model, n, b]
+            cells = [tflops["elixir"], tflops["megatron"], tflops["fsdp"], best_of_deepspeed(tflops)]
+            for cell, word in zip(cells, four, strict=True):
+                # 47.0 in one table and 46 in the other: the first is rounded to tenths.
+                expected = ["-"] if cell is None else [str(math.floor(x)) for x in (cell, cell - 0.05)]
+                if word not in expected:
+                    others.append((machine, model, n, b, word, cell))
+    # Slips of the paper.
+    assert others == [
+        ("A100 80GB PCIe", "GPT2-10b", 4, 8, "130", 140.4),
+        ("A100 40GB SXM", "GPT2-4b", 4, 12, "153", 161.4),
+        ("A100 80GB PCIe", "GPT2-15b", 4, 12, "138", None),
+    ]
+
+
+def test_constants_are_fitted_to_less_than_a_quarter_of_the_cells() -> None:
+    cells = [(row, engine) for row in ROWS for engine in JUDGED if row.tflops[engine] is not None]
+    assert 4 * sum(is_fitted(row) for row, _ in cells) <= len(cells)
+
+
+def test_four_fifths_of_the_other_cells_are_within_a_fifth() -> None:
+    good = []
+    for at, row in enumerate(ROWS):
+        for engine in JUDGED:
+            published = row.tflops[engine]
+            if published is not None and not is_fitted(row):
+                good.append(abs((simulated(at)[engine] or 0.0) / published - 1) <= WITHIN)
+    assert len(good) > 200
+    assert sum(good) / len(good) >= 0.8
+
+
+def test_who_fits_is_who_fitted_there_but_for_what_the_page_explains() -> None:
+    missed = [
+        (engine, row.machine)
+        for at, row in enumerate(ROWS)
+        for engine in NAMES
+        if (simulated(at)[engine] is None) != (row.tflops[engine] is None)
+    ]
+    assert len(missed) <= 12
+    assert set(missed) <= set(WHY)
+
+
+def test_elixir_is_more_than_three_times_as_fast_as_deepspeed_somewhere() -> None:
+    assert max(speedup(simulated(at)) or 0.0 for at in range(len(ROWS))) > 3.0
+    assert max(speedup(row.tflops) or 0.0 for row in ROWS) == pytest.approx(3.39, abs=0.01)
+
+
+def test_elixir_keeps_within_the_memory_that_its_search_allows() -> None:
+    for row in ROWS:
+        c = configuration(row)
+        assert elixir_plan(c).fits
+        assert ENGINES["elixir"](c).device_bytes <= c.machine.device_bytes
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("ranks", [1, 4, 64])
+def test_the_exact_choice_is_never_slower_than_the_greedy_one_and_the_policies(model: str, ranks: int) -> None:
+    problem = sharding_problem(Configuration(SXM, MODELS[model], ranks, 8))
+    result = plan_groups(problem, SolverSettings(time_limit_s=1.0, gap=1e-2))
+    assert result.best is not None
+    exact = next(c for c in result.contestants if c.name == "exact")
+    greedy = greedy_choices(problem)
+    assert greedy is not None
+    assert exact.fits
+    assert exact.judged.time_s <= judge(problem, greedy).time_s * (1 + 1e-6)
+    assert all(result.best.judged.time_s <= c.judged.time_s for c in result.contestants if c.fits)
+
+
+def test_a_sharded_plan_has_a_column_once_it_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = next(r for r in ROWS if r.model == "GPT2-4b" and r.ranks == 4)
+    monkeypatch.setattr(elixir_rows_module, "EFFORT", SolverSettings(time_limit_s=1.0, gap=0.1))
+    assert elixir_row(row).plan_b is None
+    module = ModuleType("plan_b_of_a_test")
+    module.plan_b_time = lambda c, machine, budget: c.model.flops(c.batch) / 2e14  # type: ignore[attr-defined]
+    module.__spec__ = elixir_rows_module.__spec__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(elixir_rows_module, "PLAN_B", module.__name__)
+    assert elixir_row(row).plan_b == pytest.approx(200.0)
+
+
+def test_every_table_of_the_page_has_data_with_its_columns() -> None:
+    for section in PAGE.sections:
+        measurement = read_measurement(MEASURED / f"{section.name}.json")
+        keys = {column.key for column in section.columns if not column.optional}
+        assert all(keys <= set(row) for row in measurement.rows), section.name
+
+
+@pytest.mark.long
+def test_the_machines_have_the_constants_that_fit() -> None:
+    for name, constants in fit_all().items():
+        assert astuple(constants) == pytest.approx(astuple(MACHINES[name].constants), rel=0.05, abs=0.01)
