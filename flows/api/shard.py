@@ -85,7 +85,8 @@ def shard(
     names = {id(p): name for name, p in model.named_parameters()}
     _check(model, optimizer, names)
     ranks = _Ranks.of(model, group, mesh)
-    own = fingerprint(model, batch)
+    asked = {"device_budget": str(device_budget), "host_budget": str(host_budget), "prefetch": str(prefetch)}
+    own = {**fingerprint(model, batch), **asked}
     if ranks.group is not None:
         check_equal(own, ranks.group)
     stores = stores_folder(cache_dir)
