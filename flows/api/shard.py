@@ -22,6 +22,7 @@ from stowage.flows.api.sharding.profile import profile_groups
 from stowage.flows.planning.effort import stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
+from stowage.stages.optimizers import why_not_elementwise
 from stowage.stages.runtime.fsdp.apply import apply_choices
 from stowage.stages.runtime.fsdp.buffers import share_buffers
 from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
@@ -130,8 +131,20 @@ def shard(
 def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dict[int, str]) -> None:
     if any(isinstance(m, FSDPModule) for m in model.modules()):
         raise ParameterError("The model is sharded already: call shard once, on the whole model.")
-    if optimizer is not None:
-        check_states(optimizer, names)
+    for name, parameter in model.named_parameters():
+        if not parameter.ndim:
+            raise ParameterError(
+                f"Parameter {name} is a single number without dimensions, which fully_shard cannot cut: give it the "
+                "shape (1,)."
+            )
+    if optimizer is None:
+        return
+    check_states(optimizer, names)
+    if reason := why_not_elementwise(optimizer):
+        raise ParameterError(
+            f"{type(optimizer).__name__} cannot update shards as it updates whole parameters: {reason}. Take one that "
+            "goes element by element, such as AdamW, SGD or Lion."
+        )
 
 
 @dataclass(frozen=True)

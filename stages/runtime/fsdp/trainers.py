@@ -10,8 +10,8 @@ from torch import nn
 def tell_transformers(model: nn.Module, ranks: int) -> None:
     """Mark a model of `transformers` as one that owns its placement and the reduction of its gradients.
 
-    Its Trainer, also under `accelerate launch`, then neither wraps the model in DDP nor shards it again. Releases that do
-    not know such models have no such mark.
+    Its Trainer, also under `accelerate launch`, then neither wraps the model in DDP nor shards it again. Releases that
+    do not know such models have no such mark.
     """
     base = _transformers_model(model)
     if base is None:
