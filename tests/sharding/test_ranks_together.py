@@ -57,5 +57,11 @@ def test_the_global_norm_is_that_of_ddp_up_to_the_order_of_its_sum(found: Mappin
         assert sharded == pytest.approx(plain, rel=1e-6)
 
 
+def test_micro_batches_that_are_reduced_together_are_those_of_ddp(found: Mapping[str, list[Any]]) -> None:
+    for result in found["accumulating"]:
+        assert result["together"] == []
+        assert result["each"] < 1e-4  # a hundredth of an update, whose rate is 0.01
+
+
 def test_a_checkpoint_in_one_state_goes_on_in_another(found: Mapping[str, list[Any]]) -> None:
     assert found["saving"] == [True, True]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,33 @@ def clipping(stores: Path) -> Any:
     return norms
 
 
+def accumulating(stores: Path) -> Any:
+    """Two micro-batches an update: reduced together as under DDP's `no_sync`, and each by itself."""
+    found = {}
+    for kind in ("ddp", "together", "each"):
+        model, batch, _ = ZOO["gpt2"]()
+        optimizer: Any = adamw(model)
+        called: Any = DistributedDataParallel(model)
+        if kind != "ddp":
+            model, batch, _ = ZOO["gpt2"]()
+            optimizer = adamw(model)
+            shard(model, batch, optimizer, device_budget="1GiB", choices=state_of("mixed"), cache_dir=stores)
+            called = model
+        torch.manual_seed(dist.get_rank())
+        for i in range(6):
+            last = i % 2 == 1
+            if kind == "together":
+                model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            with called.no_sync() if kind == "ddp" and not last else nullcontext():
+                called(**varied(batch, 10 * i + dist.get_rank())).loss.backward()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+        found[kind] = content(model, optimizer)
+    each = differences(found["each"], found["ddp"])
+    return {"together": list(differences(found["together"], found["ddp"])), "each": max(each.values(), default=0.0)}
+
+
 def saving(stores: Path) -> Any:
     """Saves in the middle with PyTorch's own checkpoints, and goes on from there as if nothing had been."""
     folder = stores / "checkpoint"
@@ -154,7 +182,7 @@ def saving(stores: Path) -> Any:
 
 
 CASES: tuple[Case, ...] = (
-    budgets, another_batch, another_budget, one_fails, other_weights, clipping, saving
+    budgets, another_batch, another_budget, one_fails, other_weights, clipping, accumulating, saving
 )  # fmt: skip
 
 
