@@ -15,7 +15,7 @@ from stowage.stages.trace import MicroBatch
 
 LEAST_BYTES, MOST_BYTES = 64 << 10, 64 << 20
 
-FACTORS = (4, 1, 16)
+FACTORS = (4, 1)
 """Sizes that are tried, in the bytes that a collective transfers while another begins."""
 
 NEAR = 1.02

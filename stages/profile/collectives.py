@@ -40,11 +40,11 @@ def workspace_bytes(target: str, shard_bytes: list[int], ranks: int, device: str
     """Return the bytes that a collective needs besides its argument and its result.
 
     A gather of several shards fills one buffer, and copies its results out of it at its end. A scatter divides the
-    gradient into a buffer, which it needs until its end.
+    gradient into a buffer, which it needs until its end; of several, each by itself before it is copied there.
     """
     whole = sum(shard_bytes) * ranks
     if target == GATHER:
         together = len(shard_bytes) > 1
         # Gloo copies the shards into the buffer at once; elsewhere they are read until the end.
         return (whole + (0 if device == "cpu" else sum(shard_bytes))) * together
-    return whole
+    return whole + (max(shard_bytes) * ranks if len(shard_bytes) > 1 else 0)

@@ -207,6 +207,41 @@ class Gather:
         return flat.as_strided(like.shape, like.stride())
 
 
+class Scatter:
+    """A scatter under way: the mean of gradients over all ranks, of which each rank keeps its shards."""
+
+    def __init__(self, sharding: Sharding, gradients: Mapping[str, torch.Tensor]) -> None:
+        self._forms = [sharding.forms[name] for name in gradients]
+        self._rank, ranks = sharding.ranks.rank, sharding.ranks.count
+        first = next(iter(gradients.values()))
+        total = sum(form.shard_elements for form in self._forms)
+        self._buffer = first.new_empty(total * ranks)
+        by_rank, begin = self._buffer.view(ranks, total), 0
+        for (name, gradient), form in zip(gradients.items(), self._forms, strict=True):
+            like = sharding.whole_layout(name)
+            whole = self._buffer if len(gradients) == 1 else first.new_empty(form.padded_elements)
+            whole[form.elements :].zero_()
+            # Divided before it is added, as DistributedDataParallel does.
+            torch.mul(gradient, 1.0 / ranks, out=whole.as_strided(like.shape, like.stride()))
+            if whole is not self._buffer:
+                by_rank[:, begin : begin + form.shard_elements].copy_(whole.view(ranks, -1))
+            begin += form.shard_elements
+        what = f"the scatter of the gradients of {listed(list(gradients))}"
+        self._work = sharding.ranks.reduce(self._buffer, what)
+
+    def finish(self) -> list[torch.Tensor]:
+        """Wait, and return this rank's shards."""
+        self._work.wait()
+        total = sum(form.shard_elements for form in self._forms)
+        own, found, begin = self._buffer.view(-1, total)[self._rank], [], 0
+        for form in self._forms:
+            shard = own[begin : begin + form.shard_elements].clone()
+            found.append(shard.as_strided(form.shape, form.stride))
+            begin += form.shard_elements
+        release(self._buffer)
+        return found
+
+
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
