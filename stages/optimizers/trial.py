@@ -73,7 +73,7 @@ def habits_of(optimizer: torch.optim.Optimizer) -> Habits:
     """
     hooked = _hooked(optimizer)
     with quiet():
-        chosen = _chosen(optimizer)
+        chosen = chosen_parameters(optimizer)
         fresh = ((False, False), (True, False))
         for real, states in ((True, True), *fresh) if has_states(optimizer) else fresh:
             try:
@@ -118,7 +118,7 @@ def _difference(together: _Run, apart: _Run) -> str:
     return ""
 
 
-def _chosen(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
+def chosen_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
     """Choose a few parameters with the positions of their groups: two of each form, in two groups of each kind."""
     kinds: dict[str, int] = defaultdict(int)
     found: list[tuple[int, torch.Tensor]] = []

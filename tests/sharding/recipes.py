@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.workload.models import build_model
 from stowage.stages.workload.randomness import seeded
 from stowage.stages.workload.samples import sample_batch
-from tests.zoo import LLAMA, ZOO, Loss
+from tests.zoo import GPT2, LLAMA, ZOO, Loss
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
@@ -46,24 +47,22 @@ def momentum(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 
 def gpt2() -> Recipe:
     """Return GPT-2, whose head is its embedding."""
-    return _language("gpt2")
+    return _language("gpt2", **GPT2 | {"n_layer": 2})
 
 
 def t5() -> Recipe:
     """Return T5: encoder, decoder and head read one weight."""
-    return _language("t5")
+    return _language("t5", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=64)
 
 
-def _language(name: str) -> Recipe:
-    model, _, loss = ZOO[name]()
-    return Recipe(model, loss, lambda number: sample_batch(model, 4, 12, number))
+def _language(architecture: str, **overrides: Any) -> Recipe:
+    model = build_model(architecture, overrides, seed=0)
+    return Recipe(model, None, lambda number: sample_batch(model, 4, 12, number))
 
 
 def llama_lora() -> Recipe:
     """Return Llama with adapters: its own weights do not train."""
     from peft import LoraConfig, get_peft_model
-
-    from stowage.stages.workload.models import build_model
 
     model = build_model("llama", dict(LLAMA), seed=0)
     with seeded(0):
