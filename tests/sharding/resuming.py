@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -20,7 +21,8 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.flows.api.training_step import TrainingStep
-from stowage.stages.ir.errors import OffloadedError, StowageError
+from stowage.stages.ir.errors import StowageError
+from stowage.stages.runtime.sharding import writing
 from tests.sharding.ranks import say
 
 BEFORE, AFTER = 3, 3
@@ -145,7 +147,17 @@ def refusals(run: Training, folder: Path) -> list[str]:
         content[-1] ^= 1
         shard.write_bytes(bytes(content))
     dist.barrier()
+
+    def full(*_: Any) -> str:
+        raise StowageError("no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(writing, "write_tensors", full)
+        half_written = sentence(lambda: run.save(folder / "checkpoint"))
+    run.load(folder / "checkpoint")  # what was there is whole
     return [
+        half_written,
         sentence(run.model.state_dict),
         sentence(run.optimizer.state_dict),
         sentence(lambda: run.save(folder / f"place {rank}")),
@@ -158,7 +170,6 @@ def refusals(run: Training, folder: Path) -> list[str]:
 def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
-    assert OffloadedError is not None
     run = Training(folder, budget, shift=1.0 if checkpoint else 0.0, group=dist.group.WORLD, name=str(rank))
     torch.manual_seed(7 + rank)
     found: dict[str, Any] = {"slots": len(run.step.planned.slots)}

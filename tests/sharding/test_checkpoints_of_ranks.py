@@ -115,14 +115,17 @@ def test_what_cannot_be_saved_or_loaded_is_refused_on_all_ranks(trained: tuple[P
     for words, other in zip(*said, strict=True):
         assert words
         assert other
-    weights, states, places, file, nothing, damaged = said[0]
+    half, weights, states, places, file, nothing, damaged = said[0]
+    assert half == said[1][0]
+    assert "Rank 1 could not write its part of" in half
+    assert "checkpoint: no room" in half
     assert "Odd.state_dict() was called while 'turned' is dealt out to ranks" in weights
     assert "AdamW.state_dict() was called while 'turned::exp_avg' is dealt out to ranks" in states
     assert "Ranks save to different places" in places
     assert "a file is a file, and the checkpoint of several ranks is a folder" in file
     assert "There is no checkpoint at" in nothing
     assert "is damaged, or was changed after it was written" in damaged
-    assert "is damaged, or was changed after it was written" in said[1][5]
+    assert "is damaged, or was changed after it was written" in said[1][6]
 
 
 def test_a_checkpoint_that_is_replaced_leaves_no_other_files(trained: tuple[Path, list[Any]]) -> None:

@@ -82,7 +82,7 @@ class ShardedContents(Contents):
         stand_in.grad = torch.zeros_like(stand_in)
         bare_step(twin)
         for key, like in twin.state[stand_in].items():
-            if isinstance(like, torch.Tensor) and tuple(like.shape) == form.shape and not held[key].dim():
+            if isinstance(like, torch.Tensor) and tuple(like.shape) == form.shape and not held.get(key, like).dim():
                 shard = torch.zeros_like(like)
                 shard[:own] = held[key]
                 with self._sharding.inside():
