@@ -35,10 +35,10 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(6, 33)
-        self.norm = nn.BatchNorm1d(33)
+        self.first = nn.Linear(6, 129)
+        self.norm = nn.BatchNorm1d(129)
         self.drop = nn.Dropout(0.3)
-        self.turned = nn.Parameter(torch.randn(33, 7).t())
+        self.turned = nn.Parameter(torch.randn(129, 7).t())
         self.last = nn.Linear(7, 1)
         self.scale = nn.Parameter(torch.tensor(0.7))
         self.base = nn.Linear(7, 7)
@@ -51,7 +51,7 @@ class Odd(nn.Module):
 
 
 def batch(rank: int, iteration: int) -> dict[str, torch.Tensor]:
-    return {"x": torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * iteration + rank))}
+    return {"x": torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * iteration + rank))}
 
 
 def objective(model: nn.Module, given: Any) -> torch.Tensor:
