@@ -95,10 +95,14 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
         return
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise ParameterError(f"{type(model).__name__} has no save_pretrained: use save_model.")
-    if contents.writes:
-        model.config.save_pretrained(folder)
-    if contents.writes and getattr(model, "can_generate", bool)() and model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+
+    def configure() -> None:
+        if contents.writes:
+            model.config.save_pretrained(folder)
+        if contents.writes and getattr(model, "can_generate", bool)() and model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+
+    contents.together(configure)
     save_model(folder / "model.safetensors", contents)
 
 

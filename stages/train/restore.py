@@ -6,6 +6,7 @@ import copy
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,17 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
     """
     if not contents.sees(path):
         return None
-    return contents.together(contents.together(lambda: _checked(path, run, contents, scheduler, hint)))
+    undo = ExitStack()
+    with undo:
+        load = contents.together(lambda: _checked(path, run, contents, scheduler, hint, undo))
+        undo.pop_all()
+    return contents.together(load)
 
 
-def _checked(path: Path, run: str, contents: Contents, scheduler: Any, hint: str) -> Callable[[], Resumed]:
-    """Check everything, and return what loads it."""
+def _checked(
+    path: Path, run: str, contents: Contents, scheduler: Any, hint: str, undo: ExitStack
+) -> Callable[[], Resumed]:
+    """Check everything, and return what loads it; `undo` takes back what has changed by then."""
     file = open_file(path, CHECKPOINT, contents, hint)
     try:
         rest = json.loads(file.metadata["rest"])
@@ -114,7 +121,7 @@ def _checked(path: Path, run: str, contents: Contents, scheduler: Any, hint: str
     if contents.optimizer is not None:
         load_optimizer_state = _prepared(path, contents, contents.optimizer, packed, file, hint)
     if scheduler is not None:
-        _load_schedule(path, scheduler, scheduler_state, hint)
+        undo.callback(_load_schedule(path, scheduler, scheduler_state, hint))
 
     def load() -> Resumed:
         for parameter in contents.model.parameters():
@@ -190,18 +197,24 @@ def _check_class(path: Path, what: str, saved: str, now: Any, is_saved: bool, hi
         raise PlanMismatchError(f"{path} was saved with the {what} {saved}, and here is {class_name(now)}: {hint}.")
 
 
-def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> None:
+def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> Callable[[], None]:
+    """Load a schedule, and return what undoes it."""
     before = copy.copy(vars(scheduler))
+
+    def undo() -> None:
+        vars(scheduler).clear()
+        vars(scheduler).update(before)
+
     try:
         if missing := scheduler.state_dict().keys() - state.keys():
             raise ValueError(f"it lacks {min(missing)}")
         scheduler.load_state_dict(state)
     except Exception as error:
-        vars(scheduler).clear()
-        vars(scheduler).update(before)
+        undo()
         raise TableError(
             f"{path} has a state that {class_name(scheduler)} does not load ({_line(error)}): {hint}."
         ) from error
+    return undo
 
 
 def _states(packed: Any) -> Iterator[_State]:

@@ -341,5 +341,5 @@ def test_what_a_checkpoint_without_optimizer_is_for(tmp_path: Path) -> None:
     with pytest.raises(PlanMismatchError, match="saved without optimizer, and one is given"):
         mine.load(mine.path)
     with pytest.raises(ParameterError, match="There is no checkpoint"):
-        open_file(tmp_path / "nothing", "checkpoint")
+        open_file(tmp_path / "nothing", "checkpoint", Contents(mine.model, None))
     assert mine.held() == before

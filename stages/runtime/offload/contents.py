@@ -108,10 +108,16 @@ class Contents:
         stride = like.stride() if like.shape == form.shape else form.stride()
         fresh = torch.empty_strided(form.shape, stride, dtype=form.dtype, device=parameter.device)
         file.read(key, fresh)
-        if offloaded is not None:
-            offloaded.put(f"{name}::{state}", fresh)
+        self.set_state(parameter, state, fresh)
+
+    def set_state(self, parameter: torch.Tensor, state: str, content: torch.Tensor) -> None:
+        """Set a state of a parameter, and put it where the plan has it."""
+        assert self.optimizer is not None
+        name = self._names.get(id(parameter))
+        if self._offloading is not None and name is not None:
+            self._offloading.put(f"{name}::{state}", content)
         else:
-            self.optimizer.state[parameter][state] = fresh
+            self.optimizer.state[parameter][state] = content
 
     def open(self, path: Path, hint: str) -> TensorSource:
         """Open a file of tensors, or a checkpoint that several ranks have written; `hint` is for errors."""

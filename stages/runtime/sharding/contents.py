@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from stowage.stages.ir.collectives import ShardForm
-from stowage.stages.ir.errors import ParameterError, StowageError
+from stowage.stages.ir.errors import ParameterError, RankError, StowageError
+from stowage.stages.optimizers import bare_step, twin_of
 from stowage.stages.runtime.files.folder import TensorFolder, own_name
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.runtime.sharding.sharding import Sharding, memory_of
+from stowage.stages.runtime.sharding.sharding import Sharding
+from stowage.stages.runtime.sharding.slices import Slice
 
 Result = TypeVar("Result")
 
@@ -65,6 +66,27 @@ class ShardedContents(Contents):
         """Let the optimizer load a `state_dict`; states that are tensors follow by `new_state`."""
         with self._sharding.raw_states():
             super().load_optimizer_state(state)
+        for name, parameter in self.model.named_parameters():
+            if name in self._sharding.forms and not parameter.dim():
+                self._cut_numbers(name, parameter)
+
+    def _cut_numbers(self, name: str, parameter: nn.Parameter) -> None:
+        """Cut the states of a parameter without dimensions: they are numbers, as others are that all ranks have."""
+        assert self.optimizer is not None
+        form, own = self._sharding.forms[name], self._sharding.forms[name].own_rows(self._sharding.ranks.rank)
+        held = self.optimizer.state.get(parameter, {})
+        if not held:
+            return
+        stand_in = nn.Parameter(torch.zeros(form.shape, dtype=parameter.dtype, device=parameter.device))
+        twin = twin_of(self.optimizer, {id(parameter): stand_in})
+        stand_in.grad = torch.zeros_like(stand_in)
+        bare_step(twin)
+        for key, like in twin.state[stand_in].items():
+            if isinstance(like, torch.Tensor) and tuple(like.shape) == form.shape and not held.get(key, like).dim():
+                shard = torch.zeros_like(like)
+                shard[:own] = held[key]
+                with self._sharding.inside():
+                    self.set_state(parameter, key, shard)
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's `state_dict` with shards, or what stands for them; `lend` gives whole states."""
@@ -158,20 +180,23 @@ class ShardedContents(Contents):
         """Return what `work` returns for this rank.
 
         Raises:
-            StowageError: it fails for a rank; then this is raised for all.
+            StowageError: it fails for another rank.
         """
-        failed, result = "", None
+        failed: Exception | None = None
         try:
             result = work()
-        except StowageError as error:
-            failed, own = str(error), error
-        texts = self._sharding.ranks.all(failed)
-        if failed:
-            raise own
-        for rank, text in enumerate(texts):
-            if text:
-                raise StowageError(f"Rank {rank}: {text}")
-        return result  # type: ignore[return-value]
+        except RankError:
+            raise
+        except Exception as error:
+            failed = error
+        text = str(failed) if isinstance(failed, StowageError) else f"{type(failed).__name__}: {failed}"
+        texts = self._sharding.ranks.all(text if failed is not None else None)
+        if failed is not None:
+            raise failed
+        for rank, said in enumerate(texts):
+            if said is not None:
+                raise StowageError(f"Rank {rank} failed: {said}")
+        return result
 
     def write(self, path: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
         """Write whole tensors to one file by rank 0, which all ranks lend theirs."""
@@ -252,49 +277,3 @@ def _common(entry: Entry) -> Any:
     from stowage.stages.runtime.sharding.writing import Piece
 
     return Piece(entry, tuple(entry.like.shape))
-
-
-class Slice:
-    """The rows of whole tensors that one rank has; see `TensorSource`.
-
-    Attributes:
-        metadata: that of the whole tensors.
-        forms: name -> this rank's shard on the meta device, padding included.
-    """
-
-    def __init__(self, file: TensorSource, sharding: Sharding, owners: Mapping[str, str]) -> None:
-        """Take rows of tensors that are cut as the parameters `owners` are."""
-        self._file, self._sharding, self._owners = file, sharding, owners
-        self.metadata = file.metadata
-
-    def _form(self, name: str) -> ShardForm:
-        return self._sharding.forms[self._owners[name]]
-
-    @property
-    def forms(self) -> Mapping[str, torch.Tensor]:
-        """Return the shards on the meta device, by name."""
-        return {name: self._file.forms[name].new_empty(self._form(name).shape) for name in self._owners}
-
-    def verify(self) -> None:
-        """Do nothing: the whole tensors have been verified."""
-
-    def get(self, name: str) -> torch.Tensor:
-        """Read one shard into memory of its own."""
-        made = torch.empty(self._form(name).shape, dtype=self._file.forms[name].dtype, device="cpu")
-        self.read(name, made)
-        return made
-
-    def read(self, name: str, target: torch.Tensor, first_row: int = 0) -> None:
-        """Copy one shard into `target`, and fill what is padding with zeros."""
-        form, rank = self._form(name), self._sharding.ranks.rank
-        like = self._sharding.whole_layout(self._owners[name])
-        own = form.own_rows(rank)
-        if tuple(like.shape[1:]) == form.shape[1:] and like.dim() == len(form.shape):
-            if own:
-                self._file.read(name, target.narrow(0, 0, own), rank * form.shard_rows)
-        else:  # dealt out in the order of memory
-            whole = torch.empty_strided(like.shape, like.stride(), dtype=target.dtype, device=target.device)
-            self._file.read(name, whole)
-            begin = rank * form.shard_elements
-            target.narrow(0, 0, own).copy_(memory_of(whole)[begin : begin + own])
-        target.narrow(0, own, target.shape[0] - own).zero_()

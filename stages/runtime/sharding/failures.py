@@ -44,7 +44,10 @@ class Failures:
                 "does something else; see what the others do, or give init_process_group a longer timeout, then "
             )
         elif "onnection" in said or "peer" in said or "socket" in said:
-            text = f"Rank {self._rank} waited for {what} when another rank ended: see what that one said last, then "
+            text = (
+                f"Rank {self._rank} waited for {what} when another rank ended or failed: see what that one said last, "
+                "then "
+            )
         else:
             text = f"Rank {self._rank} could not exchange {what} with the other ranks ({said[:200]}): "
         self.broken_off(text + AGAIN + ".")

@@ -115,7 +115,7 @@ class _Writer(StorageWriter):
         listed = {SHARDS: json.dumps({"files": files, "layouts": layouts})}
         entries = [piece.entry for piece in self._pieces.values() if piece.offsets is None]
         write_tensors(self._folder / INDEX, entries, {**self._metadata, **listed})
-        for old in self._folder.glob("rank-*.safetensors"):
+        for old in [*self._folder.glob("rank-*"), *self._folder.glob(".rank-*")]:  # the latter of killed writers
             if old.name not in files:
                 with contextlib.suppress(OSError):
                     old.unlink()
