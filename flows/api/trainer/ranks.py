@@ -1,4 +1,4 @@
-"""Takes the place of DistributedDataParallel in a Trainer that `accelerate launch` or `torchrun` runs on several ranks."""
+"""Takes the place of DistributedDataParallel in a Trainer that `accelerate launch` or `torchrun` starts on each rank."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def require_unwrapped(model: nn.Module) -> None:
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ParameterError(
-            "The Trainer has wrapped its model in DistributedDataParallel already, or made a new accelerator since stow: "
-            "call stow before train(), and leave auto_find_batch_size off."
+            "The Trainer has wrapped its model in DistributedDataParallel already, or has made a new accelerator since "
+            "stow: call stow before train(), and leave auto_find_batch_size off."
         )
