@@ -1,4 +1,4 @@
-"""Takes the place of DistributedDataParallel in a Trainer that `accelerate launch` or `torchrun` starts on each rank."""
+"""Takes the place of DistributedDataParallel in a Trainer that `accelerate launch` or `torchrun` starts."""
 
 from __future__ import annotations
 
