@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,22 +22,20 @@ from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.runtime.executors.base import ExecutablePlan
+from stowage.stages.runtime.executors.base import ExecutablePlan, MakeExecutor
 from stowage.stages.runtime.executors.sharded import ShardedDevice
 from stowage.stages.runtime.executors.single import SingleDevice
-from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.sharding.sharding import Sharding
 from stowage.stages.settings import Settings, load_settings
-from stowage.stages.train.checkpoint_files import checkpoints_of
+from stowage.stages.train.checkpoint import saved_iteration
 from stowage.stages.train.comparison import compare, metrics_of, require_equal, require_near
-from stowage.stages.train.identity import run_name
+from stowage.stages.train.identity import checkpoint_of, run_name
 from stowage.stages.train.launch import is_rank, launch, obey
 from stowage.stages.train.loop import TrainingRun, train_eager, train_planned
 from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, planned_step, read_source
-from stowage.stages.train.rank import Rank, distributed, joined, one_of_several
-from stowage.stages.train.results import final_state, write
+from stowage.stages.train.rank import Rank, distributed, one_of_several
+from stowage.stages.train.results import write, write_final
 from stowage.stages.train.setup import Setup
-from stowage.stages.train.whole import WholeContents, take_part
 
 
 def train_plain(
@@ -60,6 +59,7 @@ def train_plain(
         measure_every=settings.train.measure_every,
         progress=progress,
         staging_bytes=buckets_bytes,
+        share=rank.share,
     )
 
 
@@ -102,7 +102,7 @@ def train(settings: Settings, rank: Rank) -> None:
     rank.agree("plan, model, text or torch", name)
     folder = STORE / "checkpoints" / file_name(summary.plan_hash, "a plan")
     steps = settings.train.steps
-    checkpoints = checkpoints_of(folder, name, steps, rank.number, rank.count, rank.all)
+    checkpoint = checkpoint_of(folder, name, steps, saved_iteration(checkpoint_of(folder, name, steps, None)))
     eager = TrainingRun()
     with Progress(disable=not rank.writes) as bar:
         if settings.train.compare_eager:
@@ -115,45 +115,42 @@ def train(settings: Settings, rank: Rank) -> None:
             setup = Setup.of(settings)
         task = bar.add_task("under the plan", total=steps)
         tier = partial(open_tier, settings.trace.device, settings.solve.offload_dir)
-        sharding = Sharding(setup.model, setup.optimizer, rank.ranks) if rank.ranks is not None else None
-        make = partial(ShardedDevice, sharding=sharding) if sharding is not None else SingleDevice
+        make: MakeExecutor = SingleDevice
+        if rank.ranks is not None:
+            make = partial(ShardedDevice, sharding=Sharding(setup.model, setup.optimizer, rank.ranks))
         executor = make(setup.model, setup.optimizer, tier)
         path, budget = CODEGEN / "step.py", summary.device_budget_bytes
         program = executor.bind(ExecutablePlan(source, manifest, path, trace, slots, budget))
+        contents = executor.contents()
         torch.manual_seed(rank.seed(settings.train.seed))
         planned = train_planned(
             program,
-            setup.model,
-            setup.optimizer,
+            contents,
             setup.scheduler,
             rank.batches(setup.batches(settings)),
             steps=steps,
             measure_every=settings.train.measure_every,
-            checkpoints=checkpoints,
+            checkpoint=checkpoint,
             checkpoint_every=settings.train.checkpoint_every,
             run_name=name,
             progress=lambda done: bar.update(task, completed=done),
+            share=rank.share,
         )
-    of_ranks = rank.all((planned.records, eager.records))
-    plain = joined([theirs for _, theirs in of_ranks])
-    records = compare(joined([own for own, _ in of_ranks]), plain)
+    records = compare(planned.records, eager.records)
     samples = planned.samples + eager.samples
-    contents = Contents(setup.model, setup.optimizer, executor.offloading)
-    if sharding is not None:
-        contents = WholeContents(contents, sharding)
-    if rank.writes:
-        metrics = metrics_of(summary, records, plain)
-        write(summary, planned_way, slots, records, samples, planned.spans, metrics, contents)
-    else:
-        take_part(final_state(contents))
-    checkpoints.remove()
+    metrics = metrics_of(summary, planned.records, eager.records)
+    write_final(contents)
     if not rank.writes:
         return
-    for own, theirs in of_ranks if on_cpu else ():  # kernels of a GPU need not repeat their bits
-        if rank.count <= ADDED_IN_ONE_ORDER:
-            require_equal(own, theirs)
-        elif far := require_near(own, theirs):
-            print(far)
+    write(summary, planned_way, slots, records, samples, planned.spans, metrics)
+    if checkpoint.is_dir():
+        shutil.rmtree(checkpoint)
+    else:
+        checkpoint.unlink(missing_ok=True)
+    if on_cpu and rank.count <= ADDED_IN_ONE_ORDER:  # kernels of a GPU need not repeat their bits
+        require_equal(planned.records, eager.records)
+    elif on_cpu and (far := require_near(planned.records, eager.records)):
+        print(far)
     if sentence := mend(root, settings, TRAIN, imported_files(root)):
         print(f"{sentence}: `dvc repro` trains again.", file=sys.stderr)
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
+from stowage.stages.runtime.files.folder import INDEX
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.files.tensor_file import TensorFile
 from stowage.stages.runtime.offload.contents import Contents
@@ -68,10 +69,11 @@ def save_checkpoint(
 
 def saved_iteration(path: Path) -> int | None:
     """Return the iteration at which a checkpoint goes on; None if there is no checkpoint that says so."""
-    if not path.is_file():
+    file = path / INDEX if path.is_dir() else path
+    if not file.is_file():
         return None
     try:
-        return int(TensorFile(path, hint="").metadata["iteration"])
+        return int(TensorFile(file, hint="").metadata["iteration"])
     except (TableError, KeyError, ValueError):
         return None
 

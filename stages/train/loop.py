@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,12 +19,18 @@ from stowage.stages.runtime.observe.measure import Measurement, measure_iteratio
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import save_checkpoint
-from stowage.stages.train.checkpoint_files import Checkpoints
 from stowage.stages.train.restore import load_checkpoint
 
 Batches = Callable[[int], Any]
 Progress = Callable[[int], None]
+Share = Callable[[StepRecord], StepRecord]
+"""Returns the record of all processes that train together, from this one's."""
 Result = TypeVar("Result")
+
+
+def alone(record: StepRecord) -> StepRecord:
+    """Return a record as it is, for a process alone."""
+    return record
 
 
 @dataclass
@@ -67,6 +74,7 @@ def _loop(
     measure: Callable[[Any], Measurement],
     run: TrainingRun,
     after: Callable[[int], None],
+    share: Share,
 ) -> None:
     for iteration in range(start, steps):
         batch = batches(iteration)
@@ -84,31 +92,29 @@ def _loop(
         if scheduler is not None:
             scheduler.step()
         more = (allocator.requested_bytes, allocator.reserved_bytes, allocator.retries) if allocator else ()
-        run.records.append(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak, *more))
+        run.records.append(share(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak, *more)))
         after(iteration + 1)
 
 
 def train_planned(
     program: Program,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    contents: Contents,
     scheduler: Any,
     batches: Batches,
     *,
     steps: int,
     measure_every: int,
-    checkpoints: Checkpoints,
+    checkpoint: Path,
     checkpoint_every: int,
     run_name: str,
     progress: Progress,
+    share: Share = alone,
 ) -> TrainingRun:
-    """Train under the plan, from the checkpoint if there is one."""
-    contents = Contents(model, optimizer, program.offloading)
+    """Train what `contents` gives access to under the plan, from the checkpoint if there is one."""
+    model, optimizer = contents.model, contents.optimizer
     with program.around():
         program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
-        resumed = None
-        if checkpoints.latest is not None:
-            resumed = load_checkpoint(checkpoints.latest, run_name, contents, scheduler)
+    resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
     run = TrainingRun(records=list(resumed.records) if resumed else [])
     start = resumed.iteration if resumed else 0
     progress(start)
@@ -116,8 +122,7 @@ def train_planned(
     def after(done: int) -> None:
         progress(done)
         if done % checkpoint_every == 0 and done < steps:
-            with program.around():
-                save_checkpoint(checkpoints.next(), run_name, done, contents, scheduler, run.records)
+            save_checkpoint(checkpoint, run_name, done, contents, scheduler, run.records)
 
     traced = traced_iteration(start, steps, measure_every)
 
@@ -139,6 +144,7 @@ def train_planned(
         lambda batch: observed(lambda: measure_program(program, model, optimizer, batch)),
         run,
         after,
+        share,
     )
     return run
 
@@ -154,6 +160,7 @@ def train_eager(
     measure_every: int,
     progress: Progress,
     staging_bytes: int = 0,
+    share: Share = alone,
 ) -> TrainingRun:
     """Train with plain PyTorch: zero_grad, forward, backward, step; `staging_bytes` are in memory besides."""
 
@@ -173,5 +180,5 @@ def train_eager(
             parameter.grad = None
         return measure_iteration(iteration, model, optimizer, batch, [], staging_bytes)
 
-    _loop("eager", 0, steps, measure_every, batches, optimizer, scheduler, iteration, measure, run, progress)
+    _loop("eager", 0, steps, measure_every, batches, optimizer, scheduler, iteration, measure, run, progress, share)
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,20 +63,18 @@ class Rank:
                 f"Rank {other} has another {what} than rank 0: start all ranks in the same project."
             )
 
-    def all(self, own: Any) -> list[Any]:
-        """Return what all ranks give, in their order."""
-        return self.ranks.all(own) if self.ranks is not None else [own]
+    def share(self, record: StepRecord) -> StepRecord:
+        """Return the record of all ranks; see `joined`."""
+        return joined(self.ranks.all(record)) if self.ranks is not None else record
 
 
-def joined(of_ranks: Sequence[Sequence[StepRecord]]) -> list[StepRecord]:
-    """Return one record of each iteration: the mean loss of all ranks, and the largest of their peaks and times."""
-    return [_joined(records) for records in zip(*of_ranks, strict=True)]
-
-
-def _joined(records: Sequence[StepRecord]) -> StepRecord:
+def joined(records: Sequence[StepRecord]) -> StepRecord:
+    """Return one record of an iteration of all ranks: their mean loss, and the largest of their peaks and times."""
+    if len(records) == 1:
+        return records[0]
     return replace(
         records[0],
-        loss=math.fsum(r.loss for r in records) / len(records),
+        loss=sum(r.loss for r in records) / len(records),
         time_s=max(r.time_s for r in records),
         peak_bytes=max(r.peak_bytes for r in records),
         requested_bytes=max(r.requested_bytes for r in records),

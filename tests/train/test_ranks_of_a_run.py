@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from stowage.stages.ir.errors import ParameterError, StaleStep, StowageError
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.runtime.files.tensor_file import Entry, write_tensors
-from stowage.stages.train.checkpoint_files import Checkpoints, checkpoints_of
 from stowage.stages.train.comparison import require_near
 from stowage.stages.train.launch import is_rank, launch
 from stowage.stages.train.rank import Rank, joined
@@ -42,37 +39,8 @@ def test_ranks_deal_out_the_stream_and_draw_apart() -> None:
 
 
 def test_a_record_of_all_ranks_has_their_mean_loss_and_largest_peak() -> None:
-    (found,) = joined([records(1.0, peak=5), records(2.0, peak=3)])
+    found = joined([*records(1.0, peak=5), *records(2.0, peak=3)])
     assert (found.loss, found.peak_bytes, found.time_s) == (1.5, 5, 6.0)
-
-
-def checkpoint(path: Path, iteration: int) -> None:
-    tensor = torch.zeros(1)
-    write_tensors(path, [Entry("a", tensor, lambda use: use(tensor))], {"iteration": str(iteration)})
-
-
-def of_two_ranks(folder: Path, steps: int, iterations: list[set[int]]) -> list[Checkpoints]:
-    return [checkpoints_of(folder, "run", steps, rank, 2, lambda own: iterations) for rank in (0, 1)]
-
-
-def test_a_run_goes_on_where_all_ranks_have_a_checkpoint(tmp_path: Path) -> None:
-    for name, iteration in (("0of2-0", 6), ("0of2-1", 4), ("1of2-0", 2), ("1of2-1", 4)):  # rank 1 was killed before 6
-        checkpoint(tmp_path / f"run-rank{name}.safetensors", iteration)
-    first, second = of_two_ranks(tmp_path, 10, [{6, 4}, {2, 4}])
-    assert first.latest == tmp_path / "run-rank0of2-1.safetensors"
-    assert second.latest == tmp_path / "run-rank1of2-1.safetensors"
-    assert second.next() == tmp_path / "run-rank1of2-0.safetensors", "the one that all have stays"
-    assert second.next() == tmp_path / "run-rank1of2-1.safetensors"
-
-
-def test_without_a_common_checkpoint_a_run_begins_anew(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "run-rank0of2-0.safetensors", 2)
-    assert [found.latest for found in of_two_ranks(tmp_path, 10, [{2}, set()])] == [None, None]
-
-
-def test_a_process_alone_has_the_one_file_that_it_always_had(tmp_path: Path) -> None:
-    found = checkpoints_of(tmp_path, "run", 10, 0, 1, lambda own: [own])
-    assert [found.latest, found.next(), found.next()] == [tmp_path / "run.safetensors"] * 3
 
 
 @pytest.mark.parametrize(
