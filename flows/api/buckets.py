@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stowage.flows.planning.planned import Planned
+from stowage.stages.device.rates.collectives import CollectiveRates
 from stowage.stages.ir.errors import Infeasible
-from stowage.stages.runtime.sharding.ranks import Rates
 from stowage.stages.trace import MicroBatch
 
 LEAST_BYTES, MOST_BYTES = 64 << 10, 64 << 20
@@ -22,7 +22,7 @@ NEAR = 1.02
 """Factor of the lower bound within which no other size is tried."""
 
 
-def bucket_sizes(rates: Rates, ranks: int) -> list[int]:
+def bucket_sizes(rates: CollectiveRates, ranks: int) -> list[int]:
     """Return the sizes to try, the most promising first."""
     begun = rates.start_s * rates.bytes_per_s * ranks / (ranks - 1)
     sizes = (1 << max(int(begun * factor), 1).bit_length() for factor in FACTORS)

@@ -102,7 +102,9 @@ class Planner:
             rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
             known = self._buckets.get(micro_batch)
             sizes = [known] if known is not None else bucket_sizes(rates, self.ranks.count)
-            found, self._buckets[micro_batch] = self.ranks.from_first(lambda: plan_by_buckets(plan, micro_batch, sizes))
+            found, self._buckets[micro_batch] = self.ranks.from_first(
+                lambda: plan_by_buckets(plan, micro_batch, sizes), "the plan of rank 0"
+            )
         else:
             found = plan(micro_batch)
         self._kinds.add(micro_batch)
@@ -122,7 +124,12 @@ class Planner:
         if self.ranks is None:
             return found
         rates = self.ranks.rates(torch.device(device))
-        return replace(found, collective_bytes_per_s=rates.bytes_per_s, collective_s=rates.start_s)
+        return replace(
+            found,
+            collective_bytes_per_s=rates.bytes_per_s,
+            collective_s=rates.start_s,
+            collective_ranks=self.ranks.count,
+        )
 
     def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
         """Let a training step raise a budget that is a percentage.

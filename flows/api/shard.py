@@ -22,10 +22,12 @@ from stowage.flows.api.sharding.profile import profile_groups
 from stowage.flows.planning.effort import stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.parallel import GroupChoice, ParallelMachine, ParameterGroup
+from stowage.stages.optimizers import why_not_elementwise
 from stowage.stages.runtime.fsdp.apply import apply_choices
 from stowage.stages.runtime.fsdp.buffers import share_buffers
 from stowage.stages.runtime.fsdp.optimizer import check_states, give_shards
 from stowage.stages.runtime.fsdp.ranks import all_succeed, check_equal, fingerprint, from_first, same_weights
+from stowage.stages.runtime.fsdp.trainers import tell_transformers
 from stowage.stages.runtime.fsdp.untouched import untouched
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.workload.calls import Loss
@@ -84,7 +86,8 @@ def shard(
     names = {id(p): name for name, p in model.named_parameters()}
     _check(model, optimizer, names)
     ranks = _Ranks.of(model, group, mesh)
-    own = fingerprint(model, batch)
+    asked = {"device_budget": str(device_budget), "host_budget": str(host_budget), "prefetch": str(prefetch)}
+    own = {**fingerprint(model, batch), **asked}
     if ranks.group is not None:
         check_equal(own, ranks.group)
     stores = stores_folder(cache_dir)
@@ -121,14 +124,27 @@ def shard(
         all_succeed(work, ranks.group)
         if broadcast_buffers and ranks.group.size() > 1:
             share_buffers(model, ranks.group)
+        tell_transformers(model, ranks.group.size())
     return plan
 
 
 def _check(model: nn.Module, optimizer: torch.optim.Optimizer | None, names: dict[int, str]) -> None:
     if any(isinstance(m, FSDPModule) for m in model.modules()):
         raise ParameterError("The model is sharded already: call shard once, on the whole model.")
-    if optimizer is not None:
-        check_states(optimizer, names)
+    for name, parameter in model.named_parameters():
+        if not parameter.ndim:
+            raise ParameterError(
+                f"Parameter {name} is a single number without dimensions, which fully_shard cannot cut: give it the "
+                "shape (1,)."
+            )
+    if optimizer is None:
+        return
+    check_states(optimizer, names)
+    if reason := why_not_elementwise(optimizer):
+        raise ParameterError(
+            f"{type(optimizer).__name__} cannot update shards as it updates whole parameters: {reason}. Take one that "
+            "goes element by element, such as AdamW, SGD or Lion."
+        )
 
 
 @dataclass(frozen=True)

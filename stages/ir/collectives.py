@@ -11,10 +11,10 @@ rows of a parameter (its first dimension) are dealt out in equal parts, and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stowage.stages.ir.trace import Value
+from stowage.stages.ir.trace import Call, Value
 
 GATHER = "stowage.gather"
 SCATTER = "stowage.scatter"
@@ -94,3 +94,8 @@ def collective_signature(target: str, ranks: int, shards: Sequence[Value]) -> st
 def collective_ranks(signature: str) -> int:
     """Return the ranks that take part in the collective of a signature."""
     return int(signature.split("|")[1].split()[0])
+
+
+def ranks_of(calls: Iterable[Call]) -> int:
+    """Return the ranks that a step is for; 1 where it exchanges nothing."""
+    return next((collective_ranks(call.signature) for call in calls if call.target in COLLECTIVES), 1)

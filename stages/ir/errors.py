@@ -49,12 +49,12 @@ class NoRoomInLowerTier(StowageError):  # noqa: N818 - a result, as `Infeasible`
         self.needed_bytes = needed_bytes
 
 
-class RankError(StowageError):
-    """The ranks of a run do not agree on what they do, or one of them has stopped."""
-
-
 class OffloadedError(StowageError):
     """A model was called while its weights are offloaded."""
+
+
+class RankError(StowageError):
+    """Another rank has ended, hangs, or has failed, so that nothing can be exchanged any more."""
 
 
 class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a failure of the caller

@@ -8,6 +8,7 @@ is never stepped, and its class is never called.
 - `content.py`: every tensor and plain value that an object holds.
 - `single.py`: one step for one or some of the parameters.
 - `trial.py`: whether each tensor can be updated by itself.
+- `elementwise.py`: whether each element can be updated by itself.
 - `states.py`: the states that an optimizer keeps for each parameter.
 - `signature.py`: the properties of an optimizer that a plan depends on.
 - `known.py`: what was learnt about one optimizer, until its groups change.
@@ -16,6 +17,7 @@ is never stepped, and its class is never called.
 
 from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import tensors_in
+from stowage.stages.optimizers.elementwise import why_not_elementwise
 from stowage.stages.optimizers.known import KnownOptimizer
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
 from stowage.stages.optimizers.single import bare_step, step_alone, step_some
@@ -39,4 +41,5 @@ __all__ = [
     "step_some",
     "tensors_in",
     "twin_of",
+    "why_not_elementwise",
 ]

@@ -12,14 +12,15 @@ def collective_cost(call: Call, trace: TraceTables, target: DeviceDescription) -
     """Return what a gather or scatter costs.
 
     Raises:
-        PlanMismatchError: the device's description has no rate of collectives.
+        PlanMismatchError: the device's description has no rate of collectives among so many ranks.
     """
-    if not target.collective_bytes_per_s:
-        raise PlanMismatchError(
-            f"The step gathers weights from other ranks, and {target.name} has no rate for that: plan it with the "
-            "group of processes that will train it (`fit(..., group=...)`)."
-        )
     ranks = collective_ranks(call.signature)
+    if not target.collective_bytes_per_s or target.collective_ranks not in (0, ranks):
+        raise PlanMismatchError(
+            f"The step gathers weights among {ranks} ranks, and {target.name} has no rate for that: measure it "
+            f"(`python -m stowage.stages.device {target.type} --ranks {ranks}`), or plan with the group of processes "
+            "that will train it (`fit(..., group=...)`)."
+        )
     shards = call.reads if call.target == GATHER else call.returns
     nbytes = [trace.storages[trace.values[v].storage].nbytes for v in shards]
     moved = sum(nbytes) * (ranks - 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from stowage.stages.ir.collectives import ranks_of
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
@@ -105,7 +106,7 @@ def main() -> None:
         )
         for name in dict.fromkeys(b.variant for b in blocks)
     ]
-    target = read_record(DEVICE, DeviceDescription)
+    target = read_record(DEVICE, DeviceDescription).among(ranks_of(trace.calls))
     wanted = settings.solve
     lower_tier = configured_lower_tier(target, wanted)
     eager = eager_peak_bytes(trace, variants[0].nodes)

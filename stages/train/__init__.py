@@ -4,7 +4,11 @@
 - `loop`: the training loops.
 - `comparison`: compares losses and times.
 - `plan_files`: reads the plan.
+- `rank`: one of several processes that train together.
+- `launch`: starts them.
+- `checkpoint_files`: finds and names the checkpoints of a run.
 - `checkpoint`, `restore`: write a training state, and continue from one.
+- `whole`: reads whole parameters from the shards of all ranks.
 - `packing`: nested containers with tensors as JSON.
 - `identity`: finds the checkpoint of a run.
 - `results`: writes what training leaves.

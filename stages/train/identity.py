@@ -61,19 +61,3 @@ def _add(digest: Any, tensor: torch.Tensor) -> None:
     for piece in torch.split(flat, max(1, _PIECE // max(1, tensor.element_size()))):
         content: Any = piece.cpu().contiguous().view(torch.uint8).numpy()
         digest.update(content)
-
-
-def checkpoint_of(folder: Path, name: str, steps: int, iteration: int | None) -> Path:
-    """Return the path of the checkpoint of a run of so many steps.
-
-    A checkpoint that a longer run has left at a later iteration is of no use to it, and stays for that run.
-
-    Args:
-        folder: the folder of checkpoints.
-        name: the name of the run.
-        steps: the steps that it takes.
-        iteration: the iteration of the checkpoint under its name; None where there is none.
-    """
-    if iteration is not None and iteration > steps:
-        return folder / f"{name}-{steps}.safetensors"
-    return folder / f"{name}.safetensors"

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from stowage.stages.runtime.observe.measure import Measurement, measure_iteratio
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import save_checkpoint
+from stowage.stages.train.checkpoint_files import Checkpoints
 from stowage.stages.train.restore import load_checkpoint
 
 Batches = Callable[[int], Any]
@@ -97,15 +97,18 @@ def train_planned(
     *,
     steps: int,
     measure_every: int,
-    checkpoint: Path,
+    checkpoints: Checkpoints,
     checkpoint_every: int,
     run_name: str,
     progress: Progress,
 ) -> TrainingRun:
     """Train under the plan, from the checkpoint if there is one."""
-    program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
     contents = Contents(model, optimizer, program.offloading)
-    resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
+    with program.around():
+        program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
+        resumed = None
+        if checkpoints.latest is not None:
+            resumed = load_checkpoint(checkpoints.latest, run_name, contents, scheduler)
     run = TrainingRun(records=list(resumed.records) if resumed else [])
     start = resumed.iteration if resumed else 0
     progress(start)
@@ -113,7 +116,8 @@ def train_planned(
     def after(done: int) -> None:
         progress(done)
         if done % checkpoint_every == 0 and done < steps:
-            save_checkpoint(checkpoint, run_name, done, contents, scheduler, run.records)
+            with program.around():
+                save_checkpoint(checkpoints.next(), run_name, done, contents, scheduler, run.records)
 
     traced = traced_iteration(start, steps, measure_every)
 
@@ -149,8 +153,9 @@ def train_eager(
     steps: int,
     measure_every: int,
     progress: Progress,
+    staging_bytes: int = 0,
 ) -> TrainingRun:
-    """Train with plain PyTorch: zero_grad, forward, backward, step."""
+    """Train with plain PyTorch: zero_grad, forward, backward, step; `staging_bytes` are in memory besides."""
 
     def iteration(batch: Any) -> torch.Tensor:
         for parameter in model.parameters():
@@ -166,7 +171,7 @@ def train_eager(
     def measure(batch: Any) -> Measurement:
         for parameter in model.parameters():
             parameter.grad = None
-        return measure_iteration(iteration, model, optimizer, batch, [])
+        return measure_iteration(iteration, model, optimizer, batch, [], staging_bytes)
 
     _loop("eager", 0, steps, measure_every, batches, optimizer, scheduler, iteration, measure, run, progress)
     return run

@@ -17,12 +17,17 @@ from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.report import ReportTables, summary_table, write_report
 from stowage.stages.rewrite import Way
-from stowage.stages.runtime.files.tensor_file import write_tensors
+from stowage.stages.runtime.files.tensor_file import Entry, write_tensors
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import model_tensors
 from stowage.stages.train.plan_files import CODEGEN, SOLVE
 
 OUT = ARTIFACTS / "train"
+
+
+def final_state(contents: Contents) -> list[Entry]:
+    """Return what is written of the trained model."""
+    return contents.entries((k.removeprefix("model/"), v) for k, v in model_tensors(contents.model).items())
 
 
 def write(
@@ -39,8 +44,7 @@ def write(
     write_rows(OUT / "steps.parquet", StepRecord, records)
     write_rows(OUT / "memory.parquet", MemorySample, samples)
     write_atomically(OUT / "metrics.json", (json.dumps(metrics, indent=2) + "\n").encode())
-    tensors = [(k.removeprefix("model/"), v) for k, v in model_tensors(contents.model).items()]
-    write_tensors(OUT / "final.safetensors", contents.entries(tensors))
+    write_tensors(OUT / "final.safetensors", final_state(contents))
     paths = {
         "plan": str(SOLVE / "plan.parquet"),
         "step.py": str(CODEGEN / "step.py"),

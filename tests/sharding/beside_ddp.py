@@ -57,7 +57,14 @@ def llama_lora() -> Entry:
     return model.train(), sample_batch(base, 2, 12, 1), None
 
 
-MODELS = {**ZOO, "llama_lora": llama_lora}
+def llama_checkpointed() -> Entry:
+    """Blocks that run again in backward, with dropout."""
+    model, batch, loss = ZOO["llama"]()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model, batch, loss
+
+
+MODELS = {**ZOO, "llama_lora": llama_lora, "llama_checkpointed": llama_checkpointed}
 
 
 def state_of(name: str) -> Choose:

@@ -1,4 +1,4 @@
-"""Trains a recipe under a plan of several ranks, and the same recipe under DistributedDataParallel; compares the bits."""
+"""Trains a recipe under a plan of several ranks, and under DistributedDataParallel, and compares the bits."""
 
 from __future__ import annotations
 

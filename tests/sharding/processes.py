@@ -3,7 +3,7 @@
     losses = on_ranks(2, train, "gpt2")     # [train("gpt2") of rank 0, train("gpt2") of rank 1]
 
 The function and its arguments are pickled: it is one of a module, not of another function. Inside, `dist.get_rank()`
-tells the ranks apart. An error on any rank fails the test with that rank's traceback; `outcomes` returns errors instead.
+tells the ranks apart. An error on any rank fails the test with that rank's traceback; `outcomes` returns errors.
 """
 
 from __future__ import annotations

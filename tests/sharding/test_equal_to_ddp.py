@@ -24,7 +24,7 @@ AdamW update, whose rate is 0.01. Under DDP with sums in the same order they are
     "name",
     some(
         ["gpt2", "llama_lora", "t5", "resnet", "gpt2_bf16", "gpt2_frozen", "gpt2_untied", "tied", "transformer", "unet",
-         "batchnorm", "llama", "vit"],
+         "batchnorm", "llama", "llama_checkpointed", "vit"],
         keep=["gpt2", "llama_lora", "t5", "resnet"],
     ),
 )  # fmt: skip

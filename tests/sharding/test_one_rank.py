@@ -127,6 +127,31 @@ def test_states_that_cannot_be_cut_are_refused(fit_stores: Path) -> None:
         shard(entry[0], entry[1], optimizer, device_budget="1GiB", cache_dir=fit_stores)
 
 
+def test_optimizers_that_look_at_whole_tensors_are_refused(fit_stores: Path) -> None:
+    entry = ZOO["gpt2"]()
+    with pytest.raises(ParameterError, match=r"Adafactor cannot update shards .* 2 dimensions depends on all"):
+        shard(
+            entry[0],
+            entry[1],
+            torch.optim.Adafactor(entry[0].parameters()),
+            device_budget="1GiB",
+            cache_dir=fit_stores,
+        )
+
+
+def test_a_number_without_dimensions_is_refused(fit_stores: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return (x * self.scale).sum()
+
+    with pytest.raises(ParameterError, match="Parameter scale is a single number"):
+        shard(Scaled(), {"x": torch.ones(3)}, None, device_budget="1GiB", cache_dir=fit_stores)
+
+
 def test_parameters_of_another_model_are_refused(fit_stores: Path) -> None:
     entry = ZOO["gpt2"]()
     optimizer = torch.optim.SGD([*entry[0].parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)

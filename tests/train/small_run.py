@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.train.checkpoint_files import Checkpoints
 from stowage.stages.train.loop import TrainingRun, train_planned
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import prepare, program_of
@@ -86,7 +87,7 @@ class SmallRun:
                 batch_at,
                 steps=steps,
                 measure_every=0,
-                checkpoint=checkpoint,
+                checkpoints=Checkpoints([checkpoint], checkpoint),
                 checkpoint_every=every,
                 run_name=name,
                 progress=progress,

@@ -4,5 +4,6 @@
 - `optimizer.py`: gives an optimizer the shards in place of the whole parameters.
 - `ranks.py`: what ranks tell each other before they shard.
 - `buffers.py`: the first rank's buffers for all, as DDP has them.
+- `trainers.py`: tells libraries that wrap models that this one is sharded already.
 - `untouched.py`: leaves a model and an optimizer as they were if anything fails.
 """

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.clipping import scale_of
@@ -23,8 +22,8 @@ class ShardedIteration(SingleIteration):
         self._sharding = sharding
         self._gathers: dict[str, Gather] = {}
         self._scatters: dict[str, tuple[torch.Tensor, Collective]] = {}
-        for buffer in self.buffer.values():  # as DistributedDataParallel does before each forward
-            sharding.ranks.broadcast(buffer)
+        for name, buffer in self.buffer.items():  # as DistributedDataParallel does before each forward
+            sharding.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
 
     def gather(self, key: str, names: Sequence[str]) -> None:
         """Start the gather of some parameters."""
@@ -45,7 +44,7 @@ class ShardedIteration(SingleIteration):
             buffer[form.elements :].zero_()
             # Divided before it is added, as DistributedDataParallel does.
             torch.mul(gradient, 1.0 / ranks.count, out=buffer.as_strided(like.shape, like.stride()))
-            self._scatters[name] = buffer, ranks.reduce(buffer)
+            self._scatters[name] = buffer, ranks.reduce(buffer, f"the scatter of the gradient of '{name}'")
 
     def scattered(self, name: str) -> torch.Tensor:
         """Wait for a scatter, and return this rank's shard of the mean."""
@@ -62,7 +61,7 @@ class ShardedIteration(SingleIteration):
         with self._outside.again():
             own = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), 2.0)
             total = own.square()
-            dist.all_reduce(total, group=self._sharding.ranks.group)
+            self._sharding.ranks.add(total, "the global norm of the gradients")
             self.grad_norm = total.sqrt()
         return scale_of(self.grad_norm, max_norm)
 
