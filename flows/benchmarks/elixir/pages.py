@@ -135,8 +135,8 @@ FITS = Section(
     "Who fits",
     "Cells about which simulator and paper agree whether they fit into memory. Unlike the times, this was not judged "
     "on cells that were kept apart: the assumptions (95% of a device is usable, 1 GiB of it is the driver's, a process "
-    "takes 2 GB of the host) and the reading of the authors' settings were chosen knowing all of them. GPT2-20b under ZeRO-3 "
-    "offloaded on 400 GiB is a matter of 1%.",
+    "takes 2 GB of the host) and the reading of the authors' settings were chosen knowing all of them. GPT2-20b under "
+    "ZeRO-3 offloaded on 400 GiB is a matter of 1%.",
     ELIXIR,
     (text("engine", "engine"), Column("agree", "agree"), Column("cells", "cells")),
 )
