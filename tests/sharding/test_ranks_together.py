@@ -52,6 +52,10 @@ def test_ranks_begin_with_the_weights_of_the_first(found: Mapping[str, list[Any]
     assert found["other_weights"] == [[], []]
 
 
+def test_a_model_without_weights_gets_them_after_it_was_sharded(found: Mapping[str, list[Any]]) -> None:
+    assert found["late_weights"] == [True, True]
+
+
 def test_the_global_norm_is_that_of_ddp_up_to_the_order_of_its_sum(found: Mapping[str, list[Any]]) -> None:
     for plain, sharded in found["clipping"]:
         assert sharded == pytest.approx(plain, rel=1e-6)

@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from stowage import shard
@@ -120,6 +125,20 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
     return content(model, torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
 
 
+def late_weights(stores: Path) -> Any:
+    """A model on the meta device is sharded before it has weights."""
+    plain, batch, _ = ZOO["gpt2"]()
+    with torch.device("meta"):
+        model = type(plain)(plain.config).train()
+    optimizer = adamw(model)
+    shard(model, batch, optimizer, device_budget="1GiB", choices=state_of("mixed"), cache_dir=stores)
+    model.to_empty(device="cpu")
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, plain.state_dict(), options=options)
+    expected = train(DistributedDataParallel(plain), adamw(plain), batch, None)
+    return train(model, optimizer, batch, None) == expected
+
+
 def clipping(stores: Path) -> Any:
     """Returns the norm of DDP and the sharded one, of the same gradients."""
     norms = []
@@ -182,7 +201,7 @@ def saving(stores: Path) -> Any:
 
 
 CASES: tuple[Case, ...] = (
-    budgets, another_batch, another_budget, one_fails, other_weights, clipping, accumulating, saving
+    budgets, another_batch, another_budget, one_fails, other_weights, late_weights, clipping, accumulating, saving
 )  # fmt: skip
 
 
