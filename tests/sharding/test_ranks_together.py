@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import some
 from tests.sharding.ranks import run_on_ranks
 
 
@@ -52,6 +53,10 @@ def test_ranks_begin_with_the_weights_of_the_first(found: Mapping[str, list[Any]
     assert found["other_weights"] == [[], []]
 
 
+def test_a_model_without_weights_gets_them_after_it_was_sharded(found: Mapping[str, list[Any]]) -> None:
+    assert found["late_weights"] == [True, True]
+
+
 def test_the_global_norm_is_that_of_ddp_up_to_the_order_of_its_sum(found: Mapping[str, list[Any]]) -> None:
     for plain, sharded in found["clipping"]:
         assert sharded == pytest.approx(plain, rel=1e-6)
@@ -61,6 +66,15 @@ def test_micro_batches_that_are_reduced_together_are_those_of_ddp(found: Mapping
     for result in found["accumulating"]:
         assert result["together"] == []
         assert result["each"] < 1e-4  # a hundredth of an update, whose rate is 0.01
+
+
+@pytest.mark.parametrize("ranks", some([2, 4], keep=[]))
+def test_gradients_are_those_of_the_same_collective(ranks: int, fit_stores: Path) -> None:
+    """Four ranks add in another order than DDP does: by at most three roundings of a float32, 2^-24 each, of sums whose
+    parts may be larger than they are."""
+    for result in run_on_ranks("tests.sharding.together", str(fit_stores), "collective", ranks=ranks):
+        assert result["found"]["wrong"] == []
+        assert result["found"]["largest"] <= (0.0 if ranks == 2 else 3 * 2.0**-24 * ranks)
 
 
 def test_a_checkpoint_in_one_state_goes_on_in_another(found: Mapping[str, list[Any]]) -> None:

@@ -1,12 +1,12 @@
 """What ranks do together beside training: choose within budgets, refuse, fail, clip and save.
 
-`python -m tests.sharding.together STORES` on each rank.
+`python -m tests.sharding.together STORES [CASE…]` on each rank.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from stowage import shard
@@ -120,6 +126,20 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
     return content(model, torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
 
 
+def late_weights(stores: Path) -> Any:
+    """A model on the meta device is sharded before it has weights."""
+    plain, batch, _ = ZOO["gpt2"]()
+    with torch.device("meta"):
+        model = type(plain)(plain.config).train()
+    optimizer = adamw(model)
+    shard(model, batch, optimizer, device_budget="1GiB", choices=state_of("mixed"), cache_dir=stores)
+    model.to_empty(device="cpu")
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, plain.state_dict(), options=options)
+    expected = train(DistributedDataParallel(plain), adamw(plain), batch, None)
+    return train(model, optimizer, batch, None) == expected
+
+
 def clipping(stores: Path) -> Any:
     """Returns the norm of DDP and the sharded one, of the same gradients."""
     norms = []
@@ -181,17 +201,56 @@ def saving(stores: Path) -> Any:
     return train(model, optimizer, batch, None, 3) == expected
 
 
+def collective(stores: Path) -> Any:
+    """Gradients of one backward: against a reduction in plain PyTorch with the same layout, and against DDP."""
+    ranks = dist.get_world_size()
+    plain, batch, _ = ZOO["gpt2"]()
+    for_ddp, _, _ = ZOO["gpt2"]()
+    model, _, _ = ZOO["gpt2"]()
+    shard(model, batch, adamw(model), device_budget="1GiB", choices=state_of("device, reshard"), cache_dir=stores)
+    ddp = DistributedDataParallel(for_ddp)
+    for called in (plain, ddp, model):
+        torch.manual_seed(dist.get_rank())
+        called(**varied(batch, dist.get_rank())).loss.backward()
+    whole = {name: p.grad for name, p in plain.named_parameters()}
+    wrong, largest = [], 0.0
+    for module in model.modules():
+        group: Any = fully_shard.state(module)._fsdp_param_group if isinstance(module, FSDPModule) else None
+        if group is None:
+            continue
+        padded = []
+        for held in group.fsdp_params:
+            gradient: Any = whole[held._param_fqn]
+            rows = -(-gradient.shape[0] // ranks) * ranks
+            padded.append(torch.cat([gradient, gradient.new_zeros(rows - len(gradient), *gradient.shape[1:])]))
+        given = torch.cat([p.view(ranks, -1) for p in padded], dim=1).flatten()
+        expected = torch.empty(given.numel() // ranks)
+        dist.reduce_scatter_tensor(expected, given, op=dist.ReduceOp.AVG)
+        start = 0
+        for held, gradient in zip(group.fsdp_params, padded, strict=True):
+            found = held.sharded_param.grad.to_local().flatten()
+            if not torch.equal(found, expected[start : start + found.numel()]):
+                wrong.append(held._param_fqn)
+            start += gradient.numel() // ranks
+    for name, parameter in model.named_parameters():
+        theirs: Any = for_ddp.get_parameter(name).grad
+        ours: Any = parameter.grad
+        scale = float(theirs.abs().max())
+        largest = max(largest, float((ours.full_tensor() - theirs).abs().max()) / scale)
+    return {"wrong": wrong, "largest": largest}
+
+
 CASES: tuple[Case, ...] = (
-    budgets, another_batch, another_budget, one_fails, other_weights, clipping, accumulating, saving
+    budgets, another_batch, another_budget, one_fails, other_weights, late_weights, clipping, accumulating, saving
 )  # fmt: skip
 
 
-def main(stores: Path) -> None:
+def main(stores: Path, names: Sequence[str]) -> None:
     dist.init_process_group("gloo")
-    for case in CASES:
+    for case in [c for c in (*CASES, collective) if c.__name__ in names] or CASES:
         say({"rank": dist.get_rank(), "case": case.__name__, "found": case(stores)})
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

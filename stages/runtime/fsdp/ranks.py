@@ -13,6 +13,9 @@ from torch import nn
 from stowage.stages.ir.errors import ParameterError, StowageError
 from stowage.stages.structure import leaves
 
+PIECE = 1 << 20
+"""Elements that are looked at together, so that comparing weights takes little memory."""
+
 
 def fingerprint(model: nn.Module, batch: Any) -> dict[str, str]:
     """Return what must be equal on all ranks, by a name for people."""
@@ -98,5 +101,10 @@ def _digest_of(tensor: torch.Tensor) -> tuple[int, int]:
     if content.is_complex():
         content = torch.view_as_real(content).reshape(-1)
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[content.element_size()]
-    bits = content.view(kind).to(torch.int64)
-    return int(bits.sum()), int((bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum())
+    plain = weighted = 0
+    for start in range(0, content.numel(), PIECE):
+        bits = content[start : start + PIECE].view(kind).to(torch.int64)
+        places = torch.arange(start + 1, start + 1 + bits.numel(), device=bits.device)
+        plain += int(bits.sum())
+        weighted += int((bits * places).sum())
+    return plain, weighted
