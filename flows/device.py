@@ -3,6 +3,7 @@
 python -m stowage.flows.device
 python -m stowage.flows.device cuda
 python -m stowage.flows.device --again
+python -m stowage.flows.device --ranks 2      for `trace.ranks: 2`: what the ranks send each other is timed too
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class DeviceKind(StrEnum):
 
 def main(
     kind: Annotated[DeviceKind, typer.Argument(help="Which of this machine's devices.")] = DeviceKind.CPU,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that will train together.")] = 1,
     again: Annotated[bool, typer.Option("--again", help="Measure again what is the target already.")] = False,
 ) -> None:
     """Measure this machine, and write artifacts/device.json, for which plans are made."""
@@ -35,7 +37,8 @@ def main(
         root = find_root()
         if again:
             (root / DEVICE).unlink(missing_ok=True)
-        code, said = run_quietly(python_command("stowage.stages.device", kind.value), root)
+        among = ["--ranks", str(ranks)] if ranks > 1 else []
+        code, said = run_quietly(python_command("stowage.stages.device", kind.value, *among), root)
         if code != 0:
             raise StowageError((said.splitlines() or ["it cannot be measured"])[-1].removeprefix("error: "))
         typer.echo(said.strip())

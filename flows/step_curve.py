@@ -48,7 +48,7 @@ def curve_of_project(
         StowageError: a parameter is wrong, or no budget has a plan.
     """
     # Imports torch and transformers, which take seconds.
-    from stowage.flows.api.curve import Subject, card_of, dtype_of
+    from stowage.flows.api.curve import Subject, card_of, dtype_of, effort_for
     from stowage.flows.planning.configured import effort_of, step_of
     from stowage.flows.planning.job import Planning
     from stowage.stages.solve import lower_tier_of
@@ -68,13 +68,19 @@ def curve_of_project(
         lower_tier = configured_lower_tier(target, wanted)
     how = Planning(
         stores=root / STORE,
-        effort=effort,
+        effort=effort_for(effort, card),
         costs="roofline" if card is not None else settings.profile.costs,
         target=target,
         method=wanted.method,
     )
     subject = Subject(step, how)
-    found = subject.curve(step.batch, budgets, lower_tier, card)
+    found = subject.curve(
+        step.batch,
+        budgets,
+        lower_tier,
+        card,
+        answered=lambda answer: typer.echo(f"{answer.line}\nplanning the curve…", err=True),
+    )
     for notice in how.notices:
         typer.echo(notice, err=True)
     return found

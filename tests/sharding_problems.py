@@ -21,7 +21,8 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
     with_root, in_pairs = draw(st.booleans()), draw(st.booleans())
     found = []
     for i in range(count):
-        elements = 1000 * draw(st.integers(1, 9))
+        saved = draw(BYTES)
+        elements = draw(st.integers(1, 9000))
         found.append(
             ParameterGroup(
                 group=i,
@@ -34,10 +35,12 @@ def groups(draw: st.DrawFn, most: int = 4) -> tuple[ParameterGroup, ...]:
                 state_bytes=8,
                 forward_s=1e-3 * draw(MILLISECONDS),
                 backward_s=2e-3 * draw(MILLISECONDS),
-                saved_bytes=draw(BYTES),
+                saved_bytes=saved,
                 forward_peak_bytes=draw(BYTES),
                 backward_peak_bytes=draw(BYTES),
                 segment=i // 2 if in_pairs else -1,
+                backward_with_gradients_bytes=draw(BYTES),
+                first_saved_bytes=draw(st.integers(0, saved)) if with_root and i == 0 else 0,
             )
         )
     return tuple(found)
@@ -74,6 +77,8 @@ def problems(draw: st.DrawFn, most: int = 4) -> ShardingProblem:
         micro_batches=draw(st.sampled_from([1, 3])),
         ahead=draw(st.integers(0, 2)),
         fixed_bytes=draw(BYTES),
+        copies=draw(st.booleans()),
+        host_is_device=draw(st.booleans()),
     )
 
 

@@ -15,6 +15,7 @@ from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.single import SingleDevice
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.structure.tree import ModuleTree
 from stowage.stages.trace import Outside
@@ -70,6 +71,10 @@ class Binding:
     def take_over(self, other: Binding) -> None:
         """Take over what another binding of the same model has offloaded."""
         self._executor.take_over(other._executor)
+
+    def contents(self) -> Contents:
+        """Return access to parameters, buffers and optimizer states, wherever they are."""
+        return self._executor.contents()
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let modules be called whose weights may be offloaded: a trace reads no contents."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import POINTS, CurvePlanner
-from stowage.flows.planning.curve_card import Growth, answer_of, host_as_lower_tier
-from stowage.flows.planning.curve_result import Curve
+from stowage.flows.planning.curve_card import SEARCHES, Growth, answer_of, host_as_lower_tier
+from stowage.flows.planning.curve_result import CardAnswer, Curve
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.true_kernels import with_true_kernels
@@ -108,7 +109,7 @@ def curve(
     )
     how = Planning(
         stores=stores,
-        effort=QUICK if quick else Effort(),
+        effort=effort_for(QUICK if quick else Effort(), card),
         costs="roofline" if card is not None else costs,
         target=target,
         method=method,
@@ -140,6 +141,7 @@ class Subject:
         lower_tier: LowerTier | None,
         card: Card | None = None,
         said: Callable[[CurvePoint], None] = lambda point: None,
+        answered: Callable[[CardAnswer], None] = lambda answer: None,
     ) -> Curve:
         """Plan the curve of the step on a batch.
 
@@ -149,19 +151,23 @@ class Subject:
             said: see `curve`.
             lower_tier: the lower tier, if plans may use one.
             card: the target's description, if it is not here.
+            answered: called with the answer for that card, before the curve is planned; plans for other budgets may
+                make a faster one known.
         """
         costed = self.costed(batch)
-        planner, target = self.planner(costed, lower_tier), costed.target
         if card is None:
-            return planner.curve(budgets, said)
-        answer, chosen = answer_of(
-            card,
-            dtype_of(self.step.model),
-            self.planner(costed, None),
-            lambda: self.planner(costed, lower_tier or host_as_lower_tier(target)),
-            self.growth(batch),
-        )
-        return (chosen if lower_tier is None else planner).curve(budgets, said, answer)
+            return self.planner(costed, lower_tier).curve(budgets, said)
+        in_card = self.planner(costed, None)
+        with_ram = cache(lambda: self.planner(costed, lower_tier or host_as_lower_tier(costed.target)))
+        dtype, growth = dtype_of(self.step.model), self.growth(batch)
+
+        def answer() -> tuple[CardAnswer, CurvePlanner]:
+            return answer_of(card, dtype, in_card, with_ram, growth)
+
+        first, chosen = answer()
+        answered(first)
+        planner = chosen if lower_tier is None else with_ram()
+        return planner.curve(budgets, said, lambda: answer()[0], first.budget_bytes)
 
     def costed(self, batch: Any) -> Costed:
         """Trace, profile and cut the step on a batch."""
@@ -200,6 +206,11 @@ def card_of(device: str | Path) -> Card:
     if not isinstance(device, str):
         raise ParameterError(f"device is {device!r}: name a card such as 'rtx-4090', or a JSON file.")
     return card_named(device)
+
+
+def effort_for(effort: Effort, card: Card | None) -> Effort:
+    """Return the effort of planning, which is less for a card that is only described."""
+    return effort if card is None else replace(effort, o_ilp_searches=SEARCHES)
 
 
 def dtype_of(model: nn.Module) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from stowage.flows.api.buckets import bucket_sizes, plan_by_buckets
 from stowage.flows.api.budget import RunBudget
 from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
@@ -60,6 +61,7 @@ class Planner:
         self._store = CostStore(self.stores / "costs")
         self._similar = Similar()
         self._kinds: set[MicroBatch] = set()
+        self._buckets: dict[MicroBatch, int] = {}
 
     def training_step(
         self,
@@ -87,7 +89,7 @@ class Planner:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
         """
 
-        def plan() -> Planned:
+        def plan(micro_batch: MicroBatch) -> Planned:
             planned = None
             if micro_batch in self._kinds:
                 planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
@@ -97,12 +99,21 @@ class Planner:
             return planned
 
         if self.ranks is not None:
-            self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
-            found = self.ranks.from_first(plan)
+            rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
+            known = self._buckets.get(micro_batch)
+            sizes = [known] if known is not None else bucket_sizes(rates, self.ranks.count)
+            found, self._buckets[micro_batch] = self.ranks.from_first(
+                lambda: plan_by_buckets(plan, micro_batch, sizes), "the plan of rank 0"
+            )
         else:
-            found = plan()
+            found = plan(micro_batch)
         self._kinds.add(micro_batch)
         return found
+
+    def in_buckets(self, micro_batch: MicroBatch) -> MicroBatch:
+        """Return a micro-batch with the size of buckets that was chosen for it."""
+        size = self._buckets.get(micro_batch)
+        return micro_batch if size is None else replace(micro_batch, bucket_bytes=size)
 
     def _device_type(self) -> str:
         return next((p.device.type for p in self.model.parameters()), "cpu")
@@ -113,7 +124,12 @@ class Planner:
         if self.ranks is None:
             return found
         rates = self.ranks.rates(torch.device(device))
-        return replace(found, collective_bytes_per_s=rates.bytes_per_s, collective_s=rates.start_s)
+        return replace(
+            found,
+            collective_bytes_per_s=rates.bytes_per_s,
+            collective_s=rates.start_s,
+            collective_ranks=self.ranks.count,
+        )
 
     def count(self, recorded: Recorded, micro_batch: MicroBatch) -> None:
         """Let a training step raise a budget that is a percentage.

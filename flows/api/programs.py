@@ -247,7 +247,7 @@ class Programs:
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
         self._recording.untold_s = 0.0
         # The groups are read now: planning has learnt which of their entries the optimizer changes itself.
-        return KnownSteps(self._groups(), key, micro_batch, planned, program)
+        return KnownSteps(self._groups(), key, self._planner.in_buckets(micro_batch), planned, program)
 
     def _groups(self) -> OptimizerSignature | None:
         """Return what plans depend on of the optimizer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
-from stowage.stages.runtime.files.tensor_file import write_tensors
 from stowage.stages.runtime.files.torch_file import write_torch
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import MODEL
@@ -33,7 +33,7 @@ def save_model(path: Path, contents: Contents) -> None:
     """
     distinct = _distinct(contents.model)
     metadata = {"format": "pt"} | {n: first for first, (_, names) in distinct.items() for n in names[1:]}
-    write_tensors(path, contents.entries((name, tensor) for name, (tensor, _) in distinct.items()), metadata)
+    contents.write(path, contents.entries((name, tensor) for name, (tensor, _) in distinct.items()), metadata)
 
 
 def load_model(path: Path, contents: Contents) -> None:
@@ -44,7 +44,12 @@ def load_model(path: Path, contents: Contents) -> None:
         TableError: it is damaged, or holds something else.
         PlanMismatchError: it lacks a tensor, or has one of another shape or dtype.
     """
-    file = open_file(path, MODEL)
+    contents.together(contents.together(lambda: _checked(path, contents)))
+
+
+def _checked(path: Path, contents: Contents) -> Callable[[], None]:
+    """Check that a file has the model's tensors, and return what loads them."""
+    file = open_file(path, MODEL, contents)
     keys: list[tuple[torch.Tensor, str]] = []
     for name, (tensor, names) in _distinct(contents.model).items():
         key = next((n for n in names if n in file.forms), None)
@@ -57,8 +62,12 @@ def load_model(path: Path, contents: Contents) -> None:
                 f"{tuple(tensor.shape)}: it is of another model."
             )
         keys.append((tensor, key))
-    for tensor, key in keys:
-        contents.replace(tensor, file, key)
+
+    def load() -> None:
+        for tensor, key in keys:
+            contents.replace(tensor, file, key)
+
+    return load
 
 
 def save_pretrained(folder: Path, contents: Contents) -> None:
@@ -81,13 +90,19 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
                 contents.lend(tensor, keep)
             else:
                 state[name] = tensor.detach()
-        model.save_pretrained(folder, state_dict=state)
+        if contents.writes:
+            model.save_pretrained(folder, state_dict=state)
         return
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise ParameterError(f"{type(model).__name__} has no save_pretrained: use save_model.")
-    model.config.save_pretrained(folder)
-    if getattr(model, "can_generate", bool)() and model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+
+    def configure() -> None:
+        if contents.writes:
+            model.config.save_pretrained(folder)
+        if contents.writes and getattr(model, "can_generate", bool)() and model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+
+    contents.together(configure)
     save_model(folder / "model.safetensors", contents)
 
 

@@ -33,7 +33,11 @@ class Storing(ABC):
         return next((p.device for p in self.model.parameters()), None)
 
     def save(self, path: str | Path, scheduler: Any = None) -> None:
-        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state."""
+        """Write a checkpoint: parameters, buffers, optimizer states, the schedule if given, the random state.
+
+        One process writes a file. Of several ranks, which all call this, each writes what it has into a folder; `load`
+        reads either, on any number of ranks.
+        """
         with current(self._device()):
             checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
 

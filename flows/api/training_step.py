@@ -210,8 +210,10 @@ class TrainingStep(Storing):
     def contents(self) -> Contents:
         """Return access to the tensors wherever they are, one at a time, after placing them as the plan has them."""
         if self.programs.latest:
-            self.programs.latest.program.enter()
-        return Contents(self.model, self.optimizer, self.programs.offloading)
+            program = self.programs.latest.program
+            with program.around():
+                program.enter()
+        return self.programs.binding.contents()
 
     def __call__(self, batch: Any, *, update: bool = True) -> torch.Tensor:
         """Run one iteration: forward, backward, update; return the loss.

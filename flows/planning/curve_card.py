@@ -10,12 +10,20 @@ from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.curve_result import CardAnswer, Verdict
 from stowage.stages.device.cards import Card
 from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.defaults import O_ILP_SEARCHES
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, StowageError
 from stowage.stages.report.units import GIB, size
 from stowage.stages.solve import LowerTier, lower_tier_of
 
 UNSURE = 0.10
 """The uncertainty of activations' bytes, as a fraction: the card may have other operators than the CPU."""
+
+SEARCHES = 1
+"""Searches with O-ILP for one plan on a card that is only described: an estimate need not take minutes a budget."""
+
+_SEARCHES = (
+    f"plans with RAM are of {SEARCHES} search with O-ILP; `fit` makes up to {O_ILP_SEARCHES}, and may find faster ones"
+)
 
 LARGEST = 4096
 """The largest batch, in samples, that an answer names."""
@@ -56,6 +64,8 @@ def answer_of(
 ) -> tuple[CardAnswer, CurvePlanner]:
     """Answer whether the step fits, and return the planner whose curve says more.
 
+    Asked again after that curve was planned, it costs nothing and names the fastest of all plans that were found.
+
     Args:
         card: the card as it is described.
         dtype: type of the matrix products.
@@ -68,12 +78,12 @@ def answer_of(
     chosen, line = planner, "fits plainly"
     if planner.costed.eager_peak_bytes + planner.reserve(room) > room:
         try:
-            summary = planner.solve(room).summary
+            summary = planner.fastest(room).summary
             verdict, line = "planned", f"fits at {_slower(summary.step_time_s, planner)}"
         except Infeasible as failure:
             chosen = with_ram()
             try:
-                summary = chosen.solve(room).summary
+                summary = chosen.fastest(room).summary
                 verdict = "with_ram"
                 line = (
                     f"needs {_size(summary.lower_tier_bytes)} of RAM (pinned), and then fits at "
@@ -95,7 +105,10 @@ def answer_of(
         line=f"{line} ({card.name}, {_size(room)} of it usable; an estimate)",
         budget_bytes=room,
         batch_sizes=_batch_sizes(growth, planner, room),
-        assumptions=tuple(card.assumptions(dtype)),
+        assumptions=(
+            *card.assumptions(dtype),
+            *([_SEARCHES] if chosen.how.lower_tier and chosen.how.effort.o_ilp_searches < O_ILP_SEARCHES else []),
+        ),
     )
     return answer, chosen
 

@@ -49,8 +49,10 @@ class Curve:
         model: what is trained, for people.
         device: name of the device that the costs are from.
         plain_peak_bytes: predicted peak of plain PyTorch, whose gradients wait for the updates.
-        keep_all_peak_bytes, keep_all_time_s: of the iteration without recomputation, under a plan.
-        smallest_bytes: the least budget for which there is a plan.
+        keep_all_bytes: the budget within which an iteration without recomputation fits, under a plan.
+        keep_all_peak_bytes, keep_all_time_s: its peak, and its time.
+        smallest_bytes: the least budget for which there is a plan. A budget of a GPU has more than the tensors of a
+            plan: its allocator needs some too.
         estimated: costs are estimates from the device's rates, not measurements.
         points: by budget, the largest first.
         answer: whether the step fits, on a card that is only described.
@@ -59,6 +61,7 @@ class Curve:
     model: str
     device: str
     plain_peak_bytes: int
+    keep_all_bytes: int
     keep_all_peak_bytes: int
     keep_all_time_s: float
     smallest_bytes: int
@@ -98,7 +101,9 @@ class Curve:
         table, picture = Path(folder) / "curve.parquet", Path(folder) / "curve.png"
         write_rows(table, CurvePoint, self.points)
         budget = self.answer.budget_bytes if self.answer is not None else 0
-        _, png = render(lambda: tradeoff_figure(self.points, self.plain_peak_bytes, budget, "the card"))
+        # Plain PyTorch leaves as much to the allocator as a plan does, and the axis is of budgets.
+        plain = self.plain_peak_bytes + self.keep_all_bytes - self.keep_all_peak_bytes
+        _, png = render(lambda: tradeoff_figure(self.points, plain, budget, "the card"))
         write_atomically(picture, png)
         return [table, picture]
 
@@ -110,11 +115,11 @@ def curve_text(curve: Curve) -> str:
     """Write the curve as a table with a bar for each slowdown; for a card, the answer comes first."""
     frame = curve.frame()
     slowest = frame.filter("feasible")["slowdown"].max() or 0.0
-    columns = {"budget": size, "of plain": percent, "peak": size, "step": seconds, "slower": _signed}
+    columns = {"budget": size, "peak": size, "of plain": percent, "step": seconds, "slower": _signed}
     shown = frame.with_columns(
         pl.col("budget_bytes").alias("budget"),
-        (pl.col("budget_bytes") / curve.plain_peak_bytes).alias("of plain"),
         pl.col("peak_bytes").alias("peak"),
+        (pl.col("peak_bytes") / curve.plain_peak_bytes).alias("of plain"),
         pl.col("step_time_s").alias("step"),
         pl.col("slowdown").alias("slower"),
         (pl.col("offload_bytes") + pl.col("reload_bytes")).alias("moved"),
@@ -128,9 +133,12 @@ def curve_text(curve: Curve) -> str:
     for row in shown.iter_rows(named=True):
         if row["feasible"]:
             cells = [write(row[name]) for name, write in columns.items()]
-            rows.append([*cells, row["method"], "▇" * int(row["bar"])])
+            how = row["method"]
+            if row["planned_within_bytes"] < row["budget_bytes"]:
+                how += f" (as within {size(row['planned_within_bytes'])})"
+            rows.append([*cells, how, "▇" * int(row["bar"])])
         else:
-            cells = [size(row["budget"]), percent(row["of plain"]), *[""] * (len(columns) - 2)]
+            cells = [size(row["budget"]), *[""] * (len(columns) - 1)]
             rows.append([*cells, f"none: {size(row['smallest_feasible_bytes'])} is the least", ""])
     widths = [max(len(line[k]) for line in [heads, *rows]) for k in range(len(heads))]
 
@@ -144,14 +152,27 @@ def curve_text(curve: Curve) -> str:
     lines = [
         *([answer.line, answer.batch_sizes, ""] if answer is not None else []),
         f"{curve.model} on {curve.device}, costs {costs}",
-        f"plain PyTorch {size(curve.plain_peak_bytes)}; everything kept {size(curve.keep_all_peak_bytes)}, "
-        f"{seconds(curve.keep_all_time_s)} a step; least {size(curve.smallest_bytes)}",
+        *_summary(curve),
         "",
         aligned(heads),
         *(aligned(row) for row in rows),
         *(["", "The estimate assumes:", *(f"- {line}" for line in answer.assumptions)] if answer is not None else []),
     ]
     return "\n".join(lines)
+
+
+def _summary(curve: Curve) -> list[str]:
+    """Write the ends of the curve; budgets and peaks apart where a reserve makes them differ."""
+    plain = f"plain PyTorch {size(curve.plain_peak_bytes)}"
+    time_s = f"{seconds(curve.keep_all_time_s)} a step"
+    reserve_bytes = curve.keep_all_bytes - curve.keep_all_peak_bytes
+    if not reserve_bytes:
+        return [f"{plain}; everything kept {size(curve.keep_all_bytes)}, {time_s}; least {size(curve.smallest_bytes)}"]
+    return [
+        f"{plain}; everything kept {size(curve.keep_all_peak_bytes)}, {time_s}",
+        f"a budget leaves some memory to the device's allocator: everything is kept within "
+        f"{size(curve.keep_all_bytes)} ({size(reserve_bytes)} of it left); least {size(curve.smallest_bytes)}",
+    ]
 
 
 def _signed(fraction: float) -> str:

@@ -15,6 +15,7 @@ from stowage.stages.ir.defaults import (
     MEMORY_SLOTS,
     MIN_SAMPLES,
     O_ILP_GAP,
+    O_ILP_SEARCHES,
     O_ILP_SECONDS,
     SECONDS_PER_CALL,
     SOLVE_SECONDS,
@@ -35,6 +36,7 @@ class Effort:
         grid: budgets per distinct block.
         solver: limits of one solve for a block.
         o_ilp: limits of one solve of O-ILP, which decides what is offloaded.
+        o_ilp_searches: see `PlanRequest`.
         slots: memory slots of RK-Rotor.
     """
 
@@ -43,6 +45,7 @@ class Effort:
     grid: GridSize = field(default_factory=GridSize)
     solver: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=SOLVE_SECONDS))
     o_ilp: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
+    o_ilp_searches: int = O_ILP_SEARCHES
     slots: int = MEMORY_SLOTS
 
 

@@ -100,6 +100,7 @@ class Planning(Costing):
             device_fingerprint=target.fingerprint,
             options_limits=self.effort.solver,
             o_ilp_limits=self.effort.o_ilp,
+            o_ilp_searches=self.effort.o_ilp_searches,
             lower_tier=self.lower_tier,
             offloaded_at_rest=self.offloaded_at_rest,
         )

@@ -28,5 +28,7 @@ def judge(problem: ShardingProblem, choices: Sequence[GroupChoice]) -> Judged:
         micro_batches=problem.micro_batches,
         ahead=problem.ahead,
         fixed_bytes=problem.fixed_bytes,
+        copies=problem.copies,
+        host_is_device=problem.host_is_device,
     )
     return Judged(outcome.time_s, outcome.device_bytes, outcome.host_bytes)

@@ -82,7 +82,7 @@ def solve_costed(
         budget_bytes: the device budget.
         how: with which method and effort.
         said: see `plan_costed`.
-        known: what plans of the same step, method and effort within other budgets have found.
+        known: what plans of the same step, options and method within other budgets have found.
 
     Returns:
         The plan, and the options that it was chosen from; none where it was in the store.
@@ -96,7 +96,7 @@ def solve_costed(
     budget = reserve.usable_bytes
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
-    limits = effort.grid, effort.solver, effort.o_ilp, effort.slots
+    limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
     key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest))
     room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)

@@ -6,7 +6,7 @@ import textwrap
 
 from stowage.stages.codegen.names import NOTHING, Identifiers
 from stowage.stages.ir.arguments import render_arguments
-from stowage.stages.ir.collectives import COLLECTIVES, GATHER
+from stowage.stages.ir.collectives import COLLECTIVES, GATHER, scattered
 from stowage.stages.ir.operators import OPAQUE
 from stowage.stages.ir.source import quoted, role_of
 from stowage.stages.ir.trace import Call, TraceTables
@@ -65,18 +65,16 @@ class Calls:
             return
         for read in call.reads:
             self._names.ensure(read)
-        self._names.lines.append(f"run.scatter({quoted(call.module)}, {self._names.name(call.reads[0])}){note}")
+        gradients = scattered(call.arguments)
+        names = [f"    {quoted(name)}: {self._names.name(value)}," for name, value in gradients.items()]
+        self._names.lines += ["gradients = {", *names, "}", f"run.scatter(gradients){note}", "del gradients"]
 
     def end(self, call: Call, note: str = "") -> None:
         """Write the wait for a collective's results."""
-        names = ", ".join(self._names.name(v) for v in call.returns)
-        if call.target == GATHER:
-            comma = "," if len(call.returns) == 1 else ""
-            self._names.lines.append(
-                f"{names}{comma} = run.gathered({quoted(self._names.name(call.returns[0]))}){note}"
-            )
-        else:
-            self._names.lines.append(f"{names} = run.scattered({quoted(call.module)}){note}")
+        names = ", ".join(self._names.name(v) for v in call.returns) + "," * (len(call.returns) == 1)
+        key = self._names.name(call.returns[0]) if call.target == GATHER else call.module
+        verb = "gathered" if call.target == GATHER else "scattered"
+        self._names.lines.append(f"{names} = run.{verb}({quoted(key)}){note}")
         for value in call.returns:
             self._names.define(value)
 

@@ -1,7 +1,7 @@
 """Defines the collectives of a sharded step as calls, and how a parameter is cut into shards.
 
     weight, … = stowage.gather([shard, …])    the whole weights, from the shards of all ranks
-    shard = stowage.scatter(gradient)         this rank's shard of the gradient's mean over all ranks
+    shard, … = stowage.scatter([gradient, …]) this rank's shard of each gradient's mean over all ranks
 
 A gather reads shards, which are persistent, and creates whole weights, so keeping a gathered weight is keeping a value,
 resharding is freeing it, and gathering it again is computing it again. Ranks hold shards of equal size: as in FSDP2 the
@@ -10,11 +10,12 @@ rows of a parameter (its first dimension) are dealt out in equal parts, and the 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stowage.stages.ir.trace import Value
+from stowage.stages.ir.trace import Call, Value
 
 GATHER = "stowage.gather"
 SCATTER = "stowage.scatter"
@@ -85,6 +86,18 @@ def _dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
+def scatter_arguments(gradients: Mapping[str, int]) -> str:
+    """Return the `arguments` of a scatter: names of parameters, each with the value of its gradient."""
+    content = {"args": [list(gradients), [{"value": v} for v in gradients.values()]], "kwargs": {}}
+    return json.dumps(content, separators=(",", ":"))
+
+
+def scattered(arguments: str) -> dict[str, int]:
+    """Return the gradient's value for each parameter's name, from the arguments of a scatter."""
+    names, gradients = json.loads(arguments)["args"]
+    return {name: gradient["value"] for name, gradient in zip(names, gradients, strict=True)}
+
+
 def collective_signature(target: str, ranks: int, shards: Sequence[Value]) -> str:
     """Return the signature of a collective: equal ones take the same time."""
     forms = ",".join(f"{v.dtype}[{math.prod(v.shape)}]" for v in shards)
@@ -94,3 +107,8 @@ def collective_signature(target: str, ranks: int, shards: Sequence[Value]) -> st
 def collective_ranks(signature: str) -> int:
     """Return the ranks that take part in the collective of a signature."""
     return int(signature.split("|")[1].split()[0])
+
+
+def ranks_of(calls: Iterable[Call]) -> int:
+    """Return the ranks that a step is for; 1 where it exchanges nothing."""
+    return next((collective_ranks(call.signature) for call in calls if call.target in COLLECTIVES), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 MOST = 1e18
@@ -95,6 +95,7 @@ class DeviceDescription:
         collective_bytes_per_s: bytes that a rank receives per second in a gather among the ranks of this run; 0 where
             there is one rank.
         collective_s: time of a collective of next to no bytes.
+        collective_ranks: the number of ranks that these were measured among.
     """
 
     fingerprint: str
@@ -116,6 +117,13 @@ class DeviceDescription:
     context_bytes: int = 0
     collective_bytes_per_s: float = 0.0
     collective_s: float = 0.0
+    collective_ranks: int = 0
+
+    def among(self, ranks: int) -> DeviceDescription:
+        """Return the description as a step on so many ranks sees it: a single rank has no collectives."""
+        if ranks > 1 or not self.collective_bytes_per_s:
+            return self
+        return replace(self, collective_bytes_per_s=0.0, collective_s=0.0, collective_ranks=0)
 
     def reserve_bytes(self, budget_bytes: int, storages: int) -> int:
         """Return the bytes of a budget that a plan must leave to the device's allocator.

@@ -22,6 +22,8 @@ class CurvePoint:
         smallest_feasible_bytes: the smallest budget for which planning found a plan.
         method, variant: as in `PlanSummary`.
         plan_hash: hash of the plan.
+        planned_within_bytes: the budget that the plan was made for; a smaller one where that plan is faster than what
+            was found for this budget.
         planned_in_s: seconds that planning took; 0 where equal input must give equal files.
     """
 
@@ -39,7 +41,13 @@ class CurvePoint:
     method: str = ""
     variant: str = ""
     plan_hash: str = ""
+    planned_within_bytes: int = 0
     planned_in_s: float = 0.0
+
+    @property
+    def borrowed(self) -> bool:
+        """Say whether the plan was made for a smaller budget."""
+        return self.feasible and self.planned_within_bytes < self.budget_bytes
 
     @property
     def traffic_bytes(self) -> int:

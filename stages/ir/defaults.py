@@ -57,3 +57,6 @@ O_ILP_SECONDS: Final = 20.0
 
 O_ILP_GAP: Final = 0.01
 """Relative gap to the optimum at which an answer of O-ILP is good enough."""
+
+O_ILP_SEARCHES: Final = 3
+"""Number of searches with O-ILP for one plan: as it is, without updates on the CPU, and with the preprint's options."""

@@ -53,6 +53,10 @@ class OffloadedError(StowageError):
     """A model was called while its weights are offloaded."""
 
 
+class RankError(StowageError):
+    """Another rank has ended, hangs, or has failed, so that nothing can be exchanged any more."""
+
+
 class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a failure of the caller
     """A planned step gave other numbers than plain PyTorch: something that it reads has changed unseen.
 

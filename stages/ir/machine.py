@@ -29,11 +29,13 @@ class Link:
     Attributes:
         offload_bytes_per_s, reload_bytes_per_s: rate of each direction, alone.
         duplex_bytes_per_s: both together while both are busy; infinite where they do not slow each other down.
+        carries_collectives: collectives among ranks pass over it too, and get half of it while copies want it.
     """
 
     offload_bytes_per_s: float
     reload_bytes_per_s: float
     duplex_bytes_per_s: float = math.inf
+    carries_collectives: bool = False
 
 
 @dataclass(frozen=True)

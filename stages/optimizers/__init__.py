@@ -12,6 +12,7 @@ is never stepped, and its class is never called.
 - `states.py`: the states that an optimizer keeps for each parameter.
 - `signature.py`: the properties of an optimizer that a plan depends on.
 - `known.py`: what was learnt about one optimizer, until its groups change.
+- `shards.py`: whether the update of a shard is that part of the update of the whole.
 - `bench.py`: an update that can be timed and measured.
 """
 
@@ -19,6 +20,7 @@ from stowage.stages.optimizers.bench import Bench
 from stowage.stages.optimizers.content import tensors_in
 from stowage.stages.optimizers.elementwise import why_not_elementwise
 from stowage.stages.optimizers.known import KnownOptimizer
+from stowage.stages.optimizers.shards import OnShards, on_shards
 from stowage.stages.optimizers.signature import OptimizerSignature, signature_of
 from stowage.stages.optimizers.single import bare_step, step_alone, step_some
 from stowage.stages.optimizers.states import KeptStates, StateForm, StateTensor, kept_states
@@ -30,12 +32,14 @@ __all__ = [
     "Habits",
     "KeptStates",
     "KnownOptimizer",
+    "OnShards",
     "OptimizerSignature",
     "StateForm",
     "StateTensor",
     "bare_step",
     "habits_of",
     "kept_states",
+    "on_shards",
     "signature_of",
     "step_alone",
     "step_some",

@@ -73,9 +73,10 @@ def habits_of(optimizer: torch.optim.Optimizer) -> Habits:
     """
     hooked = _hooked(optimizer)
     with quiet():
-        chosen = _chosen(optimizer)
+        chosen = chosen_parameters(optimizer)
         fresh = ((False, False), (True, False))
-        for real, states in ((True, True), *fresh) if has_states(optimizer) else fresh:
+        usable = has_states(optimizer) and not any(_has_states_of_a_shard(optimizer, p) for _, p in chosen)
+        for real, states in ((True, True), *fresh) if usable else fresh:
             try:
                 together = _Run(optimizer, chosen, real=real, states=states)
                 together.joint()
@@ -118,7 +119,7 @@ def _difference(together: _Run, apart: _Run) -> str:
     return ""
 
 
-def _chosen(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
+def chosen_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
     """Choose a few parameters with the positions of their groups: two of each form, in two groups of each kind."""
     kinds: dict[str, int] = defaultdict(int)
     found: list[tuple[int, torch.Tensor]] = []
@@ -137,6 +138,14 @@ def _chosen(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
     if not found:
         raise TraceError(f"The optimizer {type(optimizer).__name__} holds no parameter that requires a gradient.")
     return found
+
+
+def _has_states_of_a_shard(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Say whether a parameter stands for a shard that is elsewhere, of which its states are: they fit nothing here."""
+    if parameter.untyped_storage().nbytes() >= parameter.numel() * parameter.element_size():
+        return False
+    states = [s for s in optimizer.state.get(parameter, {}).values() if isinstance(s, torch.Tensor)]
+    return any(s.ndim == parameter.ndim and s.shape != parameter.shape for s in states)
 
 
 def _kind_of(value: Any) -> str:

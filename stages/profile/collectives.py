@@ -12,14 +12,15 @@ def collective_cost(call: Call, trace: TraceTables, target: DeviceDescription) -
     """Return what a gather or scatter costs.
 
     Raises:
-        PlanMismatchError: the device's description has no rate of collectives.
+        PlanMismatchError: the device's description has no rate of collectives among so many ranks.
     """
-    if not target.collective_bytes_per_s:
-        raise PlanMismatchError(
-            f"The step gathers weights from other ranks, and {target.name} has no rate for that: plan it with the "
-            "group of processes that will train it (`fit(..., group=...)`)."
-        )
     ranks = collective_ranks(call.signature)
+    if not target.collective_bytes_per_s or target.collective_ranks not in (0, ranks):
+        raise PlanMismatchError(
+            f"The step gathers weights among {ranks} ranks, and {target.name} has no rate for that: measure it "
+            f"(`python -m stowage.stages.device {target.type} --ranks {ranks}`), or plan with the group of processes "
+            "that will train it (`fit(..., group=...)`)."
+        )
     shards = call.reads if call.target == GATHER else call.returns
     nbytes = [trace.storages[trace.values[v].storage].nbytes for v in shards]
     moved = sum(nbytes) * (ranks - 1)
@@ -39,11 +40,11 @@ def workspace_bytes(target: str, shard_bytes: list[int], ranks: int, device: str
     """Return the bytes that a collective needs besides its argument and its result.
 
     A gather of several shards fills one buffer, and copies its results out of it at its end. A scatter divides the
-    gradient into a buffer, which it needs until its end.
+    gradient into a buffer, which it needs until its end; of several, each by itself before it is copied there.
     """
     whole = sum(shard_bytes) * ranks
     if target == GATHER:
         together = len(shard_bytes) > 1
         # Gloo copies the shards into the buffer at once; elsewhere they are read until the end.
         return (whole + (0 if device == "cpu" else sum(shard_bytes))) * together
-    return whole
+    return whole + (max(shard_bytes) * ranks if len(shard_bytes) > 1 else 0)

@@ -16,12 +16,10 @@ from dataclasses import dataclass, field, replace
 from stowage.stages.ir.collectives import GATHER, ShardForm, collective_signature
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.trace import Call, Storage, Value
+from stowage.stages.rewrite.buckets import BUCKET_BYTES, block_of
 
 FAR = 200
 """Readers of one parameter in forward with more calls than this between them are served by gathers of their own."""
-
-BUCKET_BYTES = 1 << 20
-"""Weights are gathered together until their bucket has so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ class _Sharding:
 
     def _use(self, storage: int, call: Call, uses: list[_Use]) -> _Use:
         """Return the use that a call belongs to; a new one in forward if the last is far away in another block."""
-        block = _block_of(call.module)
+        block = block_of(call.module)
         new = not uses or (call.phase == "forward" and (uses[-1].block != block or call.call - uses[-1].last > FAR))
         if new:
             uses.append(_Use(storage, block, call.call, call.call))
@@ -274,15 +272,6 @@ def _bases(storages: Iterable[Storage], values: Sequence[Value]) -> dict[int, in
         if value.call < 0 and value.storage in parameters and 0 not in value.shape:
             found.setdefault(value.storage, value.value)
     return found
-
-
-def _block_of(module: str) -> str:
-    """Return the path of the repeated block that a module is in: up to the first number in it."""
-    parts = module.split(".")
-    for i, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: i + 1])
-    return module
 
 
 def _reading(call: Call, renamed: dict[int, int]) -> Call:

@@ -40,6 +40,7 @@ Steps = Annotated[int, Field(gt=0, le=10_000_000)]
 Every = Annotated[int, Field(ge=0, le=10_000_000)]
 Samples = Annotated[int, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Ranks = Annotated[int, Field(gt=0, le=4096)]
 Few = Annotated[int, Field(gt=0, le=1_000)]
 """Number of budgets or workers."""
 Many = Annotated[int, Field(gt=0, le=100_000)]
@@ -223,6 +224,8 @@ class TraceSettings(_Section):
         optimizer: see `OptimizerSettings`; None for gradients without an update.
         seed: seed of the initial parameters.
         device: the target's device, `cpu` or `cuda`.
+        ranks: processes that train the model together, each on batches of its own; each holds one shard of every
+            parameter and its optimizer states.
     """
 
     model: ModelSettings
@@ -232,6 +235,13 @@ class TraceSettings(_Section):
     optimizer: OptimizerSettings | None = Field(default_factory=OptimizerSettings)
     seed: Seed = 0
     device: Literal["cpu", "cuda"] = "cpu"
+    ranks: Ranks = 1
+
+    @model_validator(mode="after")
+    def _updates_of_shards(self) -> TraceSettings:
+        if self.ranks > 1 and self.optimizer is None:
+            raise ValueError(f"{self.ranks} ranks exchange gradients before updates, and optimizer is null: name one")
+        return self
 
     @model_validator(mode="after")
     def _a_batch_of_this_world(self) -> TraceSettings:

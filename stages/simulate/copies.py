@@ -173,9 +173,19 @@ class Copies:
         share = _share(moving_down + moving_up if moving_down and moving_up else 0.0, link)
         return down * share, up * share, write * (share if out else 1.0), read * (share if back else 1.0)
 
+    def _rates(self) -> tuple[float, ...]:
+        """Return the rates of all lanes, in bytes or nanoseconds per second."""
+        linked, apart = self._link_rates(), self._apart_rates
+        down, up, write, read = linked
+        copying = down or up or write or read
+        if not (self._link.carries_collectives and self._apart["collective"] and copying):
+            return (*linked, *apart)
+        halved = tuple(r / 2 if name == "collective" else r for name, r in zip(self._apart, apart, strict=True))
+        return (*(r / 2 for r in linked), *halved)
+
     def _one_event(self, until_s: float) -> None:
         """Advance to the end of the next part, or to `until_s` if that is earlier."""
-        rates = (*self._link_rates(), *self._apart_rates)
+        rates = self._rates()
         going = [(lane, rate) for lane, rate in zip(self._lanes, rates) if lane]
         step = until_s - self._clock
         for lane, rate in going:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from stowage.stages.ir.collectives import ranks_of
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
+from stowage.stages.ir.defaults import O_ILP_SEARCHES
 from stowage.stages.ir.errors import MIB, size_text
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, Slot
@@ -43,16 +46,21 @@ PROCESS_BYTES = 512 * MIB
 
 
 def budget_of(
-    asked: str | int, target: DeviceDescription, eager_peak_bytes: int, solve: Solve, recorded: Variant
+    asked: str | int,
+    target: DeviceDescription,
+    eager_peak_bytes: int,
+    solve: Solve,
+    recorded: Variant,
+    quick: Solve | None = None,
 ) -> Sought | AutoBudget:
-    """Return the bytes of `solve.device_budget`, and how they were found."""
+    """Return the bytes of `solve.device_budget`, and how they were found; for `quick` see `least`."""
     kind = check_budget(asked, "solve.device_budget")
     if kind == "auto":
         if target.type == "cuda":
             return auto_budget(free_on_gpu(target.name))
         return auto_budget(free_ram(), extra_bytes=PROCESS_BYTES)
     if kind in ("smallest", "slowdown"):
-        return sought_budget(asked, solve, _kept(target, recorded))
+        return sought_budget(asked, solve, _kept(target, recorded), quick)
     return Sought(resolve_budget(asked, eager_peak_bytes), "")
 
 
@@ -65,12 +73,21 @@ def curve_of(points: int, target: DeviceDescription, solve: Solve, recorded: Var
         return []
     kept = _kept(target, recorded)
     smallest = least(solve)
-    return spread_points(points, smallest, max(kept.nbytes, smallest), lambda nbytes: point_of(nbytes, solve, kept))
+    reserve = _reserve(target, recorded)
+
+    def point(nbytes: int) -> CurvePoint:
+        return point_of(nbytes, solve, kept, reserve)
+
+    return spread_points(points, smallest, max(kept.nbytes, smallest), point)
 
 
 def _kept(target: DeviceDescription, recorded: Variant) -> Kept:
+    return kept_of(recorded, _reserve(target, recorded))
+
+
+def _reserve(target: DeviceDescription, recorded: Variant) -> Callable[[int], int]:
     storages = len(recorded.trace.storages)
-    return kept_of(recorded, lambda nbytes: target.reserve_bytes(nbytes, storages))
+    return lambda nbytes: target.reserve_bytes(nbytes, storages)
 
 
 def main() -> None:
@@ -89,7 +106,7 @@ def main() -> None:
         )
         for name in dict.fromkeys(b.variant for b in blocks)
     ]
-    target = read_record(DEVICE, DeviceDescription)
+    target = read_record(DEVICE, DeviceDescription).among(ranks_of(trace.calls))
     wanted = settings.solve
     lower_tier = configured_lower_tier(target, wanted)
     eager = eager_peak_bytes(trace, variants[0].nodes)
@@ -107,13 +124,17 @@ def main() -> None:
     known = Known()
 
     @cache
-    def solve(budget_bytes: int, said: str = "") -> Solved:
+    def solve(budget_bytes: int, said: str = "", searches: int = O_ILP_SEARCHES) -> Solved:
         reserve = Reserve(target, budget_bytes, trace, said)
         with reserve.counted():
-            asked = replace(request, device_budget_bytes=reserve.usable_bytes)
+            asked = replace(request, device_budget_bytes=reserve.usable_bytes, o_ilp_searches=searches)
             return reserve.stated(solve_variants(variants, options, asked, known))
 
-    budget = budget_of(wanted.device_budget, target, eager, solve, variants[0])
+    def quick(budget_bytes: int) -> Solved:
+        return solve(budget_bytes, searches=0)
+
+    by_rules = quick if lower_tier is not None else None
+    budget = budget_of(wanted.device_budget, target, eager, solve, variants[0], by_rules)
     solved = solve(budget.nbytes, budget.said)
     write_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow, solved.rows)
     write_rows(ARTIFACTS / "solve" / "slots.parquet", Slot, solved.slots)

@@ -72,27 +72,49 @@ def whole_budget(usable_bytes: int, reserve: Callable[[int], int]) -> int:
     return nbytes
 
 
-def sought_budget(budget: str | int, solve: Solve, kept: Kept) -> Sought:
+def sought_budget(budget: str | int, solve: Solve, kept: Kept, quick: Solve | None = None) -> Sought:
     """Return the budget that `smallest` or `+5%` stands for.
 
     Args:
         budget: the budget as people write it.
         solve: makes plans within a budget.
         kept: the step that the slowdown is relative to.
+        quick: see `least`.
 
     Raises:
         ParameterError: it is neither, or no plan is as fast as that.
     """
     kind = kind_of_budget(budget)
     if kind == "smallest":
-        return Sought(least(solve), "the least memory for which a plan was found")
+        return Sought(least(solve, quick), "the least memory for which a plan was found")
     if kind == "slowdown":
-        return least_at(parse_slowdown(str(budget)), solve, kept)
+        return least_at(parse_slowdown(str(budget)), solve, kept, quick)
     raise ParameterError(f"device_budget {budget!r} is not one that is found by planning: write 'smallest' or '+5%'.")
 
 
-def least(solve: Solve) -> int:
-    """Return the least memory for which a plan was found; with less there is none."""
+def least(solve: Solve, quick: Solve | None = None) -> int:
+    """Return the least memory for which a plan was found.
+
+    Args:
+        solve: makes plans within a budget.
+        quick: makes plans in less time, and not so good ones. The search is then done with it, and `solve` is asked
+            only for what it found. Without it `solve` has no plan with less.
+    """
+    if quick is None:
+        return _tightest(solve)
+    nbytes = _tightest(quick)
+    for _ in range(_TIGHTER):
+        try:
+            solve(nbytes)
+        except (Infeasible, NoRoomInLowerTier) as error:
+            nbytes = max(error.smallest_feasible_bytes, nbytes + 1)
+        else:
+            break
+    return nbytes
+
+
+def _tightest(solve: Solve) -> int:
+    """Return the least memory for which `solve` has a plan; with less it has none."""
     try:
         solve(1)
         return 1
@@ -115,7 +137,7 @@ def least(solve: Solve) -> int:
     return nbytes
 
 
-def least_at(slowdown: float, solve: Solve, kept: Kept) -> Sought:
+def least_at(slowdown: float, solve: Solve, kept: Kept, quick: Solve | None = None) -> Sought:
     """Return the least memory with which a step takes at most `slowdown` longer than with everything kept.
 
     It is found by bisection over `NOTCHES` budgets between the least memory and that of keeping everything: with a
@@ -125,12 +147,13 @@ def least_at(slowdown: float, solve: Solve, kept: Kept) -> Sought:
         slowdown: the slowdown as a fraction.
         solve: makes plans within a budget.
         kept: the step that the slowdown is relative to.
+        quick: see `least`.
 
     Raises:
         Infeasible: no budget has a plan.
         ParameterError: no plan is as fast as that.
     """
-    bottom = least(solve)
+    bottom = least(solve, quick)
     notch = max(1, -(-(kept.nbytes - bottom) // NOTCHES))
 
     def fast(notches: int) -> bool:

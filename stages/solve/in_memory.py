@@ -89,11 +89,17 @@ class OrderMaker:
         levels = [m for m in range(slots, smallest - 1, -1) if m == slots or table.time_s(m) != table.time_s(m + 1)]
 
         @cache
+        def steps(level: int) -> tuple[ChainStep, ...]:
+            return tuple(table.sequence(levels[level]))
+
+        @cache
         def order(level: int) -> Order:
-            return self.order(ROTOR, table.sequence(levels[level]))
+            return self.order(ROTOR, steps(level))
 
         def fits(level: int) -> bool:
-            return order(level).peak_bytes <= self.budget_bytes
+            # Tables for other budgets have many of the same sequences.
+            peak_bytes = self.known.once(("peak", steps(level)), lambda: order(level).peak_bytes)
+            return peak_bytes <= self.budget_bytes
 
         coarse = next((k for k in range(0, len(levels), LEVELS_PASSED_OVER) if fits(k)), 0)
         fitting = (k for k in range(max(0, coarse - LEVELS_PASSED_OVER + 1), len(levels)) if fits(k))
@@ -133,8 +139,9 @@ class OrderMaker:
 
     def _tighten(self, smallest: Order, overhead_bytes: int, slots: int) -> Order:
         while True:
-            maker = OrderMaker(self.program, self.chain, smallest.peak_bytes - 1, polishes=self.polishes)
-            found = list(maker.rockmate(max(maker.budget_bytes - overhead_bytes, 1), slots, polish=False))
+            budget_bytes = smallest.peak_bytes - 1
+            maker = OrderMaker(self.program, self.chain, budget_bytes, polishes=self.polishes, known=self.known)
+            found = list(maker.rockmate(max(budget_bytes - overhead_bytes, 1), slots, polish=False))
             if not found:
                 return smallest
             smallest = min(found, key=lambda p: (p.peak_bytes, p.time_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SECONDS
+from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SEARCHES, O_ILP_SECONDS
 from stowage.stages.ir.methods import METHODS, method_of
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solver.outcome import SolverSettings
@@ -33,6 +33,8 @@ class PlanRequest:
         device, device_fingerprint: stated in the summary.
         options_limits: limits of the solves that found the options, stated in the summary of a plan made of them.
         o_ilp_limits: limits of one solve of O-ILP.
+        o_ilp_searches: searches with O-ILP that a plan with a lower tier may take, see `OffMate`; with 0 rules alone
+            decide what is offloaded, unless the method is one of O-ILP's.
         lower_tier: the lower tier, if the plan may use one.
         offloaded_at_rest: names of parameters, states and gradients, as slots have them, that the plan of another
             micro-batch of the same training offloads between iterations: they had better be offloaded in this one too.
@@ -46,6 +48,7 @@ class PlanRequest:
     device_fingerprint: str = ""
     options_limits: SolverSettings = field(default_factory=lambda: SolverSettings(time_limit_s=0.0))
     o_ilp_limits: SolverSettings = field(default_factory=lambda: SolverSettings(O_ILP_SECONDS, O_ILP_GAP))
+    o_ilp_searches: int = O_ILP_SEARCHES
     lower_tier: LowerTier | None = None
     offloaded_at_rest: frozenset[str] = frozenset()
     lossy: bool = False

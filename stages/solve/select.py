@@ -12,6 +12,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.binding import infeasible
+from stowage.stages.solve.collectives.groups import GroupPolicies
 from stowage.stages.solve.collectives.policies import ShardingPolicies
 from stowage.stages.solve.in_memory import (
     InMemory,
@@ -22,6 +23,7 @@ from stowage.stages.solve.in_memory import (
 )
 from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.known import Known
+from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.sources import offload_sources
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
@@ -89,15 +91,18 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
     Later ones are asked only where the earlier ones, whose plans are in `plans` by then, are not good enough.
     """
     request = task.request
+    sharded = any(n.collective for n in task.program.nodes) and request.method == "auto"
     if not request.offloads_only:
         yield InMemory(everything, request.method, request.slots), task
-        if any(n.collective for n in task.program.nodes) and request.method == "auto":
+        if sharded:
             yield ShardingPolicies(policy_orders(order_maker_of(task), everything)), task
     if request.lower_tier is not None and not request.recomputes_only:
         for source in offload_sources(
             task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
+        if sharded:
+            yield GroupPolicies(Offloader(task.program, task.chain, request.lower_tier)), task
     if not plans.judged:
         yield InMemory(everything, request.method, request.slots, only_bound=True), task
     if not plans.fitting and request.method == "auto":

@@ -16,7 +16,7 @@ from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.table import read_record
 from stowage.stages.kernels import ReturnedStore, known_outputs
 from stowage.stages.settings import load_settings
-from stowage.stages.trace import trace_step
+from stowage.stages.trace import MicroBatch, trace_step
 from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.models import move, resolve
 
@@ -49,6 +49,7 @@ def main() -> None:
         workload.batch,
         loss=resolve(settings.loss, "trace.loss") if settings.loss else None,
         optimizer=optimizer,
+        micro_batch=MicroBatch(ranks=settings.ranks),
         label=source.architecture or source.directory or source.callable or "",
         notices=notices,
     )

@@ -175,7 +175,7 @@ def with_updates(
     micro_batch, whole = micro_batch or MicroBatch(), None
     if micro_batch.ranks > 1:
         whole = {v.source.removeprefix("parameter:"): v for v in values if v.source.startswith("parameter:")}
-        sharded = shard_parameters(storages, values, calls, micro_batch.ranks)
+        sharded = shard_parameters(storages, values, calls, micro_batch.ranks, bucket_bytes=micro_batch.bucket_bytes)
         storages, values, calls = sharded.storages, sharded.values, sharded.calls
     known = KnownOptimizer(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     optimizer_label = append_updates(storages, values, calls, recorded.gradients, known, named, micro_batch, whole)

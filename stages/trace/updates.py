@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from stowage.stages.ir.collectives import SCATTER, collective_signature
+from stowage.stages.ir.collectives import SCATTER, collective_signature, scatter_arguments
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
 from stowage.stages.ir.updates import (
     ADD,
@@ -31,6 +31,7 @@ from stowage.stages.ir.updates import (
     update_arguments,
 )
 from stowage.stages.optimizers import KnownOptimizer, StateForm
+from stowage.stages.rewrite.buckets import BUCKET_BYTES, gradient_buckets
 from stowage.stages.trace.calls.signature import call_signature
 from stowage.stages.trace.checks import check_gradient_hooks, check_optimizer
 
@@ -47,12 +48,14 @@ class MicroBatch:
             starts before the last gradient is complete. `inf` only computes the norm, and updates do not wait for it:
             gradients that are not finite then spoil their own parameters alone. None does neither.
         ranks: number of ranks that hold a shard of each parameter; before updates gradients are averaged over them.
+        bucket_bytes: small weights are gathered together until they have so many bytes; the planner chooses it.
     """
 
     waiting: frozenset[str] = field(default_factory=frozenset)
     update: bool = True
     max_grad_norm: float | None = None
     ranks: int = 1
+    bucket_bytes: int = field(default=BUCKET_BYTES, compare=False)
 
 
 class _Ending:
@@ -97,7 +100,7 @@ class _Ending:
                 arguments=arguments,
                 reads=reads,
                 returns=returns,
-                returns_many=target == NORM,
+                returns_many=target in (NORM, SCATTER),
                 mutates=mutates,
                 is_view=False,
                 is_random=False,
@@ -122,14 +125,25 @@ class _Ending:
         # What an in-place operator returns is its first argument under a new name, which nothing needs.
         self.call(ADD, arguments, (waiting, gradient), parameter, mutates=(storage_of_value,))
 
-    def scatter(self, parameter: str, gradient: int, shard: Value, ranks: int) -> int:
-        """Average a gradient over all ranks, and keep this rank's shard of it."""
-        like = replace(self.values[gradient], shape=shard.shape, stride=shard.stride)
-        storage = self.storage(_nbytes(like), "temporary", f"gradient shard {parameter}")
-        value = self.value(like, storage, f"shard_{like.name}", call=len(self.calls))
-        signature = collective_signature(SCATTER, ranks, [like])
-        self.call(SCATTER, _arguments([gradient]), (gradient,), parameter, returns=(value,), signature=signature)
-        return value
+    def scatter(self, gradients: Mapping[str, int], shards: Sequence[Value], ranks: int) -> dict[str, int]:
+        """Average gradients over all ranks together, and keep this rank's shard of each."""
+        made: list[Value] = []
+        for (parameter, gradient), shard in zip(gradients.items(), shards, strict=True):
+            like = replace(self.values[gradient], shape=shard.shape, stride=shard.stride)
+            storage = self.storage(_nbytes(like), "temporary", f"gradient shard {parameter}")
+            made.append(self.values[self.value(like, storage, f"shard_{like.name}", call=len(self.calls))])
+        made = [replace(v, output=i) for i, v in enumerate(made)]
+        for value in made:
+            self.values[value.value] = value
+        self.call(
+            SCATTER,
+            scatter_arguments(gradients),
+            tuple(gradients.values()),
+            next(iter(gradients)),
+            returns=tuple(v.value for v in made),
+            signature=collective_signature(SCATTER, ranks, made),
+        )
+        return {name: v.value for name, v in zip(gradients, made)}
 
     def norm(self, parameter: str, gradient: int) -> int:
         """Compute the norm of one gradient, by the kernel that `clip_grad_norm_` uses."""
@@ -285,9 +299,12 @@ def append_updates(
             ending.add(name, waiting[name], gradient)
     final = {name: waiting.get(name, fresh.get(name, -1)) for name in names}
     if updating and micro_batch.ranks > 1:
-        final = {
-            name: ending.scatter(name, gradient, by_source[name], micro_batch.ranks) for name, gradient in final.items()
-        }
+        together = {name: gradient for name, gradient in final.items() if 0 not in by_source[name].shape}
+        completed = {name: values[fresh.get(name, gradient)].call for name, gradient in together.items()}
+        for bucket in gradient_buckets(together, completed, values, whole, micro_batch.bucket_bytes):
+            final |= ending.scatter(
+                {name: together[name] for name in bucket}, [by_source[name] for name in bucket], micro_batch.ranks
+            )
     scale = -1
     if updating and micro_batch.max_grad_norm is not None and final:
         norms = [ending.norm(name, gradient) for name, gradient in final.items()]

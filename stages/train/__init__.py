@@ -4,6 +4,8 @@
 - `loop`: the training loops.
 - `comparison`: compares losses and times.
 - `plan_files`: reads the plan.
+- `rank`: one of several processes that train together.
+- `launch`: starts them.
 - `checkpoint`, `restore`: write a training state, and continue from one.
 - `packing`: nested containers with tensors as JSON.
 - `identity`: finds the checkpoint of a run.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.progress import Progress
+from torch import nn
 
 from stowage.stages.device.heap import keep_freed_memory, trim
 from stowage.stages.device.tiers import open_tier
@@ -18,22 +21,69 @@ from stowage.stages.ir.command import STORE, run_stage
 from stowage.stages.ir.plan import PlanSummary, Slot
 from stowage.stages.ir.source import file_name
 from stowage.stages.ir.table import read_record, read_rows
-from stowage.stages.runtime.executors.base import ExecutablePlan
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.executors.base import ExecutablePlan, MakeExecutor
+from stowage.stages.runtime.executors.sharded import ShardedDevice
 from stowage.stages.runtime.executors.single import SingleDevice
-from stowage.stages.runtime.offload.contents import Contents
-from stowage.stages.settings import load_settings
+from stowage.stages.runtime.sharding.sharding import Sharding
+from stowage.stages.settings import Settings, load_settings
 from stowage.stages.train.checkpoint import saved_iteration
-from stowage.stages.train.comparison import compare, metrics_of, require_equal
+from stowage.stages.train.comparison import compare, metrics_of, require_equal, require_near
 from stowage.stages.train.identity import checkpoint_of, run_name
+from stowage.stages.train.launch import is_rank, launch, obey
 from stowage.stages.train.loop import TrainingRun, train_eager, train_planned
 from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, planned_step, read_source
-from stowage.stages.train.results import write
+from stowage.stages.train.rank import Rank, distributed, one_of_several
+from stowage.stages.train.results import write, write_final
 from stowage.stages.train.setup import Setup
 
 
+def train_plain(
+    settings: Settings, setup: Setup, trace: TraceTables, rank: Rank, progress: Callable[[int], None]
+) -> TrainingRun:
+    """Train with plain PyTorch, on several ranks by its DistributedDataParallel."""
+    model: nn.Module = setup.model
+    buckets_bytes = 0
+    if rank.ranks is not None:
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        used = {g.parameter for g in trace.gradients if g.gradient_value >= 0}
+        model = distributed(model, any(n not in used for n, p in model.named_parameters() if p.requires_grad))
+        buckets_bytes = sum(p.numel() * p.element_size() for p in trainable)
+    return train_eager(
+        setup.model,
+        setup.optimizer,
+        setup.scheduler,
+        rank.batches(setup.batches(settings)),
+        setup.loss_by(model),
+        steps=settings.train.steps,
+        measure_every=settings.train.measure_every,
+        progress=progress,
+        staging_bytes=buckets_bytes,
+        share=rank.share,
+    )
+
+
 def main() -> None:
-    """Train, compare, report."""
-    settings, root = load_settings(), Path()
+    """Train, compare, report; on several ranks, start them first."""
+    settings = load_settings()
+    ranks = settings.trace.ranks
+    if is_rank(ranks):
+        obey()
+        with one_of_several(settings.trace.device) as rank:
+            train(settings, rank)
+    elif ranks > 1:
+        launch("stowage.stages.train", ranks)
+    else:
+        train(settings, Rank())
+
+
+ADDED_IN_ONE_ORDER = 2
+"""So many ranks' gradients have one sum, in whatever order they are added."""
+
+
+def train(settings: Settings, rank: Rank) -> None:
+    """Train as one rank of the run."""
+    root = Path()
     look_in_src(root)
     require_listed(root, settings, TRAIN, ())
     summary = read_record(SOLVE / "summary.json", PlanSummary)
@@ -49,55 +99,58 @@ def main() -> None:
     setup = Setup.of(settings)
     code = {*listed_inputs(root)[TRAIN], *added_inputs(root, TRAIN), *imported_files(root)}
     name = run_name(root, settings, summary, setup, code)
+    rank.agree("plan, model, text or torch", name)
     folder = STORE / "checkpoints" / file_name(summary.plan_hash, "a plan")
     steps = settings.train.steps
     checkpoint = checkpoint_of(folder, name, steps, saved_iteration(checkpoint_of(folder, name, steps, None)))
     eager = TrainingRun()
-    with Progress() as bar:
+    with Progress(disable=not rank.writes) as bar:
         if settings.train.compare_eager:
             task = bar.add_task("plain PyTorch", total=steps)
-            torch.manual_seed(settings.train.seed)
-            eager = train_eager(
-                setup.model,
-                setup.optimizer,
-                setup.scheduler,
-                setup.batches(settings),
-                setup.loss,
-                steps=steps,
-                measure_every=settings.train.measure_every,
-                progress=lambda done: bar.update(task, completed=done),
-            )
+            torch.manual_seed(rank.seed(settings.train.seed))
+            eager = train_plain(settings, setup, trace, rank, lambda done: bar.update(task, completed=done))
             del setup
             gc.collect()
             trim()
             setup = Setup.of(settings)
         task = bar.add_task("under the plan", total=steps)
         tier = partial(open_tier, settings.trace.device, settings.solve.offload_dir)
-        executor = SingleDevice(setup.model, setup.optimizer, tier)
+        make: MakeExecutor = SingleDevice
+        if rank.ranks is not None:
+            make = partial(ShardedDevice, sharding=Sharding(setup.model, setup.optimizer, rank.ranks))
+        executor = make(setup.model, setup.optimizer, tier)
         path, budget = CODEGEN / "step.py", summary.device_budget_bytes
         program = executor.bind(ExecutablePlan(source, manifest, path, trace, slots, budget))
-        torch.manual_seed(settings.train.seed)
+        contents = executor.contents()
+        torch.manual_seed(rank.seed(settings.train.seed))
         planned = train_planned(
             program,
-            setup.model,
-            setup.optimizer,
+            contents,
             setup.scheduler,
-            setup.batches(settings),
+            rank.batches(setup.batches(settings)),
             steps=steps,
             measure_every=settings.train.measure_every,
             checkpoint=checkpoint,
             checkpoint_every=settings.train.checkpoint_every,
             run_name=name,
             progress=lambda done: bar.update(task, completed=done),
+            share=rank.share,
         )
     records = compare(planned.records, eager.records)
     samples = planned.samples + eager.samples
-    contents = Contents(setup.model, setup.optimizer, executor.offloading)
     metrics = metrics_of(summary, planned.records, eager.records)
-    write(summary, planned_way, slots, records, samples, planned.spans, metrics, contents)
-    checkpoint.unlink(missing_ok=True)
-    if on_cpu:  # kernels of a GPU need not repeat their bits
+    write_final(contents)
+    if not rank.writes:
+        return
+    write(summary, planned_way, slots, records, samples, planned.spans, metrics)
+    if checkpoint.is_dir():
+        shutil.rmtree(checkpoint)
+    else:
+        checkpoint.unlink(missing_ok=True)
+    if on_cpu and rank.count <= ADDED_IN_ONE_ORDER:  # kernels of a GPU need not repeat their bits
         require_equal(planned.records, eager.records)
+    elif on_cpu and (far := require_near(planned.records, eager.records)):
+        print(far)
     if sentence := mend(root, settings, TRAIN, imported_files(root)):
         print(f"{sentence}: `dvc repro` trains again.", file=sys.stderr)
 

@@ -16,14 +16,16 @@ from torch import nn
 
 from stowage.stages.ir.errors import PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
-from stowage.stages.runtime.files.tensor_file import TensorFile, write_tensors
+from stowage.stages.runtime.files.folder import INDEX
+from stowage.stages.runtime.files.source import TensorSource
+from stowage.stages.runtime.files.tensor_file import TensorFile
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.packing import Tensors, pack
 
 CHECKPOINT, OPTIMIZER, MODEL = "checkpoint", "optimizer", "model"
 
 
-def kind_of(file: TensorFile) -> str:
+def kind_of(file: TensorSource) -> str:
     """Return what a file was written by: `save`, `save_optimizer`, or anything that writes weights."""
     if "rest" in file.metadata:
         return CHECKPOINT
@@ -53,7 +55,7 @@ def save_checkpoint(
 ) -> None:
     """Write everything that continues the run at `iteration`; `run` names what it belongs to."""
     contents.settle()
-    tensors = model_tensors(contents.model) | random_states()
+    tensors = model_tensors(contents.model)
     optimizer = contents.optimizer
     rest = {
         "optimizer": pack(contents.optimizer_state(), "optimizer", tensors) if optimizer is not None else None,
@@ -62,15 +64,16 @@ def save_checkpoint(
         "classes": [class_name(optimizer), class_name(scheduler)],
     }
     metadata = {"run": run, "iteration": str(iteration), "rest": json.dumps(rest)}
-    write_tensors(path, contents.entries(tensors.items()), metadata)
+    contents.write_checkpoint(path, tensors, random_states(), metadata)
 
 
 def saved_iteration(path: Path) -> int | None:
     """Return the iteration at which a checkpoint goes on; None if there is no checkpoint that says so."""
-    if not path.is_file():
+    file = path / INDEX if path.is_dir() else path
+    if not file.is_file():
         return None
     try:
-        return int(TensorFile(path, hint="").metadata["iteration"])
+        return int(TensorFile(file, hint="").metadata["iteration"])
     except (TableError, KeyError, ValueError):
         return None
 
@@ -82,7 +85,7 @@ def save_optimizer(path: Path, contents: Contents) -> None:
     optimizer = required(contents)
     packed = pack(contents.optimizer_state(), "optimizer", tensors)
     metadata = {"optimizer": json.dumps(packed), "class": class_name(optimizer)}
-    write_tensors(path, contents.entries(tensors.items()), metadata)
+    contents.write(path, contents.entries(tensors.items()), metadata)
 
 
 def required(contents: Contents) -> torch.optim.Optimizer:

@@ -13,6 +13,9 @@ from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.report.facts import timed
 
+ROUNDING = 1e-3
+"""The largest relative difference of losses that comes from adding the gradients of ranks in another order."""
+
 
 def compare(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) -> list[StepRecord]:
     """Put eager's loss and time beside the plan's."""
@@ -53,6 +56,34 @@ def require_equal(planned: Sequence[StepRecord], eager: Sequence[StepRecord]) ->
         "traced, or two runs of plain PyTorch differ too: make it again with `dvc repro --force trace`, and pass what "
         "changes in the batch.",
         first.iteration + 1,
+    )
+
+
+def require_near(planned: Sequence[StepRecord], plain: Sequence[StepRecord]) -> str:
+    """Return a sentence on how far the losses of many ranks are from those of DistributedDataParallel.
+
+    More than two gradients can be added in several orders, and the two add them in different ones.
+
+    Raises:
+        StaleStep: they are further apart than rounding explains.
+    """
+    losses, furthest = {r.iteration: r.loss for r in plain}, 0.0
+    for record in unequal(planned, plain):
+        loss = losses[record.iteration]
+        far = abs(record.loss - loss) / max(abs(loss), 1e-12)
+        if not far <= ROUNDING:
+            raise StaleStep(
+                f"The loss of step {record.iteration} under the plan is {record.loss!r}, and plain PyTorch's {loss!r}, "
+                "which is further than another order of adding explains: make the plan again with `dvc repro --force "
+                "trace`.",
+                record.iteration + 1,
+            )
+        furthest = max(furthest, far)
+    if not furthest:
+        return ""
+    return (
+        f"Losses differ from those of DistributedDataParallel by at most {furthest:.1e} of them: it adds the gradients "
+        "of the ranks in another order."
     )
 
 

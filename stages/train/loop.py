@@ -23,7 +23,14 @@ from stowage.stages.train.restore import load_checkpoint
 
 Batches = Callable[[int], Any]
 Progress = Callable[[int], None]
+Share = Callable[[StepRecord], StepRecord]
+"""Returns the record of all processes that train together, from this one's."""
 Result = TypeVar("Result")
+
+
+def alone(record: StepRecord) -> StepRecord:
+    """Return a record as it is, for a process alone."""
+    return record
 
 
 @dataclass
@@ -67,6 +74,7 @@ def _loop(
     measure: Callable[[Any], Measurement],
     run: TrainingRun,
     after: Callable[[int], None],
+    share: Share,
 ) -> None:
     for iteration in range(start, steps):
         batch = batches(iteration)
@@ -84,14 +92,13 @@ def _loop(
         if scheduler is not None:
             scheduler.step()
         more = (allocator.requested_bytes, allocator.reserved_bytes, allocator.retries) if allocator else ()
-        run.records.append(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak, *more))
+        run.records.append(share(StepRecord(iteration, loss, math.nan, rate, elapsed, math.nan, peak, *more)))
         after(iteration + 1)
 
 
 def train_planned(
     program: Program,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    contents: Contents,
     scheduler: Any,
     batches: Batches,
     *,
@@ -101,10 +108,12 @@ def train_planned(
     checkpoint_every: int,
     run_name: str,
     progress: Progress,
+    share: Share = alone,
 ) -> TrainingRun:
-    """Train under the plan, from the checkpoint if there is one."""
-    program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
-    contents = Contents(model, optimizer, program.offloading)
+    """Train what `contents` gives access to under the plan, from the checkpoint if there is one."""
+    model, optimizer = contents.model, contents.optimizer
+    with program.around():
+        program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
     resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
     run = TrainingRun(records=list(resumed.records) if resumed else [])
     start = resumed.iteration if resumed else 0
@@ -135,6 +144,7 @@ def train_planned(
         lambda batch: observed(lambda: measure_program(program, model, optimizer, batch)),
         run,
         after,
+        share,
     )
     return run
 
@@ -149,8 +159,10 @@ def train_eager(
     steps: int,
     measure_every: int,
     progress: Progress,
+    staging_bytes: int = 0,
+    share: Share = alone,
 ) -> TrainingRun:
-    """Train with plain PyTorch: zero_grad, forward, backward, step."""
+    """Train with plain PyTorch: zero_grad, forward, backward, step; `staging_bytes` are in memory besides."""
 
     def iteration(batch: Any) -> torch.Tensor:
         for parameter in model.parameters():
@@ -166,7 +178,7 @@ def train_eager(
     def measure(batch: Any) -> Measurement:
         for parameter in model.parameters():
             parameter.grad = None
-        return measure_iteration(iteration, model, optimizer, batch, [])
+        return measure_iteration(iteration, model, optimizer, batch, [], staging_bytes)
 
-    _loop("eager", 0, steps, measure_every, batches, optimizer, scheduler, iteration, measure, run, progress)
+    _loop("eager", 0, steps, measure_every, batches, optimizer, scheduler, iteration, measure, run, progress, share)
     return run

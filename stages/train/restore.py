@@ -6,6 +6,7 @@ import copy
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError, TableError
 from stowage.stages.ir.run import StepRecord
 from stowage.stages.ir.table import record_of
-from stowage.stages.runtime.files.tensor_file import TensorFile
+from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import (
     CHECKPOINT,
@@ -55,12 +56,13 @@ class _State:
     name: str
 
 
-def open_file(path: Path, kind: str, hint: str = HINT) -> TensorFile:
+def open_file(path: Path, kind: str, contents: Contents, hint: str = HINT) -> TensorSource:
     """Open a file of this kind, and read it once from end to end.
 
     Args:
         path: the file.
         kind: what it must be: a checkpoint, an optimizer or a model.
+        contents: of what it is to be loaded into.
         hint: what to do about a file that cannot be used.
 
     Raises:
@@ -70,7 +72,7 @@ def open_file(path: Path, kind: str, hint: str = HINT) -> TensorFile:
     if not path.exists():
         what = {CHECKPOINT: "checkpoint", OPTIMIZER: "state of an optimizer", MODEL: "model"}[kind]
         raise ParameterError(f"There is no {what} at {path}.")
-    file = TensorFile(path, hint=hint)
+    file = contents.open(path, hint)
     if kind_of(file) != kind:
         raise TableError(f"{path} holds {_HOLDS[kind_of(file)]}: {hint}.")
     file.verify()
@@ -84,9 +86,20 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
         TableError: the file is damaged, or something else.
         PlanMismatchError: it belongs to another run, model, optimizer or schedule.
     """
-    if not path.exists():
+    if not contents.sees(path):
         return None
-    file = open_file(path, CHECKPOINT, hint)
+    undo = ExitStack()
+    with undo:
+        load = contents.together(lambda: _checked(path, run, contents, scheduler, hint, undo))
+        undo.pop_all()
+    return contents.together(load)
+
+
+def _checked(
+    path: Path, run: str, contents: Contents, scheduler: Any, hint: str, undo: ExitStack
+) -> Callable[[], Resumed]:
+    """Check everything, and return what loads it; `undo` takes back what has changed by then."""
+    file = open_file(path, CHECKPOINT, contents, hint)
     try:
         rest = json.loads(file.metadata["rest"])
         iteration, owner = int(file.metadata["iteration"]), file.metadata["run"]
@@ -108,17 +121,22 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
     if contents.optimizer is not None:
         load_optimizer_state = _prepared(path, contents, contents.optimizer, packed, file, hint)
     if scheduler is not None:
-        _load_schedule(path, scheduler, scheduler_state, hint)
-    for parameter in contents.model.parameters():
-        parameter.grad = None  # records of steps that were not saved
-    for name, target in model_tensors(contents.model).items():
-        contents.replace(target, file, name)
-    if load_optimizer_state is not None:
-        load_optimizer_state()
-    torch.set_rng_state(file.get("random"))
-    if "random_cuda" in file.forms and torch.cuda.is_available():
-        torch.cuda.set_rng_state(file.get("random_cuda"))
-    return Resumed(iteration, records)
+        undo.callback(_load_schedule(path, scheduler, scheduler_state, hint))
+
+    def load() -> Resumed:
+        for parameter in contents.model.parameters():
+            parameter.grad = None  # records of steps that were not saved
+        for name, target in model_tensors(contents.model).items():
+            contents.replace(target, file, name)
+        if load_optimizer_state is not None:
+            load_optimizer_state()
+        if "random" in file.forms:  # a rank beyond those that saved keeps the generators that it has
+            torch.set_rng_state(file.get("random"))
+        if "random_cuda" in file.forms and torch.cuda.is_available():
+            torch.cuda.set_rng_state(file.get("random_cuda"))
+        return Resumed(iteration, records)
+
+    return load
 
 
 def load_optimizer(path: Path, contents: Contents) -> None:
@@ -129,25 +147,30 @@ def load_optimizer(path: Path, contents: Contents) -> None:
         TableError: the file is damaged, or of something else.
         PlanMismatchError: it is of another optimizer.
     """
-    file = open_file(path, OPTIMIZER)
-    optimizer = required(contents)
-    try:
-        packed = json.loads(file.metadata["optimizer"])
-    except ValueError as error:
-        raise TableError(f"{path} is damaged, or was changed after it was written: {HINT}.") from error
-    _check_class(path, "optimizer", file.metadata.get("class", ""), optimizer, True, HINT)
-    _prepared(path, contents, optimizer, packed, file, HINT)()
+
+    def checked() -> Callable[[], None]:
+        file = open_file(path, OPTIMIZER, contents)
+        optimizer = required(contents)
+        try:
+            packed = json.loads(file.metadata["optimizer"])
+        except ValueError as error:
+            raise TableError(f"{path} is damaged, or was changed after it was written: {HINT}.") from error
+        _check_class(path, "optimizer", file.metadata.get("class", ""), optimizer, True, HINT)
+        return _prepared(path, contents, optimizer, packed, file, HINT)
+
+    contents.together(contents.together(checked))
 
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _check_generators(file: TensorFile) -> None:
-    torch.Generator().set_state(file.get("random"))
+def _check_generators(file: TensorSource) -> None:
+    if "random" in file.forms:
+        torch.Generator().set_state(file.get("random"))
 
 
-def _check_model(path: Path, file: TensorFile, contents: Contents, hint: str) -> None:
+def _check_model(path: Path, file: TensorSource, contents: Contents, hint: str) -> None:
     found = {name: (t.dtype, t.shape) for name, t in file.forms.items() if name.startswith("model/")}
     wanted = {name: (t.dtype, t.shape) for name, t in model_tensors(contents.model).items()}
     for name in [*wanted, *found]:
@@ -174,18 +197,24 @@ def _check_class(path: Path, what: str, saved: str, now: Any, is_saved: bool, hi
         raise PlanMismatchError(f"{path} was saved with the {what} {saved}, and here is {class_name(now)}: {hint}.")
 
 
-def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> None:
+def _load_schedule(path: Path, scheduler: Any, state: Any, hint: str) -> Callable[[], None]:
+    """Load a schedule, and return what undoes it."""
     before = copy.copy(vars(scheduler))
+
+    def undo() -> None:
+        vars(scheduler).clear()
+        vars(scheduler).update(before)
+
     try:
         if missing := scheduler.state_dict().keys() - state.keys():
             raise ValueError(f"it lacks {min(missing)}")
         scheduler.load_state_dict(state)
     except Exception as error:
-        vars(scheduler).clear()
-        vars(scheduler).update(before)
+        undo()
         raise TableError(
             f"{path} has a state that {class_name(scheduler)} does not load ({_line(error)}): {hint}."
         ) from error
+    return undo
 
 
 def _states(packed: Any) -> Iterator[_State]:
@@ -198,7 +227,7 @@ def _states(packed: Any) -> Iterator[_State]:
                         yield _State(position, key, value["tensor"])
 
 
-def _check_forms(states: list[_State], parameters: list[torch.Tensor], contents: Contents, file: TensorFile) -> None:
+def _check_forms(states: list[_State], parameters: list[torch.Tensor], contents: Contents, file: TensorSource) -> None:
     """Require that a state is one number for every parameter, or has the shape of each, or neither for any.
 
     Raises:
@@ -216,7 +245,7 @@ def _check_forms(states: list[_State], parameters: list[torch.Tensor], contents:
 
 
 def _prepared(
-    path: Path, contents: Contents, optimizer: torch.optim.Optimizer, packed: Any, file: TensorFile, hint: str
+    path: Path, contents: Contents, optimizer: torch.optim.Optimizer, packed: Any, file: TensorSource, hint: str
 ) -> Callable[[], None]:
     """Check what is to be loaded; return a function that loads groups and numbers, then tensors one at a time."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -252,8 +281,7 @@ def _prepared(
     _try_on_a_twin(path, optimizer, state, hint)
 
     def load() -> None:
-        contents.forget_states()
-        optimizer.load_state_dict(state)
+        contents.load_optimizer_state(state)
         for s in late:
             contents.new_state(parameters[s.position], s.key, file, s.name)
 

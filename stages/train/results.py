@@ -17,12 +17,17 @@ from stowage.stages.ir.spans import chrome_trace, predicted_spans
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.report import ReportTables, summary_table, write_report
 from stowage.stages.rewrite import Way
-from stowage.stages.runtime.files.tensor_file import write_tensors
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import model_tensors
 from stowage.stages.train.plan_files import CODEGEN, SOLVE
 
 OUT = ARTIFACTS / "train"
+
+
+def write_final(contents: Contents) -> None:
+    """Write the trained model: parameters and buffers, whole."""
+    tensors = [(k.removeprefix("model/"), v) for k, v in model_tensors(contents.model).items()]
+    contents.write(OUT / "final.safetensors", contents.entries(tensors), {})
 
 
 def write(
@@ -33,14 +38,11 @@ def write(
     samples: list[MemorySample],
     measured: list[TraceSpan],
     metrics: dict[str, Any],
-    contents: Contents,
 ) -> None:
-    """Write tables, metrics, final state and report, and print the closing table."""
+    """Write tables, metrics and report, and print the closing table."""
     write_rows(OUT / "steps.parquet", StepRecord, records)
     write_rows(OUT / "memory.parquet", MemorySample, samples)
     write_atomically(OUT / "metrics.json", (json.dumps(metrics, indent=2) + "\n").encode())
-    tensors = [(k.removeprefix("model/"), v) for k, v in model_tensors(contents.model).items()]
-    write_tensors(OUT / "final.safetensors", contents.entries(tensors))
     paths = {
         "plan": str(SOLVE / "plan.parquet"),
         "step.py": str(CODEGEN / "step.py"),

@@ -12,7 +12,7 @@ from torch import nn
 from stowage.stages.settings import Settings
 from stowage.stages.train.loop import Batches
 from stowage.stages.workload import sample_batch, scheduler_factory, token_stream
-from stowage.stages.workload.calls import call_model, loss_of
+from stowage.stages.workload.calls import Loss, call_model, loss_of
 from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.data import batch_at
 from stowage.stages.workload.models import resolve, vocabulary_size
@@ -24,6 +24,7 @@ class Setup:
     """A model with what trains it.
 
     Attributes:
+        function: computes the loss of outputs and batch; None where the model does.
         stream: the text as tokens; None where batches are made up, or come from a function of the user's.
         made: batches from a function of the user's; None without one.
     """
@@ -32,7 +33,7 @@ class Setup:
     sample: Any
     optimizer: torch.optim.Optimizer | None
     scheduler: Any
-    loss: Callable[[Any], torch.Tensor]
+    function: Loss | None
     stream: torch.Tensor | None
     made: UserBatches | None = None
 
@@ -58,10 +59,14 @@ class Setup:
             workload.batch,
             optimizer,
             scheduler,
-            lambda batch: loss_of(call_model(model, batch), batch, function),
+            function,
             _stream(settings, model, workload.batch),
             _made(settings, workload.batch),
         )
+
+    def loss_by(self, model: nn.Module) -> Callable[[Any], torch.Tensor]:
+        """Return a function from a batch to its loss, computed through `model`, which has or wraps this one."""
+        return lambda batch: loss_of(call_model(model, batch), batch, self.function)
 
     def batches(self, settings: Settings) -> Batches:
         """Return a function from the iteration to its batch."""

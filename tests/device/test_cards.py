@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from dataclasses import fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stowage.stages.device.cards import card_named, card_names, read_card
+from stowage.stages.device.cards import Card, card_named, card_names, read_card
 from stowage.stages.ir.errors import ParameterError
 
 WANTED = (
@@ -43,6 +46,23 @@ def test_each_card_is_plausible_and_has_sources(name: str) -> None:
     assert full.fingerprint != half.fingerprint
     # A matrix product of a card reads and writes less than it computes: else a number has the wrong unit.
     assert 5 < full.flops_per_s / full.memory_copy_bytes_per_s < 200
+
+
+@pytest.mark.parametrize("name", card_names())
+def test_each_card_says_what_its_numbers_were_compared_with(name: str) -> None:
+    card = card_named(name)
+    assert card.compared
+    assert all("https://" in page for page in card.compared)
+    assert {*card.unchecked} <= {f.name for f in fields(Card)}
+    said = "\n".join(card.assumptions("float32"))
+    assert card.compared[0] in said
+    assert ("compared with no page" in said) == bool(card.unchecked)
+
+
+def test_every_page_is_one_of_a_card() -> None:
+    tables = tomllib.loads(resources.files("stowage.stages.device.cards").joinpath("cards.toml").read_text())
+    named = {text.partition(" ")[0] for card in tables["cards"].values() for text in card["compared"]}
+    assert named == {*tables["pages"]}
 
 
 def test_names_are_written_as_people_do() -> None:

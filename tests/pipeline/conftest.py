@@ -13,9 +13,7 @@ import pytest
 import websockets.asyncio.connection as connection
 import yaml
 from installed import Installed, build, copy_of_the_tree, install
-from pipeline_projects import ROOT, TINY, TOY_STAGE, TOY_STAGES, commit, run, set_parameters
-
-from stowage.flows.pipeline.project import import_path
+from pipeline_projects import ROOT, TINY, TOY_STAGE, TOY_STAGES, commit, copied_project, run, set_parameters
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,16 +52,8 @@ def toy(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of this repository, edits included, with a tiny GPT-2, planned and trained through DVC, committed."""
-    folder = tmp_path_factory.mktemp("tiny") / "project"
-    run(["git", "init", "--quiet", "--initial-branch", "main", str(folder)], ROOT)
-    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
-    for name in filter(None, listed.split("\0")):
-        source, target = ROOT / name, folder / name
-        if source.is_file() and name != "dvc.lock" and not name.startswith("tests/"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+    folder = copied_project(tmp_path_factory.mktemp("tiny") / "project")
     set_parameters(folder, TINY)
-    import_path(folder)
     run([sys.executable, "-m", "stowage.stages.device"], folder)
     run(["dvc", "repro"], folder)
     commit(folder, "Planned")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from stowage.flows.pipeline.project import stage_environment
+from stowage.flows.pipeline.project import import_path, stage_environment
 
 ROOT = Path(__file__).parents[2]
 IDENTITY = {f"GIT_{who}_{what}": "tests@stowage" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -51,6 +52,19 @@ def commit(folder: Path, message: str) -> None:
     """Commit everything that is not ignored."""
     run(["git", "add", "--all"], folder)
     run(["git", "commit", "--quiet", "--message", message], folder)
+
+
+def copied_project(folder: Path) -> Path:
+    """Copy this repository, edits included and tests left out, into a new Git repository, without a `dvc.lock`."""
+    run(["git", "init", "--quiet", "--initial-branch", "main", str(folder)], ROOT)
+    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, folder / name
+        if source.is_file() and name != "dvc.lock" and not name.startswith("tests/"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    import_path(folder)
+    return folder
 
 
 def merge(content: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -57,6 +57,7 @@ PLACES = {
     "MEMORY_SLOTS": ("solve.memory_slots", SolveSettings().memory_slots, EFFORT.slots, REQUEST.slots),
     "O_ILP_SECONDS": ("solve.time_limit_s", SolveSettings().time_limit_s, REQUEST.o_ilp_limits.time_limit_s),
     "O_ILP_GAP": ("solve.gap", SolveSettings().gap, REQUEST.o_ilp_limits.gap),
+    "O_ILP_SEARCHES": ("", EFFORT.o_ilp_searches, REQUEST.o_ilp_searches),
     "LARGEST_BATCH": ("", inspect.signature(best_batch).parameters["largest"].default),
 }
 

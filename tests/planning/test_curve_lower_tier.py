@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from stowage.flows import Offload, curve
 from stowage.flows.planning.curve_result import Curve
+from stowage.flows.planning.job import Planning
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.table import read_rows
 
@@ -51,7 +53,7 @@ def _columns(text: str) -> dict[str, list[str]]:
     rows = lines[at + 1 :]
     rows = rows[: rows.index("")] if "" in rows else rows
     found, start = {}, 0
-    for head in ("budget", "of plain", "peak", "step", "slower", "moved", "waits"):
+    for head in ("budget", "peak", "of plain", "step", "slower", "moved", "waits"):
         end = lines[at].index(head) + len(head)
         found[head] = [row[start:end].strip() for row in rows]
         start = end
@@ -79,6 +81,7 @@ def test_plans_from_a_folder_show_what_they_move(fit_stores: Path, tmp_path: Pat
     assert min(moving.offload_bytes, moving.reload_bytes) > 0
     assert found.transfers
     assert found.smallest_bytes < 48 * MIB
+    assert (kept.planned_within_bytes, moving.planned_within_bytes) == (90 * MIB, 44 * MIB)
     table = _columns(str(found))
     assert table["moved"] == ["0.0 MiB", f"{moving.traffic_bytes / MIB:.1f} MiB"]
     parquet, picture = found.write(tmp_path / "out")
@@ -114,6 +117,60 @@ def test_a_card_that_needs_ram_is_said_to(on_card: Callable[..., Curve]) -> None
     assert first.startswith(f"needs {point.lower_tier_bytes / MIB:.1f} MiB of RAM (pinned), and then fits at ")
     assert f"moving {point.traffic_bytes / MIB:.1f} MiB over PCIe each step" in first
     assert point.traffic_bytes > 0
+
+
+def test_a_row_that_takes_the_plan_of_a_smaller_budget_says_so(
+    on_card: Callable[..., Curve], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans above the least memory are made slow, as those by rules can be: then the answer and the rows take it."""
+    from stowage.flows.planning import curve as planning
+
+    alone = on_card(60, ["60MiB"], host_budget="1GiB")
+    least, solve = alone.smallest_bytes, planning.solve_costed
+    assert least < 59 * MIB, "otherwise there is nothing to borrow"
+
+    def slower_with_more(costed: Any, budget_bytes: int, how: Planning, **more: Any) -> Any:
+        solved, options = solve(costed, budget_bytes, how, **more)
+        if solved.slots and budget_bytes > least:
+            solved = replace(solved, summary=replace(solved.summary, step_time_s=9.0))
+        return solved, options
+
+    monkeypatch.setattr(planning, "solve_costed", slower_with_more)
+    found = on_card(60, ["62MiB", "60MiB", str(least), "1MiB"], host_budget="1GiB")
+    *rows, last, none = found.points
+    assert not none.feasible
+    assert none.smallest_feasible_bytes == least == found.smallest_bytes
+    assert last.step_time_s < 9.0
+    for row in rows:
+        assert (row.planned_within_bytes, row.plan_hash) == (least, last.plan_hash)
+        assert row.step_time_s == last.step_time_s
+    assert str(found).count(f"(as within {least / MIB:.1f} MiB)") == 2
+    assert found.answer is not None
+    assert f"then fits at {100 * last.slowdown:+.1f}%" in found.answer.line
+
+
+def test_the_least_and_everything_kept_are_compared_as_budgets(on_card: Callable[..., Curve]) -> None:
+    """A budget of a card has a reserve: the line must not say that the least takes more than everything."""
+    found = on_card(400, 2)
+    assert found.smallest_bytes < found.keep_all_bytes == found.points[0].budget_bytes
+    reserve = found.keep_all_bytes - found.keep_all_peak_bytes
+    assert reserve > 32 * MIB
+    line = next(line for line in str(found).splitlines() if line.startswith("a budget leaves some memory"))
+    assert f"{found.keep_all_bytes / MIB:.1f} MiB ({reserve / MIB:.1f} MiB of it left)" in line
+    assert line.endswith(f"least {found.smallest_bytes / MIB:.1f} MiB")
+    for point in found.points:
+        assert found.smallest_bytes <= point.smallest_feasible_bytes <= point.budget_bytes
+
+
+def test_the_curve_has_the_card_of_its_answer(on_card: Callable[..., Curve]) -> None:
+    """Otherwise the line of the picture passes the card at another slowdown than the answer says."""
+    found = on_card(60, 2)
+    assert found.answer is not None
+    assert found.answer.verdict == "with_ram"
+    top, card, least = found.points
+    assert top.budget_bytes > card.budget_bytes > least.budget_bytes == found.smallest_bytes
+    assert card.budget_bytes == found.answer.budget_bytes
+    assert f"then fits at {100 * card.slowdown:+.1f}%" in found.answer.line
 
 
 def test_a_limit_of_ram_ends_the_curve(on_card: Callable[..., Curve]) -> None:

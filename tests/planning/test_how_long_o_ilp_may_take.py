@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stowage.flows import best_batch
+from stowage.flows import Offload, best_batch, curve
 from stowage.flows.planning.step import QUICK, Effort, Planning, StepToPlan, plan_step
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, o_ilp
 from stowage.stages.ir.costs import DeviceDescription
@@ -63,6 +64,56 @@ def test_plans_of_other_limits_are_not_taken(tmp_path: Path, asked: list[SolverS
     assert len(asked) == first, "it was solved before"
     planned(tmp_path, Effort(grid=QUICK.grid, solver=QUICK.solver))
     assert len(asked) > first
+
+
+def test_without_searches_rules_alone_decide_what_is_offloaded(tmp_path: Path, asked: list[SolverSettings]) -> None:
+    plan = planned(tmp_path, replace(QUICK, o_ilp_searches=0))
+    assert not asked
+    assert plan.slots
+    assert plan.summary.device_peak_bytes <= plan.summary.device_budget_bytes
+
+
+def test_so_many_searches_are_made_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan is close enough to O-ILP's here, so that all searches are made that may be."""
+    runs: list[int] = []
+    run = search._Search.run
+
+    def counted(self: Any) -> Any:
+        runs.append(1)
+        return run(self)
+
+    monkeypatch.setattr(search._Search, "run", counted)
+    monkeypatch.setattr(search, "CLOSE_TO_O_ILP", 0.0)
+    planned(tmp_path, QUICK)
+    by_default = len(runs)
+    runs.clear()
+    planned(tmp_path, replace(QUICK, o_ilp_searches=1))
+    assert by_default > len(runs) > 0
+    assert by_default % len(runs) == 0, "as many for each variant"
+
+
+def test_the_least_memory_is_found_without_o_ilp(
+    fit_stores: Path, tmp_path: Path, asked: list[SolverSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O-ILP is asked for the budgets that are shown, and for no other."""
+    from stowage.flows.planning import curve as planning
+
+    budgets: list[tuple[int, int]] = []
+    solve = planning.solve_costed
+
+    def noted(costed: Any, budget_bytes: int, how: Planning, **more: Any) -> Any:
+        budgets.append((how.effort.o_ilp_searches, budget_bytes))
+        return solve(costed, budget_bytes, how, **more)
+
+    monkeypatch.setattr(planning, "solve_costed", noted)
+    model, batch, loss = ZOO["tied"]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    more: dict[str, Any] = {"loss": loss, "quick": True, "costs": "roofline", "cache_dir": fit_stores}
+    found = curve(model, batch, optimizer, budgets=4, offload=Offload(tmp_path), say=lambda text: None, **more)
+    with_o_ilp = {budget for searches, budget in budgets if searches}
+    assert len({budget for searches, budget in budgets if not searches}) > 1
+    assert with_o_ilp <= {p.budget_bytes for p in found.points}
+    assert found.smallest_bytes in with_o_ilp
 
 
 def test_best_batch_is_as_quick(fit_stores: Path, tmp_path: Path, asked: list[SolverSettings]) -> None:

@@ -82,3 +82,17 @@ def test_an_update_of_what_is_on_the_disk_reads_it_and_writes_it_back() -> None:
 def test_updates_without_a_disk_behind_it_read_nothing() -> None:
     copies = Copies(LINK)
     assert copies.finish(copies.update("update", 3.0, 0.0, disk_bytes=16)) == pytest.approx(3.0)
+
+
+def test_collectives_take_half_of_a_link_that_carries_them() -> None:
+    shared = Copies(Link(10.0, 20.0, 25.0, carries_collectives=True))
+    copy = shared.copy(DOWN, 100, 0.0)
+    together = shared.work("collective", 5.0, 0.0)
+    shared.finish_all()
+    # At half their rates until the collective ends after 10 s with 50 bytes moved, then alone for 5 s.
+    assert (together.end_s, copy.end_s) == pytest.approx((10.0, 15.0))
+
+    apart = Copies(LINK)
+    copy, together = apart.copy(DOWN, 100, 0.0), apart.work("collective", 5.0, 0.0)
+    apart.finish_all()
+    assert (together.end_s, copy.end_s) == pytest.approx((5.0, 10.0))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.loop import TrainingRun, train_planned
 from stowage.stages.workload.randomness import seeded
 from tests.runtime.beside_eager import prepare, program_of
@@ -80,8 +81,7 @@ class SmallRun:
         with torch.random.fork_rng(devices=[]):
             return train_planned(
                 self.program,
-                self.model,
-                self.optimizer,
+                Contents(self.model, self.optimizer, self.program.offloading),
                 self.schedule,
                 batch_at,
                 steps=steps,

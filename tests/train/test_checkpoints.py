@@ -309,7 +309,7 @@ def test_another_optimizer_a_missing_schedule_and_other_files(tmp_path: Path) ->
         (r"holds the weights of a model alone, which `step.load_model` reads", lambda: mine.load(weights)),
         (r"holds the state of an optimizer alone", lambda: mine.load(optimizer_only)),
         (r"is no safetensors file", lambda: mine.load(text)),
-        (r"cannot be read \(Is a directory\)", lambda: mine.load(tmp_path / "folder")),
+        (r"is a folder without checkpoint.safetensors", lambda: mine.load(tmp_path / "folder")),
         (r"holds a checkpoint, which `step.load` reads", lambda: load_optimizer(path, with_schedule)),
         (r"holds a checkpoint, which `step.load` reads", lambda: load_model(path, with_schedule)),
         (r"holds the weights of a model alone", lambda: load_optimizer(weights, with_schedule)),
@@ -341,5 +341,5 @@ def test_what_a_checkpoint_without_optimizer_is_for(tmp_path: Path) -> None:
     with pytest.raises(PlanMismatchError, match="saved without optimizer, and one is given"):
         mine.load(mine.path)
     with pytest.raises(ParameterError, match="There is no checkpoint"):
-        open_file(tmp_path / "nothing", "checkpoint")
+        open_file(tmp_path / "nothing", "checkpoint", Contents(mine.model, None))
     assert mine.held() == before

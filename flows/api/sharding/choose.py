@@ -94,6 +94,8 @@ def choose(situation: Situation) -> Chosen:
         situation.host_budget_bytes,
         ahead=situation.prefetch,
         fixed_bytes=situation.fixed_bytes,
+        copies=situation.on_cpu,
+        host_is_device=situation.on_cpu,
     )
     best: Contestant | None = None
     least: Contestant | None = None

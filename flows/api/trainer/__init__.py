@@ -1,6 +1,7 @@
 """Runs a Hugging Face Trainer within a memory budget: `stow`.
 
 - `trainer.py`: `stow`, and what takes the place of the Trainer's training step.
+- `ranks.py`: takes the place of DistributedDataParallel on several ranks.
 - `refusals.py`: refuses Trainers whose step cannot be planned.
 - `batches.py`: finds the first batches of the Trainer's evaluations.
 - `answers.py`: answers the Trainer's calls after a planned step.

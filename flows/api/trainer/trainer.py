@@ -19,6 +19,7 @@ from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.trainer.answers import Answers
 from stowage.flows.api.trainer.batches import first_evaluations
 from stowage.flows.api.trainer.files import TrainerFiles, replaced
+from stowage.flows.api.trainer.ranks import group_of, leave_unwrapped, require_unwrapped
 from stowage.flows.api.trainer.refusals import refuse
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
@@ -96,10 +97,12 @@ def stow(
         programs,
         executor,
         say,
+        group_of(trainer),
     )
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
         raise ParameterError("This Trainer already runs under plans: call stow once.")
     stowed = _Stowed(trainer, choices)
+    leave_unwrapped(trainer)
     trainer.training_step = stowed  # type: ignore[attr-defined]
     trainer.prediction_step = stowed.predict  # type: ignore[attr-defined]
     trainer.on_device = stowed.on_device  # type: ignore[attr-defined]
@@ -131,6 +134,7 @@ class _Stowed:
         self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         trainer = self._trainer
+        require_unwrapped(model)
         model.train()
         _turn(trainer.optimizer, "train")  # as the Trainer's own step does
         if isinstance(num_items_in_batch, int):  # as a number it would be part of the plan

@@ -8,6 +8,7 @@
 - `rows`: simulated beside published.
 - `judgement`: who fits, how many are within 20%, and the speed-ups.
 - `plan_time`: how long planning takes.
+- `traced`: OPT-175B from its trace.
 - `figure`: plots that.
 - `pages`: the tables of the page.
 - `run`: the command.

@@ -52,6 +52,8 @@ class Card:
         fp32_tflops, half_tflops: peaks of dense matrix products; `half` on tensor cores with float32 accumulation.
         pcie: version and lanes, `4.0 x16`.
         sources: where the numbers are from.
+        compared: pages that show the same numbers.
+        unchecked: names of numbers that were found on no such page.
         usable: share of the memory that error correction leaves.
         halves: types that `half_tflops` is of; others run at the rate of float32.
         matmul, memory, link: shares of peak rate, bandwidth and PCIe that are reached.
@@ -66,6 +68,8 @@ class Card:
     half_tflops: float
     pcie: str
     sources: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
     usable: float = 1.0
     halves: tuple[str, ...] = field(default=HALVES)
     matmul: float = 0.8
@@ -134,6 +138,8 @@ class Card:
             f"{CONTEXT_BYTES // MIB} MiB of the card for CUDA; operators as on the CPU (fused kernels of the card may "
             "take less); no workspace but the libraries'",
             *(f"source: {source}" for source in self.sources),
+            *([f"the card's numbers were compared with: {'; '.join(self.compared)}"] if self.compared else []),
+            *([f"compared with no page: {', '.join(self.unchecked)}"] if self.unchecked else []),
         ]
 
 
@@ -172,7 +178,14 @@ def card_named(name: str) -> Card:
     defaults = dict(tables["defaults"])
     named = dict.fromkeys([*content.pop("sources"), *defaults.pop("sources")])
     sources = [tables["sources"][key] for key in named]
-    return record_of(Card, {**defaults, **content, "sources": sources})
+    compared = [_page(tables["pages"], text) for text in content.pop("compared")]
+    return record_of(Card, {**defaults, **content, "sources": sources, "compared": compared})
+
+
+def _page(pages: Mapping[str, str], text: str) -> str:
+    """Write a page's address for its name; a remark in brackets stays behind it."""
+    name, blank, remark = text.partition(" ")
+    return pages[name] + blank + remark
 
 
 def read_card(path: Path) -> Card:

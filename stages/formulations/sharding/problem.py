@@ -19,6 +19,8 @@ class ShardingProblem:
         micro_batches: forwards and backwards before an update.
         ahead: groups that are gathered while one computes.
         fixed_bytes: whatever else is on each device: buffers, the batch, the driver's own.
+        copies: collectives copy what they work on, as gloo does.
+        host_is_device: the device is a CPU: what is in the host takes the device's own memory.
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -28,6 +30,8 @@ class ShardingProblem:
     micro_batches: int = 1
     ahead: int = 1
     fixed_bytes: int = 0
+    copies: bool = False
+    host_is_device: bool = False
 
     def choices(self, on_host: set[int], keep: set[int]) -> tuple[GroupChoice, ...]:
         """Make a choice for every group; what the root gathers is always kept."""

@@ -13,6 +13,7 @@ from torch import nn
 from stowage.stages.device.tiers import Tier
 from stowage.stages.ir.plan import Manifest, Slot
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program
 from stowage.stages.structure.tree import ModuleTree
@@ -72,6 +73,9 @@ class Executor(Protocol):
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not whole in memory, besides those in the lower tier."""
+
+    def contents(self) -> Contents:
+        """Return access to parameters, buffers and optimizer states, wherever they are."""
 
     def take_over(self, other: Executor) -> None:
         """Share the lower tier that another executor of the same model has opened; call it before any plan is bound."""

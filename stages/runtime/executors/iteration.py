@@ -215,11 +215,11 @@ class SingleIteration:
         """Refuse, as `gather` does."""
         raise self._alone()
 
-    def scatter(self, name: str, gradient: torch.Tensor) -> None:
+    def scatter(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Refuse, as `gather` does."""
         raise self._alone()
 
-    def scattered(self, name: str) -> torch.Tensor:
+    def scattered(self, key: str) -> Sequence[torch.Tensor]:
         """Refuse, as `gather` does."""
         raise self._alone()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 from stowage.stages.device.tiers import Tier
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.runtime.executors.single import SingleDevice
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.program import Program
+from stowage.stages.runtime.sharding.contents import ShardedContents
 from stowage.stages.runtime.sharding.iteration import ShardedIteration
 from stowage.stages.runtime.sharding.sharding import Sharding
 from stowage.stages.structure.tree import ModuleTree
@@ -40,9 +43,19 @@ class ShardedDevice(SingleDevice):
         self._sharding.shard()
         with self._sharding.inside():
             program = super().bind(plan, outside, trains=trains)
-        program.around = self._sharding.inside
+        program.around = self._one_step
         program.elsewhere = lambda: list(self._sharding.shards().values())
         return program
+
+    @contextmanager
+    def _one_step(self) -> Iterator[None]:
+        """Let parameters hold their shards inside; where the block fails, ranks exchange nothing any more."""
+        with self._sharding.ranks.failures.whole(), self._sharding.inside():
+            yield
+
+    def contents(self) -> Contents:
+        """Return access to whole parameters and states, which all ranks use together."""
+        return ShardedContents(self._model, self._optimizer, self._offloading, self._sharding)
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not whole in memory."""

@@ -12,6 +12,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.executors.base import ExecutablePlan, Executor
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.observe.resident import resident_limit
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import MakeIteration, Program
 from stowage.stages.structure.tree import ModuleTree
@@ -74,6 +75,10 @@ class SingleDevice:
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not whole in memory, besides those in the lower tier."""
         return {}
+
+    def contents(self) -> Contents:
+        """Return access to parameters, buffers and optimizer states, wherever they are."""
+        return Contents(self._model, self._optimizer, self._offloading)
 
     def take_over(self, other: Executor) -> None:
         """Share the lower tier of another executor of the same model; it serves this optimizer from now on."""

@@ -91,11 +91,11 @@ class Iteration(Protocol):
     def gathered(self, key: str) -> Sequence[torch.Tensor]:
         """Wait for the gather of that key, and return the whole weights."""
 
-    def scatter(self, name: str, gradient: torch.Tensor) -> None:
-        """Start averaging the gradient of a parameter over all ranks, of which each keeps its shard."""
+    def scatter(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Start averaging the gradients of some parameters over all ranks, of which each keeps its shards."""
 
-    def scattered(self, name: str) -> torch.Tensor:
-        """Wait for the scatter of a parameter's gradient, and return this rank's shard of the mean."""
+    def scattered(self, key: str) -> Sequence[torch.Tensor]:
+        """Wait for the scatter whose first parameter is `key`, and return this rank's shards of the means."""
 
     def changed(self, name: str) -> None:
         """Mark the copy of `name` in the lower tier as out of date, because the content on the device has changed."""

@@ -76,8 +76,8 @@ class Entry:
         return self.like.numel() * self.like.element_size()
 
 
-def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a file atomically, with at most one tensor loaded into memory at a time.
+def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str] | None = None) -> str:
+    """Write a file atomically, with at most one tensor loaded into memory at a time; return the file's hash.
 
     Raises:
         StowageError: a tensor has a dtype that the format does not know.
@@ -111,6 +111,7 @@ def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, s
         file.seek(start.index(_NO_DIGEST.encode()))
         file.write(digest.hexdigest().encode())
         sink.sync()
+    return str(digest.hexdigest())
 
 
 def _digest() -> Any:
@@ -171,6 +172,7 @@ class TensorFile:
     Attributes:
         metadata: the metadata of its header.
         forms: name -> a tensor on the meta device, of the dtype and shape of the one in the file.
+        digest: the hash that the file states of itself; "" where another program has written it.
     """
 
     def __init__(self, path: Path, *, hint: str) -> None:
@@ -198,7 +200,7 @@ class TensorFile:
             raise TableError(f"{path} cannot be read ({error.strerror}): make it a readable file.") from error
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
             raise TableError(f"{path} is damaged: {hint}.") from error
-        self._digest = self.metadata.pop(_DIGEST, "")
+        self.digest = self.metadata.pop(_DIGEST, "")
 
     def _read_header(self, file: Any) -> None:
         length = int.from_bytes(file.read(8), "little")
@@ -225,9 +227,9 @@ class TensorFile:
         Raises:
             TableError: the file is not what was written.
         """
-        if not self._digest:
+        if not self.digest:
             return
-        digest, place = _digest(), self._digest.encode()
+        digest, place = _digest(), self.digest.encode()
         try:
             with open(self._path, "rb", buffering=0) as file:
                 piece = file.read(self._start).replace(place, _NO_DIGEST.encode(), 1)
@@ -237,7 +239,7 @@ class TensorFile:
                     _forget(file.fileno())
         except OSError as error:
             raise TableError(f"{self._path} cannot be read ({error.strerror}): {self._hint}.") from error
-        if digest.hexdigest() != self._digest:
+        if digest.hexdigest() != self.digest:
             raise TableError(f"{self._path} is damaged, or was changed after it was written: {self._hint}.")
 
     def get(self, name: str) -> torch.Tensor:
@@ -247,14 +249,16 @@ class TensorFile:
         self.read(name, made)
         return made
 
-    def read(self, name: str, target: torch.Tensor) -> None:
-        """Copy one tensor into `target`, of its shape and dtype, in any layout and on any device.
+    def read(self, name: str, target: torch.Tensor, first_row: int = 0) -> None:
+        """Copy one tensor, or some of its rows; see `TensorSource`.
 
         Raises:
             TableError: the file ended early.
         """
+        form = self.forms[name]
+        skipped = first_row * (form.numel() // form.shape[0]) * form.element_size() if first_row else 0
         with open(self._path, "rb", buffering=0) as file, torch.no_grad():
-            file.seek(self._starts[name])
+            file.seek(self._starts[name] + skipped)
             for piece in _pieces(target):
                 straight = piece.device.type == "cpu" and piece.is_contiguous()
                 flat = piece if straight else torch.empty(piece.shape, dtype=piece.dtype, device="cpu")

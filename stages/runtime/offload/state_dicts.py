@@ -17,8 +17,9 @@ FirstOffloaded = Callable[[Any], str | None]
 class _Hook:
     """A hook that does nothing in copies and pickles of its module or optimizer."""
 
-    def __init__(self, first_offloaded: FirstOffloaded | None = None) -> None:
+    def __init__(self, first_offloaded: FirstOffloaded | None = None, where: str = "offloaded") -> None:
         self._first_offloaded = first_offloaded
+        self._where = where
 
     def _offloaded(self, owner: Any) -> str | None:
         return self._first_offloaded(owner) if self._first_offloaded is not None else None
@@ -33,7 +34,7 @@ class _BeforeGiving(_Hook):
         name = self._offloaded(owner) if not keep_vars else None
         if name is not None:
             raise OffloadedError(
-                f"{type(owner).__name__}.state_dict() was called while '{name}' is offloaded: write a file with "
+                f"{type(owner).__name__}.state_dict() was called while '{name}' is {self._where}: write a file with "
                 "step.save_model, save_pretrained, save_optimizer or save, or call it inside of `with "
                 "step.on_device():`, which brings everything."
             )
@@ -44,18 +45,20 @@ class _BeforeTaking(_Hook):
         name = self._offloaded(owner)
         if name is not None:
             raise OffloadedError(
-                f"{type(owner).__name__}.load_state_dict() was called while '{name}' is offloaded: use "
+                f"{type(owner).__name__}.load_state_dict() was called while '{name}' is {self._where}: use "
                 "step.load_optimizer or step.load, which put each tensor where it lives."
             )
 
 
-def guard_module(module: nn.Module, first_offloaded: FirstOffloaded) -> None:
+def guard_module(module: nn.Module, first_offloaded: FirstOffloaded, where: str = "offloaded") -> None:
     """Let `state_dict` of the module and of its parts refuse from now on if `first_offloaded` names something."""
     for part in module.modules():
-        part.register_state_dict_pre_hook(_BeforeGiving(first_offloaded))  # type: ignore[no-untyped-call]
+        part.register_state_dict_pre_hook(_BeforeGiving(first_offloaded, where))  # type: ignore[no-untyped-call]
 
 
-def guard_optimizer(optimizer: torch.optim.Optimizer, first_offloaded: FirstOffloaded) -> None:
+def guard_optimizer(
+    optimizer: torch.optim.Optimizer, first_offloaded: FirstOffloaded, where: str = "offloaded"
+) -> None:
     """Let the optimizer's `state_dict` and `load_state_dict` refuse if `first_offloaded` names something."""
-    optimizer.register_state_dict_pre_hook(_BeforeGiving(first_offloaded))
-    optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_offloaded))
+    optimizer.register_state_dict_pre_hook(_BeforeGiving(first_offloaded, where))
+    optimizer.register_load_state_dict_pre_hook(_BeforeTaking(first_offloaded, where))

@@ -3,4 +3,8 @@
 ranks        the group of processes: rates, agreements, objects from rank 0
 sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter
+contents     whole tensors for those who save and load
+slices       the rows of whole tensors that one rank reads
+writing      checkpoints through torch.distributed.checkpoint
+failures     one sentence where ranks are lost, and nothing more afterwards
 """

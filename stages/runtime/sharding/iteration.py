@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.clipping import scale_of
 from stowage.stages.runtime.executors.iteration import SingleIteration
-from stowage.stages.runtime.sharding.ranks import Collective
-from stowage.stages.runtime.sharding.sharding import Gather, Sharding
+from stowage.stages.runtime.sharding.sharding import Gather, Scatter, Sharding
 
 
 class ShardedIteration(SingleIteration):
@@ -22,9 +20,9 @@ class ShardedIteration(SingleIteration):
         super().__init__(**surroundings)
         self._sharding = sharding
         self._gathers: dict[str, Gather] = {}
-        self._scatters: dict[str, tuple[torch.Tensor, Collective]] = {}
-        for buffer in self.buffer.values():  # as DistributedDataParallel does before each forward
-            sharding.ranks.broadcast(buffer)
+        self._scatters: dict[str, Scatter] = {}
+        for name, buffer in self.buffer.items():  # as DistributedDataParallel does before each forward
+            sharding.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
 
     def gather(self, key: str, names: Sequence[str]) -> None:
         """Start the gather of some parameters."""
@@ -37,31 +35,23 @@ class ShardedIteration(SingleIteration):
             gather: Gather = self._under_way(self._gathers, key)
             return gather.finish()
 
-    def scatter(self, name: str, gradient: torch.Tensor) -> None:
-        """Start averaging a parameter's gradient over all ranks."""
-        form, like, ranks = self._sharding.forms[name], self._sharding.whole_layout(name), self._sharding.ranks
+    def scatter(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Start averaging the gradients of some parameters over all ranks."""
         with self._outside.again(), torch.no_grad():
-            buffer = gradient.new_empty(form.padded_elements)
-            buffer[form.elements :].zero_()
-            # Divided before it is added, as DistributedDataParallel does.
-            torch.mul(gradient, 1.0 / ranks.count, out=buffer.as_strided(like.shape, like.stride()))
-            self._scatters[name] = buffer, ranks.reduce(buffer)
+            self._scatters[next(iter(gradients))] = Scatter(self._sharding, gradients)
 
-    def scattered(self, name: str) -> torch.Tensor:
-        """Wait for a scatter, and return this rank's shard of the mean."""
-        form = self._sharding.forms[name]
-        with self._outside.again(), self._span("wait", f"scatter of {name}"):
-            buffer, work = self._under_way(self._scatters, name)
-            work.wait()
-            shard: torch.Tensor = buffer.chunk(self._sharding.ranks.count)[self._sharding.ranks.rank].clone()
-        return shard.as_strided(form.shape, form.stride)
+    def scattered(self, key: str) -> Sequence[torch.Tensor]:
+        """Wait for the scatter whose first parameter is `key`, and return this rank's shards of the means."""
+        with self._outside.again(), self._span("wait", f"scatter of {key}"):
+            scatter: Scatter = self._under_way(self._scatters, key)
+            return scatter.finish()
 
     def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Return the factor that clips gradients by their global norm over all ranks, and remember the norm."""
         with self._outside.again():
             own = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), 2.0)
             total = own.square()
-            dist.all_reduce(total, group=self._sharding.ranks.group)
+            self._sharding.ranks.add(total, "the global norm of the gradients")
             self.grad_norm = total.sqrt()
         return scale_of(self.grad_norm, max_norm)
 

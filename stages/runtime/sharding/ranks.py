@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from stowage.stages.device.rates.collectives import CollectiveRates, measure_collectives, start_gather
+from stowage.stages.ir.errors import RankError
+from stowage.stages.runtime.sharding.failures import Failures
+
 Found = TypeVar("Found")
 
-PROBE_BYTES = 4 << 20
-PROBES = 5
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What collectives take among the ranks of a group.
-
-    Attributes:
-        bytes_per_s: bytes that a rank receives per second in a gather.
-        start_s: time of a gather of next to no bytes.
-    """
-
-    bytes_per_s: float
-    start_s: float
+PULSE_S = 5.0
+"""While the first rank works alone, the others hear from it so often: no collective of theirs times out meanwhile."""
 
 
 class Collective:
     """A collective under way."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[Any], failures: Failures, what: str) -> None:
         self._works = works
+        self._failures = failures
+        self._what = what
 
     def wait(self) -> None:
-        """Wait until what it writes can be read: on a GPU, by what is queued from now on."""
-        for work in self._works:
-            work.wait()
+        """Wait until what it writes can be read: on a GPU, by what is queued from now on.
+
+        Raises:
+            RankError: another rank has ended, hangs, or has failed.
+        """
+        with self._failures.named(self._what):
+            for work in self._works:
+                work.wait()
 
 
 class Ranks:
@@ -49,24 +46,39 @@ class Ranks:
         group: the process group.
         count: number of ranks.
         rank: this process's own.
+        failures: what has been heard of ranks that are lost.
+
+    What is exchanged has a name, `what`, which errors state.
     """
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.count = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
+        self.failures = Failures(group if group is not None else dist.group.WORLD, self.rank)
         self._first = self._global(0)
-        self._rates: Rates | None = None
+        self._rates: CollectiveRates | None = None
 
-    def from_first(self, make: Callable[[], Found]) -> Found:
+    def from_first(self, make: Callable[[], Found], what: str = "what rank 0 decides") -> Found:
         """Return what rank 0 makes, on all ranks; an error that it raises is raised on all."""
         content: list[Any] = [None]
+        stopped: BaseException | None = None
         if self.rank == 0:
-            try:
-                content = [(True, make())]
-            except Exception as error:
-                content = [(False, (type(error), error.args, vars(error)))]
-        dist.broadcast_object_list(content, src=self._first, group=self.group)
+            with self._pulse(what):
+                try:
+                    content = [(True, make())]
+                except Exception as error:
+                    content = [(False, (type(error), error.args, vars(error)))]
+                except BaseException as error:
+                    stopped = error
+                    text = f"The first rank was stopped ({type(error).__name__}) while the others waited for it."
+                    content = [(False, (RankError, (text,), {}))]
+        else:
+            self._listen(what)
+        with self.failures.named(what):
+            dist.broadcast_object_list(content, src=self._first, group=self.group)
+        if stopped is not None:
+            raise stopped
         made, found = content[0]
         if not made:
             kind, arguments, attributes = found
@@ -77,57 +89,82 @@ class Ranks:
         result: Found = found
         return result
 
-    def all(self, own: Found) -> list[Found]:
+    @contextlib.contextmanager
+    def _pulse(self, what: str) -> Iterator[None]:
+        """Tell the other ranks now and then that this one is at work, then that it is done."""
+        done = threading.Event()
+
+        def tell() -> None:
+            ended = False
+            while not ended:
+                ended = done.wait(PULSE_S)
+                self._beat(what, ended)
+
+        teller = threading.Thread(target=tell, name="stowage-pulse", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            teller.join()
+
+    def _listen(self, what: str) -> None:
+        """Wait until rank 0 is done."""
+        while not self._beat(what, False):
+            pass
+
+    def _beat(self, what: str, ended: bool) -> bool:
+        flag = torch.tensor(int(ended), device=self._place())
+        with self.failures.named(what):
+            dist.broadcast(flag, src=self._first, group=self.group)
+        return bool(flag.item())
+
+    def _place(self) -> torch.device:
+        """Return where tensors are that the group's backend takes."""
+        backend = str(dist.get_backend(self.group))
+        return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+
+    def all(self, own: Found, what: str = "what all ranks report") -> list[Found]:
         """Return what all ranks give, in their order."""
         found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, own, group=self.group)
+        with self.failures.named(what):
+            dist.all_gather_object(found, own, group=self.group)
         return found
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by rank 0's."""
-        dist.broadcast(tensor, src=self._first, group=self.group)
+        with self.failures.named(what):
+            dist.broadcast(tensor, src=self._first, group=self.group)
 
-    def gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Collective:
+    def add(self, tensor: torch.Tensor, what: str) -> None:
+        """Overwrite a tensor by the sum of all ranks'."""
+        with self.failures.named(what):
+            dist.all_reduce(tensor, group=self.group)
+
+    def gather(self, whole: torch.Tensor, shard: torch.Tensor, what: str) -> Collective:
         """Start filling a flat tensor with the flat shards of all ranks, in their order."""
-        if whole.device.type != "cpu":
-            start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            return Collective([start(whole, shard, group=self.group, async_op=True)])
-        # Gloo's own gather copies what it receives once more; broadcasts write to where it belongs.
-        parts = whole.chunk(self.count)
-        parts[self.rank].copy_(shard)
-        return Collective([dist.broadcast(p, self._global(r), self.group, async_op=True) for r, p in enumerate(parts)])
+        with self.failures.named(what):
+            return Collective(start_gather(whole, shard, self.group), self.failures, what)
 
-    def reduce(self, whole: torch.Tensor) -> Collective:
+    def reduce(self, whole: torch.Tensor, what: str) -> Collective:
         """Start the sum of a flat tensor over all ranks; each rank's own part of it is valid afterwards, no other."""
+        with self.failures.named(what):
+            return Collective(self._reduce(whole), self.failures, what)
+
+    def _reduce(self, whole: torch.Tensor) -> list[Any]:
         parts = list(whole.chunk(self.count))
         if whole.device.type != "cpu":
             start = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-            return Collective([start(parts[self.rank], whole, group=self.group, async_op=True)])
-        work = (dist.reduce(p, self._global(r), group=self.group, async_op=True) for r, p in enumerate(parts))
-        return Collective(list(work))
+            return [start(parts[self.rank], whole, group=self.group, async_op=True)]
+        return [dist.reduce(p, self._global(r), group=self.group, async_op=True) for r, p in enumerate(parts)]
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank) if self.group is not None else rank
 
-    def rates(self, device: torch.device) -> Rates:
+    def rates(self, device: torch.device) -> CollectiveRates:
         """Return what collectives take, measured once: the same numbers on all ranks."""
         if self._rates is None:
-            small = self._time_s(device, 64)
-            large = self._time_s(device, PROBE_BYTES)
-            moved = PROBE_BYTES * (self.count - 1)
-            own = Rates(moved / max(large - small, 1e-9), small)
+            with self.failures.named("probes of the rates of collectives"):
+                own = measure_collectives(self.group, device)
             self._rates = self.from_first(lambda: own)
         return self._rates
-
-    def _time_s(self, device: torch.device, nbytes: int) -> float:
-        shard = torch.zeros(nbytes // 4, device=device)
-        whole = torch.empty(self.count * shard.numel(), device=device)
-        times = []
-        for _ in range(PROBES):
-            dist.barrier(self.group)
-            began = time.perf_counter()
-            self.gather(whole, shard).wait()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)

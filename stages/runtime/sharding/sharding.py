@@ -16,7 +16,11 @@ from stowage.stages.ir.collectives import ShardForm
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime.files.weights import absent
 from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, arrive, leave
+from stowage.stages.runtime.offload.state_dicts import guard_module, guard_optimizer
+from stowage.stages.runtime.sharding.failures import listed
 from stowage.stages.runtime.sharding.ranks import Ranks
+
+DEALT_OUT = "dealt out to ranks"
 
 
 class Sharding:
@@ -35,6 +39,7 @@ class Sharding:
         """
         self.ranks = ranks
         self._model = model
+        self._optimizer = optimizer
         self._parameters = dict(model.named_parameters())
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
@@ -57,6 +62,7 @@ class Sharding:
         self._shards: dict[str, torch.Tensor] = {}
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
         self._depth = 0
+        self._raw = False
 
     @property
     def sharded(self) -> bool:
@@ -75,18 +81,44 @@ class Sharding:
         """Take rank 0's parameters and buffers, and keep a shard of each parameter."""
         if self._sharded:
             return
-        for buffer in self._model.buffers():
-            self.ranks.broadcast(buffer)
+        for name, buffer in self._model.named_buffers():
+            self.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
         for name, parameter in self._parameters.items():
             held = parameter.detach()
             if name in self.forms:
-                self.ranks.broadcast(memory_of(held))
+                self.ranks.broadcast(memory_of(held), f"parameter '{name}' of rank 0")
                 self._shards[name] = self.cut(name, held)
                 parameter.data = self._stand_in(name)
                 leave(parameter, name)
             else:
-                self.ranks.broadcast(held)
+                self.ranks.broadcast(held, f"parameter '{name}' of rank 0")
         self._sharded = True
+        guard_module(self._model, self._first_cut, DEALT_OUT)
+        if self._optimizer is not None:
+            guard_optimizer(self._optimizer, self._first_cut_state, DEALT_OUT)
+
+    def _first_cut(self, module: nn.Module) -> str | None:
+        own = {id(p) for p in module.parameters() if isinstance(p, OffloadedTensor)}
+        return next((name for name in self.forms if id(self._parameters[name]) in own), None)
+
+    def _first_cut_state(self, optimizer: torch.optim.Optimizer) -> str | None:
+        if self._raw:
+            return None
+        cut = {n: p for n, p in self._parameters.items() if n in self.forms and isinstance(p, OffloadedTensor)}
+        for name, parameter in cut.items():
+            for key, state in optimizer.state.get(parameter, {}).items():
+                if isinstance(state, torch.Tensor) and tuple(state.shape) == self.forms[name].shape:
+                    return f"{name}::{key}"
+        return None
+
+    @contextmanager
+    def raw_states(self) -> Iterator[None]:
+        """Let the optimizer's `state_dict` give shards inside, and `load_state_dict` replace them."""
+        self._raw = True
+        try:
+            yield
+        finally:
+            self._raw = False
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -153,7 +185,7 @@ class Gather:
         self._sizes = [flat.numel() for flat in flats]
         self._buffer = own.new_empty(own.numel() * sharding.ranks.count)
         self._own = own if own.device.type != "cpu" else None  # it may be read until the end
-        self._work = sharding.ranks.gather(self._buffer, own)
+        self._work = sharding.ranks.gather(self._buffer, own, f"the gather of {listed(names)}")
 
     def finish(self) -> list[torch.Tensor]:
         """Wait, and return the whole tensors."""
@@ -167,6 +199,7 @@ class Gather:
             whole.view(self._sharding.ranks.count, size).copy_(by_rank[:, begin : begin + size])
             found.append(self._windowed(name, whole))
             begin += size
+        release(self._buffer)
         return found
 
     def _windowed(self, name: str, flat: torch.Tensor) -> torch.Tensor:
@@ -174,9 +207,50 @@ class Gather:
         return flat.as_strided(like.shape, like.stride())
 
 
+class Scatter:
+    """A scatter under way: the mean of gradients over all ranks, of which each rank keeps its shards."""
+
+    def __init__(self, sharding: Sharding, gradients: Mapping[str, torch.Tensor]) -> None:
+        self._forms = [sharding.forms[name] for name in gradients]
+        self._rank, ranks = sharding.ranks.rank, sharding.ranks.count
+        first = next(iter(gradients.values()))
+        total = sum(form.shard_elements for form in self._forms)
+        self._buffer = first.new_empty(total * ranks)
+        by_rank, begin = self._buffer.view(ranks, total), 0
+        for (name, gradient), form in zip(gradients.items(), self._forms, strict=True):
+            like = sharding.whole_layout(name)
+            whole = self._buffer if len(gradients) == 1 else first.new_empty(form.padded_elements)
+            whole[form.elements :].zero_()
+            # Divided before it is added, as DistributedDataParallel does.
+            torch.mul(gradient, 1.0 / ranks, out=whole.as_strided(like.shape, like.stride()))
+            if whole is not self._buffer:
+                by_rank[:, begin : begin + form.shard_elements].copy_(whole.view(ranks, -1))
+            begin += form.shard_elements
+        what = f"the scatter of the gradients of {listed(list(gradients))}"
+        self._work = sharding.ranks.reduce(self._buffer, what)
+
+    def finish(self) -> list[torch.Tensor]:
+        """Wait, and return this rank's shards."""
+        self._work.wait()
+        total = sum(form.shard_elements for form in self._forms)
+        own, found, begin = self._buffer.view(-1, total)[self._rank], [], 0
+        for form in self._forms:
+            shard = own[begin : begin + form.shard_elements].clone()
+            found.append(shard.as_strided(form.shape, form.stride))
+            begin += form.shard_elements
+        release(self._buffer)
+        return found
+
+
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def release(buffer: torch.Tensor) -> None:
+    """Free the memory of a collective that has ended, although a thread of its backend may refer to it for a while."""
+    if buffer.device.type == "cpu":
+        buffer.untyped_storage().resize_(0)
 
 
 def shard_forms(parameters: Mapping[str, torch.Tensor], ranks: int) -> dict[str, ShardForm]:

@@ -44,7 +44,8 @@ def offload_sources(
             yield LateUpdatePlans(lean, [*listed, lean.leanest()])
         return
     preprint = method_of(task.request.method).whole_blocks
-    yield OffMate(offloader, preprint=preprint)
+    if preprint or task.request.o_ilp_searches:
+        yield OffMate(offloader, preprint=preprint)
     fitting = plans.fitting[before[1] :]
     if not preprint and not any(p.time_s <= p.fractional_s * POOR_ROUNDING for p in fitting):
         by_rule = not fitting or not lower_tier.cpu_update_bytes_per_s  # Belady's rule updates on the device

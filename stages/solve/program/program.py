@@ -167,6 +167,7 @@ class StepProgram:
     def _level(
         self, executions: Sequence[Execution], last: Mapping[tuple[int, int], int]
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return what `profile` does, where the last uses are known."""
         change = np.zeros(len(executions) + 1, dtype=np.int64)
         copies = np.fromiter(chain.from_iterable(last), dtype=np.int64, count=2 * len(last)).reshape(-1, 2)
         ends = np.fromiter(last.values(), dtype=np.int64, count=len(last)) + 1
@@ -192,18 +193,25 @@ class StepProgram:
     def retain_where_possible(self, executions: list[Execution], budget_bytes: int) -> list[Execution]:
         """Remove recomputations, most expensive per byte first, as long as keeping the earlier copy fits the budget.
 
-        Removing one frees what it read earlier, which can make room for another: repeat until nothing changes.
+        Removing one frees what it read earlier, which can make room for another: repeat until nothing changes. Room is
+        counted as if no sum took a summand's memory.
         """
         current = executions
         while True:
-            room = budget_bytes - self.base_bytes - self.profile(current)
-            removed = self._one_pass(current, room)
+            last = self.last_uses(current)
+            room = budget_bytes - self.base_bytes - self._level(current, last)
+            removed = self._one_pass(current, last, room)
             if not removed:
                 return current
             current = self.without_dead([e for i, e in enumerate(current) if i not in removed])
 
-    def _one_pass(self, executions: Sequence[Execution], room: np.ndarray[tuple[int], np.dtype[np.int64]]) -> set[int]:
-        copies = _Copies(self.last_uses(executions))
+    def _one_pass(
+        self,
+        executions: Sequence[Execution],
+        last: Mapping[tuple[int, int], int],
+        room: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> set[int]:
+        copies = _Copies(last)
         seen: set[int] = set()
         candidates: list[tuple[float, int]] = []
         for position, execution in enumerate(executions):

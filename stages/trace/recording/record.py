@@ -51,6 +51,17 @@ not: cuDNN's operator then copies them into one, which changes no result.
 """
 
 
+_CPU = torch.device("cpu")
+
+
+def _is_numbered_cpu(device: torch.device) -> bool:
+    """Say whether this is the CPU as libraries for several processes name it, with a number.
+
+    Real tensors on it say that they are on `cpu`, and fake ones say the number.
+    """
+    return device.type == "cpu" and device.index is not None
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records calls while it is entered, inside of a `FakeTensorMode`.
 
@@ -244,6 +255,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flat, structure = pytree.tree_flatten((args, kwargs))
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
+        if any(isinstance(item, torch.device) and _is_numbered_cpu(item) for item in flat):
+            flat = [_CPU if isinstance(item, torch.device) and _is_numbered_cpu(item) else item for item in flat]
+            args, kwargs = pytree.tree_unflatten(flat, structure)
         if func._can_decompose() and autograd_would_have_decomposed(func, flat):
             with self:
                 result = func.decompose(*args, **kwargs)

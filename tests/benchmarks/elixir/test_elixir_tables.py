@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import astuple
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ from stowage.flows.benchmarks.elixir.judgement import NAMES, WHY, WITHIN
 from stowage.flows.benchmarks.elixir.machines import MACHINES, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
 from stowage.flows.benchmarks.elixir.pages import PAGE
+from stowage.flows.benchmarks.elixir.plan_time import plan_from_trace
 from stowage.flows.benchmarks.elixir.published import (
     TABLE_2,
     TABLE_3,
@@ -30,6 +32,7 @@ from stowage.flows.benchmarks.pages.measurement import read_measurement
 from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
 from stowage.stages.solver.outcome import SolverSettings
+from tests.matrix import some
 
 ROWS = list(published_rows())
 MEASURED = Path(__file__).parents[3] / "docs" / "measured" / "data"
@@ -109,8 +112,7 @@ def test_elixir_keeps_within_the_memory_that_its_search_allows() -> None:
         assert ENGINES["elixir"](c).device_bytes <= c.machine.device_bytes
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("ranks", [1, 4, 64])
+@pytest.mark.parametrize(("model", "ranks"), some(product(MODELS, (1, 4, 64)), keep=[("GPT2-4b", 1), ("GPT2-20b", 4)]))
 def test_the_exact_choice_is_never_slower_than_the_greedy_one_and_the_policies(model: str, ranks: int) -> None:
     problem = sharding_problem(Configuration(SXM, MODELS[model], ranks, 8))
     result = plan_groups(problem, SolverSettings(time_limit_s=1.0, gap=1e-2))
@@ -126,6 +128,7 @@ def test_the_exact_choice_is_never_slower_than_the_greedy_one_and_the_policies(m
 def test_a_sharded_plan_has_a_column_once_it_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     row = next(r for r in ROWS if r.model == "GPT2-4b" and r.ranks == 4)
     monkeypatch.setattr(elixir_rows_module, "EFFORT", SolverSettings(time_limit_s=1.0, gap=0.1))
+    monkeypatch.setattr(elixir_rows_module, "PLAN_B", "no_such_module")
     assert elixir_row(row).plan_b is None
     module = ModuleType("plan_b_of_a_test")
     module.plan_b_time = lambda c, machine, budget: c.model.flops(c.batch) / 2e14  # type: ignore[attr-defined]
@@ -140,6 +143,13 @@ def test_every_table_of_the_page_has_data_with_its_columns() -> None:
         measurement = read_measurement(MEASURED / f"{section.name}.json")
         keys = {column.key for column in section.columns if not column.optional}
         assert all(keys <= set(row) for row in measurement.rows), section.name
+
+
+@pytest.mark.long
+def test_opt_175b_is_traced_and_planned_for_64_gpus_in_five_minutes() -> None:
+    found = plan_from_trace()
+    assert found.winner == "exact"
+    assert found.seconds < 300
 
 
 @pytest.mark.long

@@ -172,6 +172,34 @@ def test_what_the_search_takes_is_allowed(
         assert plan.on_device == 0
 
 
+@given(
+    sizes=st.lists(st.integers(1 << 20, 1 << 24), min_size=3, max_size=12),
+    allowed=st.integers(1 << 28, 1 << 31),
+    machine=st.sampled_from([MACHINE, replace(MACHINE, ranks=4)]),
+)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
+def test_no_other_numbers_save_more_than_one_block_or_chunk_more(
+    sizes: list[int], allowed: int, machine: ParallelMachine
+) -> None:
+    plan = search(sizes, allowed, machine, segment_elements=1)
+    if not plan.fits:
+        return
+    count, block, shard = len(plan.chunks), 2 * plan.length, -(-14 * plan.length // machine.ranks)
+    block_s = block * block_benefit(machine, MIXED_PRECISION)
+    chunk_s = shard * chunk_benefit(machine, MIXED_PRECISION)
+
+    def saved_s(blocks: int, on_device: int) -> float:
+        return (blocks - plan.least_blocks) * block_s + on_device * chunk_s
+
+    most = max(
+        saved_s(blocks, on_device)
+        for blocks in range(plan.least_blocks, count + 1)
+        for on_device in range(count + 1)
+        if blocks * block + on_device * shard <= allowed
+    )
+    assert saved_s(plan.blocks, plan.on_device) >= most - max(block_s, chunk_s)
+
+
 @given(problem=problems(), share=st.floats(0, 1))
 @settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_the_greedy_choice_keeps_within_the_budgets(problem: ShardingProblem, share: float) -> None:

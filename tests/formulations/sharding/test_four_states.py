@@ -85,7 +85,7 @@ def test_choices_to_begin_with_keep_every_row_and_have_their_time(problem: Shard
 @settings(max_examples=5, deadline=None, derandomize=True)
 def test_every_row_belongs_to_an_equation(found: tuple[object, ...]) -> None:
     machine = ParallelMachine("two", 2, 10**6, 10**6, 1e6, 1e-4, 1e6, 1e6, 2e6, 1e6, 1e5)
-    problem = ShardingProblem(found, machine, 10**6, 1000, micro_batches=2)  # type: ignore[arg-type]
+    problem = ShardingProblem(found, machine, 10**6, 1, micro_batches=2)  # type: ignore[arg-type]
     model = build(FourStates(problem))
     prefixes = tuple(constraint_prefix(name) for name in EQUATIONS)
     assert all(name.startswith(prefixes) for name in model.model.constraints)

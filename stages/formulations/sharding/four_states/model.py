@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from stowage.stages.formulations.sharding.cost_model import CostModel, Durations, State
+from stowage.stages.formulations.sharding.cost_model import CostModel, Durations
+from stowage.stages.formulations.sharding.memory import State
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.solver.milp import pulp
 

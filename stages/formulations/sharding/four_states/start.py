@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stowage.stages.formulations.sharding.cost_model import Durations, State
+from stowage.stages.formulations.sharding.cost_model import Durations
 from stowage.stages.formulations.sharding.four_states.model import FourStates, Lane
+from stowage.stages.formulations.sharding.memory import State
 from stowage.stages.ir.parallel import GroupChoice
 
 

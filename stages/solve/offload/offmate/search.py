@@ -81,7 +81,7 @@ class OffMate:
             # So may a plan from fewer options: other updates are fractions then.
             others.append(_Search(offloader, task.budget_bytes, settings, preprint=True))
         best_s, spent_s = search.best_s, search.spent_s
-        for other in others:
+        for other in others[: max(task.request.o_ilp_searches, 1) - 1]:
             too_long = best_s < math.inf and spent_s > SOLVES_PER_LIMIT * settings.time_limit_s
             if best_s > search.bound_s * CLOSE_TO_O_ILP and not too_long:
                 yield from other.run()

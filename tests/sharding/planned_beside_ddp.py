@@ -1,0 +1,226 @@
+"""Trains a recipe under a plan of several ranks, and under DistributedDataParallel, and compares the bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stowage.flows import fit
+from stowage.flows.api.training_step import TrainingStep
+from stowage.stages.ir.collectives import GATHER
+from stowage.stages.runtime.sharding.sharding import Sharding
+from tests.sharding.recipes import OPTIMIZERS, RECIPES, Recipe
+
+ITERATIONS = 5
+
+
+@dataclass
+class Compared:
+    """What one rank found.
+
+    Attributes:
+        differences: what is not bit for bit equal; empty where all is.
+        losses: of all micro-batches.
+        method: of the plan.
+        gathers, parameters: rows of the plan that gather, and parameters: more of the first regather.
+        recomputes, offloads: rows that compute again, and that offload.
+        predicted_bytes, peak_bytes, budget_bytes: of one iteration more, which is measured.
+        largest: the greatest relative difference of each parameter's norm, where bits differ.
+    """
+
+    differences: list[str]
+    losses: list[float]
+    method: str = ""
+    gathers: int = 0
+    recomputes: int = 0
+    offloads: int = 0
+    distinct: int = 0
+    predicted_bytes: int = 0
+    peak_bytes: int = 0
+    budget_bytes: int = 0
+    largest: dict[str, float] = field(default_factory=dict)
+
+
+def loss_of(recipe: Recipe, model: nn.Module, batch: Any) -> torch.Tensor:
+    """Return the loss as plain PyTorch computes it."""
+    outputs = model(**batch)
+    found: torch.Tensor = outputs.loss if recipe.loss is None else recipe.loss(outputs, batch)
+    return found
+
+
+def numbers(iteration: int, part: int) -> int:
+    """Return the number of this rank's batch."""
+    return 1000 * iteration + 100 * part + dist.get_rank()
+
+
+def train_ddp(
+    recipe: Recipe,
+    optimizer: torch.optim.Optimizer,
+    ddp: nn.Module,
+    *,
+    accumulate: int = 1,
+    max_grad_norm: float | None = None,
+    iterations: int = ITERATIONS,
+) -> Iterator[float]:
+    """Train, and yield the losses."""
+    for iteration in range(iterations):
+        for part in range(accumulate):
+            last = part == accumulate - 1
+            waits: Any = nullcontext() if last else ddp.no_sync()  # type: ignore[operator]
+            with waits:
+                loss = loss_of(recipe, ddp, recipe.batch(numbers(iteration, part)))
+                loss.backward()  # type: ignore[no-untyped-call]
+            yield loss.item()
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(ddp.parameters(), max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_planned(
+    recipe: Recipe, step: TrainingStep, *, accumulate: int = 1, iterations: int = ITERATIONS
+) -> Iterator[float]:
+    """Train, and yield the losses."""
+    for iteration in range(iterations):
+        for part in range(accumulate):
+            batch = recipe.batch(numbers(iteration, part))
+            yield step(batch, update=part == accumulate - 1).item()
+
+
+def sharding_of(step: TrainingStep) -> Sharding:
+    """Return the shards of a step's model."""
+    found: Sharding = step.programs.binding._executor._sharding  # type: ignore[attr-defined]
+    return found
+
+
+def compare(
+    name: str,
+    optimizer: str,
+    budget: str | int,
+    stores: Path,
+    *,
+    accumulate: int = 1,
+    max_grad_norm: float | None = None,
+    offload: Path | None = None,
+    iterations: int = ITERATIONS,
+    reference: Callable[..., Iterator[float]] = train_ddp,
+    wrap: Callable[[nn.Module], nn.Module] = nn.parallel.DistributedDataParallel,
+    more: Mapping[str, Any] | None = None,
+) -> Compared:
+    """Train both on this rank, and compare what they give."""
+    recipe = RECIPES[name]()
+    rank = dist.get_rank()
+    plain = copy.deepcopy(recipe.model)
+    ddp = wrap(plain)
+    beside = OPTIMIZERS[optimizer](plain.parameters())
+    own = OPTIMIZERS[optimizer](recipe.model.parameters())
+    step = fit(
+        recipe.model,
+        recipe.batch(rank),
+        own,
+        device_budget=budget,
+        loss=recipe.loss,
+        accumulate=accumulate,
+        max_grad_norm=max_grad_norm,
+        offload_dir=offload / str(rank) if offload is not None else None,
+        cache_dir=stores,
+        quick=True,
+        group=dist.group.WORLD,
+        **more or {},
+    )
+    torch.manual_seed(7 + rank)
+    losses = list(train_planned(recipe, step, accumulate=accumulate, iterations=iterations))
+    generator = torch.get_rng_state()
+    torch.manual_seed(7 + rank)
+    arguments: Any = {"accumulate": accumulate, "max_grad_norm": max_grad_norm, "iterations": iterations}
+    expected = list(reference(recipe, beside, ddp, **arguments))
+    differences = [f"loss {i}: {a!r}, not {b!r}" for i, (a, b) in enumerate(zip(losses, expected)) if a != b]
+    if not torch.equal(generator, torch.get_rng_state()):
+        differences.append("generator")
+    found = Compared(differences, losses, largest={})
+    _parameters(step, recipe.model, plain, found)
+    _states(step, recipe.model, own, plain, beside, found)
+    differences += [
+        f"buffer {key}"
+        for (key, one), (_, other) in zip(recipe.model.named_buffers(), plain.named_buffers(), strict=True)
+        if not torch.equal(one, other)
+    ]
+    rows = step.planned.rows
+    measured = step.measure(recipe.batch(numbers(iterations, accumulate - 1)))
+    computed = [r.node for r in rows if r.action == "compute"]
+    calls = step.planned.trace.calls
+    nodes = [n.node for n in step.planned.nodes if any(calls[c].target == GATHER for c in n.calls)]
+    gathered = [r.node for r in rows if r.node in nodes]
+    found.method = step.plan.method
+    found.gathers, found.distinct = len(gathered), len(set(gathered))
+    found.recomputes = len(computed) - len(set(computed))
+    found.offloads = sum(r.action == "offload" for r in rows)
+    found.predicted_bytes, found.peak_bytes = step.plan.device_peak_bytes, measured.peak_bytes
+    found.budget_bytes = step.plan.device_budget_bytes
+    return found
+
+
+def _parameters(step: TrainingStep, model: nn.Module, plain: nn.Module, found: Compared) -> None:
+    sharding = sharding_of(step)
+    contents = step.contents()
+    for (name, parameter), (_, expected) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        if name not in sharding.forms:
+            whole = parameter.detach()
+        else:
+            shard: list[torch.Tensor] = []
+            with sharding.inside():
+                contents.lend(parameter, lambda content, shard=shard: shard.append(content.clone()))  # type: ignore[misc]
+            whole = sharding.whole(name, shard[0])
+        if not torch.equal(whole, expected.detach()):
+            found.differences.append(f"parameter {name}")
+            apart = (whole - expected.detach()).double().norm() / expected.detach().double().norm().clamp(min=1e-30)
+            found.largest[name] = float(apart)
+
+
+def _states(
+    step: TrainingStep,
+    model: nn.Module,
+    own: torch.optim.Optimizer,
+    plain: nn.Module,
+    beside: torch.optim.Optimizer,
+    found: Compared,
+) -> None:
+    sharding = sharding_of(step)
+    contents = step.contents()
+    for (name, parameter), (_, like) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        have, expected = own.state.get(parameter, {}), beside.state.get(like, {})
+        if have.keys() != expected.keys():
+            found.differences.append(f"states of {name}: {sorted(have)}, not {sorted(expected)}")
+            continue
+        for key, state in have.items():
+            whole = expected[key]
+            if not isinstance(whole, torch.Tensor):
+                same = state == whole
+            elif key != "step" and whole.shape == like.shape and name in sharding.forms:
+                same = _own_part(sharding, name, contents, state, whole)
+            else:
+                same = torch.equal(state, whole)
+            if not same:
+                found.differences.append(f"state {key} of {name}")
+
+
+def _own_part(sharding: Sharding, name: str, contents: Any, state: torch.Tensor, whole: torch.Tensor) -> bool:
+    form = sharding.forms[name]
+    count = form.own_rows(sharding.ranks.rank) * form.row
+    seen: list[bool] = []
+    expected = sharding.cut(name, whole).as_strided((form.shard_elements,), (1,))[:count]
+
+    def look(content: torch.Tensor) -> None:
+        seen.append(torch.equal(content.as_strided((form.shard_elements,), (1,))[:count], expected))
+
+    with sharding.inside():
+        contents.lend(state, look)
+    return seen[0]

@@ -1,0 +1,120 @@
+"""Tiny training scripts of every kind that ranks have to get right: model, optimizer, and a batch for each rank.
+
+`RECIPES[name]()` makes the same model with the same weights on every rank; dropout is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.workload.models import build_model
+from stowage.stages.workload.randomness import seeded
+from stowage.stages.workload.samples import sample_batch
+from tests.zoo import GPT2, LLAMA, ZOO, Loss
+
+MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a user of several ranks has written.
+
+    Attributes:
+        model: the module, in training mode.
+        loss: `loss(outputs, batch)`; None where the outputs have a `.loss`.
+        batch: `batch(number)` makes a batch; each rank asks for other numbers.
+    """
+
+    model: nn.Module
+    loss: Loss | None
+    batch: Callable[[int], Any]
+
+
+def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """AdamW of what trains."""
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-2)
+
+
+def momentum(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    """SGD with momentum of what trains."""
+    return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=1e-2, momentum=0.9)
+
+
+def gpt2() -> Recipe:
+    """Return GPT-2, whose head is its embedding."""
+    return _language("gpt2", **GPT2 | {"n_layer": 2})
+
+
+def t5() -> Recipe:
+    """Return T5: encoder, decoder and head read one weight."""
+    return _language("t5", d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=64)
+
+
+def _language(architecture: str, **overrides: Any) -> Recipe:
+    model = build_model(architecture, overrides, seed=0)
+    return Recipe(model, None, lambda number: sample_batch(model, 4, 12, number))
+
+
+def llama_lora() -> Recipe:
+    """Return Llama with adapters: its own weights do not train."""
+    from peft import LoraConfig, get_peft_model
+
+    model = build_model("llama", dict(LLAMA), seed=0)
+    with seeded(0):
+        adapted = get_peft_model(model, LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]))
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.02)
+    return Recipe(adapted.train(), None, lambda number: sample_batch(model, 4, 12, number))
+
+
+def resnet() -> Recipe:
+    """Return ResNet with batch normalization, whose statistics are buffers."""
+    model, _, loss = ZOO["resnet"]()
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        with seeded(number):
+            return {"x": torch.randn(4, 3, 16, 16)}
+
+    return Recipe(model, loss, batch)
+
+
+class _Odd(nn.Module):
+    """Layers whose rows and elements no number of ranks divides, scalars and empty parameters among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(13, 7), nn.GELU(), nn.Dropout(0.1), nn.Linear(7, 5), nn.Linear(5, 1))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.columns = nn.Parameter(torch.randn(13, 7).t())
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layers(x) * self.scale + (x @ self.columns.t()).sum(1, keepdim=True) + self.nothing.sum()
+
+
+def odd() -> Recipe:
+    """Return a small network of odd sizes."""
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        with seeded(number):
+            return {"x": torch.randn(64, 13)}
+
+    with seeded(0):
+        model = _Odd()
+    return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "gpt2": gpt2,
+    "t5": t5,
+    "llama_lora": llama_lora,
+    "resnet": resnet,
+    "odd": odd,
+}
+OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum}

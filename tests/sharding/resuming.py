@@ -1,0 +1,198 @@
+"""Train on ranks, save in the middle, and go on in other processes from what was saved.
+
+`python -m tests.sharding.resuming MODE FOLDER BUDGET [CHECKPOINT]` on each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+from stowage.flows import fit
+from stowage.flows.api.training_step import TrainingStep
+from stowage.stages.ir.errors import StowageError
+from stowage.stages.runtime.sharding import writing
+from tests.sharding.ranks import say
+
+BEFORE, AFTER = 3, 3
+WHOLE = "1GiB"
+
+
+class Odd(nn.Module):
+    """Parameters that are cut in every way: rows that do not divide, one row, no dimension, another order, frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 129)
+        self.norm = nn.BatchNorm1d(129)
+        self.drop = nn.Dropout(0.3)
+        self.turned = nn.Parameter(torch.randn(129, 7).t())
+        self.last = nn.Linear(7, 1)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.base = nn.Linear(7, 7)
+        self.base.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(self.norm(self.first(x)).relu())
+        hidden = self.base(torch.nn.functional.linear(hidden, self.turned)).tanh()
+        return (self.last(hidden) * self.scale).square().mean()
+
+
+def batch(rank: int, iteration: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * iteration + rank))}
+
+
+def objective(model: nn.Module, given: Any) -> torch.Tensor:
+    loss: torch.Tensor = model(**given)
+    return loss
+
+
+class Training:
+    """A model with its optimizer, schedule and step; `shift` makes its first weights others."""
+
+    def __init__(self, stores: Path, budget: str, *, shift: float = 0.0, group: Any = None, name: str = "") -> None:
+        self.model = Odd()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(shift)
+        self.optimizer = adamw(self.model)
+        self.schedule = halving(self.optimizer)
+        self.step: TrainingStep = fit(
+            self.model,
+            batch(0, 0),
+            self.optimizer,
+            device_budget=budget,
+            forward=objective,
+            group=group,
+            cache_dir=stores / f"stores{name}",
+            offload_dir=stores / f"below{name}" if budget != WHOLE else None,
+            quick=True,
+        )
+
+    def train(self, rank: int, begin: int, end: int) -> list[float]:
+        losses = []
+        for i in range(begin, end):
+            losses.append(self.step(batch(rank, i)).item())
+            with warnings.catch_warnings():  # the step calls the optimizer's own code, which schedules do not see
+                warnings.simplefilter("ignore")
+                self.schedule.step()
+        return losses
+
+    def save(self, path: Path) -> None:
+        self.step.save(path, self.schedule)
+
+    def load(self, path: Path) -> None:
+        self.step.load(path, self.schedule)
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """Return parameters, buffers and states, whole; all ranks call this."""
+        contents = self.step.contents()
+        contents.settle()
+        named: dict[str, torch.Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        for parameter, states in self.optimizer.state.items():
+            named |= {f"{names[id(parameter)]}::{k}": v for k, v in states.items() if isinstance(v, torch.Tensor)}
+        found: dict[str, torch.Tensor] = {}
+        for name in sorted(named):
+            contents.lend(named[name], lambda held, name=name: found.update({name: held.clone().contiguous()}))  # type: ignore[misc]
+        return found
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    first = [p for n, p in model.named_parameters() if n.startswith("first")]
+    rest = [p for n, p in model.named_parameters() if not n.startswith("first") and p.requires_grad]
+    return torch.optim.AdamW([{"params": first, "lr": 3e-2}, {"params": rest, "weight_decay": 0.1}], lr=1e-2)
+
+
+def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode() + bytes(tensors[name].contiguous().view(-1).view(torch.uint8).tolist()))
+    return found.hexdigest()
+
+
+def refusals(run: Training, folder: Path) -> list[str]:
+    """Return what ranks are told that read or save what they cannot."""
+    rank = dist.get_rank()
+
+    def sentence(work: Any) -> str:
+        try:
+            work()
+        except StowageError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    (folder / "a file").write_text("")
+    damaged = folder / "damaged"
+    run.save(damaged)
+    if rank == 0:
+        (shard,) = damaged.glob("rank-00001-*")
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(bytes(content))
+    dist.barrier()
+
+    def full(*_: Any) -> str:
+        raise StowageError("no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(writing, "write_tensors", full)
+        half_written = sentence(lambda: run.save(folder / "checkpoint"))
+    run.load(folder / "checkpoint")  # what was there is whole
+    return [
+        half_written,
+        sentence(run.model.state_dict),
+        sentence(run.optimizer.state_dict),
+        sentence(lambda: run.save(folder / f"place {rank}")),
+        sentence(lambda: run.save(folder / "a file")),
+        sentence(lambda: run.load(folder / "nothing")),
+        sentence(lambda: run.load(damaged)),
+    ]
+
+
+def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    run = Training(folder, budget, shift=1.0 if checkpoint else 0.0, group=dist.group.WORLD, name=str(rank))
+    torch.manual_seed(7 + rank)
+    found: dict[str, Any] = {"slots": len(run.step.planned.slots)}
+    if checkpoint:
+        run.load(folder / checkpoint)
+        found["loaded"] = digest(run.whole())
+    else:
+        found["before"] = run.train(rank, 0, BEFORE)
+        generator = torch.get_rng_state()
+        run.save(folder / "checkpoint")
+        run.step.save_model(folder / "weights.safetensors")
+        run.step.save_optimizer(folder / "optimizer.safetensors")
+        whole = run.whole()
+        if rank == 0:
+            save_file({**whole, "generator": generator}, folder / "whole.safetensors")
+        found["saved"] = digest(whole)
+    if mode == "refuse":
+        found["refused"] = refusals(run, folder)
+    found["after"] = run.train(rank, BEFORE, BEFORE + AFTER)
+    found["end"] = digest(run.whole())
+    say(found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
