@@ -81,7 +81,7 @@ def make_step(
         method=choices.method,
         stores=stores,
         effort=QUICK if choices.quick else Effort(),
-        lower_tier=replace(lower.lower_tier, gradients=optimizer is not None) if lower else None,
+        lower_tier=replace(lower.lower_tier, gradients=optimizer is not None and ranks is None) if lower else None,
         structures=choices.programs,
         ranks=ranks,
     )

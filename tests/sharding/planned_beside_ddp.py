@@ -16,7 +16,7 @@ from torch import nn
 from stowage.flows import fit
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.collectives import GATHER
-from stowage.stages.runtime.sharding.sharding import Sharding
+from stowage.stages.runtime.offload.contents import Contents
 from tests.sharding.recipes import OPTIMIZERS, RECIPES, Recipe
 
 ITERATIONS = 5
@@ -95,12 +95,6 @@ def train_planned(
             yield step(batch, update=part == accumulate - 1).item()
 
 
-def sharding_of(step: TrainingStep) -> Sharding:
-    """Return the shards of a step's model."""
-    found: Sharding = step.programs.binding._executor._sharding  # type: ignore[attr-defined]
-    return found
-
-
 def compare(
     name: str,
     optimizer: str,
@@ -169,19 +163,12 @@ def compare(
 
 
 def _parameters(step: TrainingStep, model: nn.Module, plain: nn.Module, found: Compared) -> None:
-    sharding = sharding_of(step)
     contents = step.contents()
-    for (name, parameter), (_, expected) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
-        if name not in sharding.forms:
-            whole = parameter.detach()
-        else:
-            shard: list[torch.Tensor] = []
-            with sharding.inside():
-                contents.lend(parameter, lambda content, shard=shard: shard.append(content.clone()))  # type: ignore[misc]
-            whole = sharding.whole(name, shard[0])
-        if not torch.equal(whole, expected.detach()):
+    for (name, parameter), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        whole, expected = _lent(contents, parameter), other.detach()
+        if not torch.equal(whole, expected):
             found.differences.append(f"parameter {name}")
-            apart = (whole - expected.detach()).double().norm() / expected.detach().double().norm().clamp(min=1e-30)
+            apart = (whole - expected).double().norm() / expected.double().norm().clamp(min=1e-30)
             found.largest[name] = float(apart)
 
 
@@ -193,7 +180,6 @@ def _states(
     beside: torch.optim.Optimizer,
     found: Compared,
 ) -> None:
-    sharding = sharding_of(step)
     contents = step.contents()
     for (name, parameter), (_, like) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         have, expected = own.state.get(parameter, {}), beside.state.get(like, {})
@@ -201,26 +187,14 @@ def _states(
             found.differences.append(f"states of {name}: {sorted(have)}, not {sorted(expected)}")
             continue
         for key, state in have.items():
-            whole = expected[key]
-            if not isinstance(whole, torch.Tensor):
-                same = state == whole
-            elif key != "step" and whole.shape == like.shape and name in sharding.forms:
-                same = _own_part(sharding, name, contents, state, whole)
-            else:
-                same = torch.equal(state, whole)
+            is_tensor = isinstance(state, torch.Tensor)
+            same = torch.equal(_lent(contents, state), expected[key]) if is_tensor else state == expected[key]
             if not same:
                 found.differences.append(f"state {key} of {name}")
 
 
-def _own_part(sharding: Sharding, name: str, contents: Any, state: torch.Tensor, whole: torch.Tensor) -> bool:
-    form = sharding.forms[name]
-    count = form.own_rows(sharding.ranks.rank) * form.row
-    seen: list[bool] = []
-    expected = sharding.cut(name, whole).as_strided((form.shard_elements,), (1,))[:count]
-
-    def look(content: torch.Tensor) -> None:
-        seen.append(torch.equal(content.as_strided((form.shard_elements,), (1,))[:count], expected))
-
-    with sharding.inside():
-        contents.lend(state, look)
+def _lent(contents: Contents, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole content of a parameter or state."""
+    seen: list[torch.Tensor] = []
+    contents.lend(tensor, lambda content: seen.append(content.clone()))
     return seen[0]

@@ -34,13 +34,13 @@ class ShardedDevice(SingleDevice):
     ) -> None:
         super().__init__(model, optimizer, open_tier, tree)
         self._sharding = sharding
-        self._surroundings = partial(ShardedIteration, sharding=sharding)
 
     def bind(
         self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None = None, *, trains: bool = True
     ) -> Program:
         """Make a program of a plan; see `Executor`."""
         self._sharding.shard()
+        self._surroundings = partial(ShardedIteration, sharding=self._sharding, trains=trains)
         with self._sharding.inside():
             program = super().bind(plan, outside, trains=trains)
         program.around = self._one_step

@@ -10,18 +10,21 @@ import torch
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.runtime.clipping import scale_of
 from stowage.stages.runtime.executors.iteration import SingleIteration
+from stowage.stages.runtime.offload.transfers import noted_release
 from stowage.stages.runtime.sharding.sharding import Gather, Scatter, Sharding
 
 
 class ShardedIteration(SingleIteration):
     """The surroundings of one run of a sharded step; see `Iteration`."""
 
-    def __init__(self, *, sharding: Sharding, **surroundings: Any) -> None:
+    def __init__(self, *, sharding: Sharding, trains: bool = True, **surroundings: Any) -> None:
         super().__init__(**surroundings)
         self._sharding = sharding
+        self.gradient = sharding.gradients
         self._gathers: dict[str, Gather] = {}
         self._scatters: dict[str, Scatter] = {}
-        for name, buffer in self.buffer.items():  # as DistributedDataParallel does before each forward
+        # As DistributedDataParallel does before a forward, but for those that follow one without synchronization.
+        for name, buffer in self.buffer.items() if trains and not sharding.gradients else ():
             sharding.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
 
     def gather(self, key: str, names: Sequence[str]) -> None:
@@ -39,6 +42,10 @@ class ShardedIteration(SingleIteration):
         """Start averaging the gradients of some parameters over all ranks."""
         with self._outside.again(), torch.no_grad():
             self._scatters[next(iter(gradients))] = Scatter(self._sharding, gradients)
+            for name, gradient in gradients.items():
+                if self._sharding.gradients.pop(name, None) is not None:
+                    with noted_release(gradient):  # the step refers to it no more
+                        pass
 
     def scattered(self, key: str) -> Sequence[torch.Tensor]:
         """Wait for the scatter whose first parameter is `key`, and return this rank's shards of the means."""
@@ -54,6 +61,18 @@ class ShardedIteration(SingleIteration):
             self._sharding.ranks.add(total, "the global norm of the gradients")
             self.grad_norm = total.sqrt()
         return scale_of(self.grad_norm, max_norm)
+
+    def keep(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+        """Keep this rank's own gradient, whole, until the last micro-batch of the update."""
+        self._sharding.gradients[name] = gradient
+
+    def keep_offloaded(self, name: str) -> None:
+        """Refuse: gradients that wait are whole, and stay on the device.
+
+        Raises:
+            PlanMismatchError: the plan offloads them.
+        """
+        raise PlanMismatchError(f"The plan offloads the waiting gradient of '{name}', which no sharded step does.")
 
     @staticmethod
     def _under_way(found: dict[str, Any], key: str) -> Any:

@@ -29,6 +29,9 @@ class Sharding:
     Attributes:
         ranks: the processes that have the other shards.
         forms: how each parameter is cut, by name.
+        gradients: while a step runs, this rank's own gradients that wait for more of them, whole, by parameter.
+
+    Between steps such a gradient is in the parameter's `.grad`. While the parameter is a shard it cannot be there.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, ranks: Ranks) -> None:
@@ -58,6 +61,7 @@ class Sharding:
                 self._whole[name] = torch.empty_strided(
                     parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta"
                 )
+        self.gradients: dict[str, torch.Tensor] = {}
         self._sharded = False
         self._shards: dict[str, torch.Tensor] = {}
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
@@ -124,26 +128,38 @@ class Sharding:
     def inside(self) -> Iterator[None]:
         """Let parameters hold their shards inside."""
         if self._sharded and not self._depth:
-            for name, shard in self._shards.items():
-                arrive(self._parameters[name])
-                self._parameters[name].data = shard
-                if isinstance(shard, OffloadedTensor):
-                    leave(self._parameters[name], name)
+            self._enter()
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if self._sharded and not self._depth:
-                for name in self._shards:
-                    parameter = self._parameters[name]
-                    is_offloaded = isinstance(parameter, OffloadedTensor)
-                    arrive(parameter)
-                    self._shards[name] = parameter.data
-                    if is_offloaded:
-                        leave(self._shards[name], name)
-                    parameter.data = self._stand_in(name)
-                    leave(parameter, name)
+                self._leave()
+
+    def _enter(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self.gradients[name], parameter.grad = parameter.grad, None
+        for name, shard in self._shards.items():
+            arrive(self._parameters[name])
+            self._parameters[name].data = shard
+            if isinstance(shard, OffloadedTensor):
+                leave(self._parameters[name], name)
+
+    def _leave(self) -> None:
+        for name in self._shards:
+            parameter = self._parameters[name]
+            is_offloaded = isinstance(parameter, OffloadedTensor)
+            arrive(parameter)
+            self._shards[name] = parameter.data
+            if is_offloaded:
+                leave(self._shards[name], name)
+            parameter.grad = None
+            parameter.data = self._stand_in(name)
+            leave(parameter, name)
+        for name in list(self.gradients):
+            self._parameters[name].grad = self.gradients.pop(name)
 
     def _stand_in(self, name: str) -> torch.Tensor:
         """Return a tensor of a parameter's whole shape without numbers; all of one type share one number's memory."""
