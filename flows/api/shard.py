@@ -110,10 +110,9 @@ def shard(
     plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))
     if plan.whole:
         return plan
-    with ranks.present() as ranks, untouched(model, optimizer):
+    with ranks.present() as ranks:
         assert ranks.group is not None
         assert ranks.mesh is not None
-        same_weights(model, ranks.group)
         here = ranks.mesh
 
         def work() -> None:
@@ -121,7 +120,8 @@ def shard(
             if optimizer is not None:
                 give_shards(optimizer, names, model)
 
-        all_succeed(work, ranks.group)
+        with same_weights(model, ranks.group), untouched(model, optimizer):
+            all_succeed(work, ranks.group)
         if broadcast_buffers and ranks.group.size() > 1:
             share_buffers(model, ranks.group)
         tell_transformers(model, ranks.group.size())

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 MARK = "RESULT "
 
 
-def run_on_ranks(module: str, *arguments: str, ranks: int = 2, limit_s: float = 120.0) -> list[Any]:
+def run_on_ranks(module: str, *arguments: str, ranks: int = 2, limit_s: float = 300.0) -> list[Any]:
     """Run `python -m module arguments` on each rank; return what each has said with `say`.
 
     All are ended when one fails, or when the time is over.

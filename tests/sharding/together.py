@@ -89,9 +89,13 @@ def another_budget(stores: Path) -> Any:
 
 
 def one_fails(stores: Path) -> Any:
-    """Rank 1 cannot shard its last group; both go on with what they had."""
+    """Rank 1, whose weights are others, cannot shard its last group; both go on with what they had."""
     model, batch, _ = ZOO["gpt2"]()
     other, _, _ = ZOO["gpt2"]()
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            for parameter in (*model.parameters(), *other.parameters()):
+                parameter.add_(1.0)
     optimizer = adamw(model)
     real = apply.fully_shard
 

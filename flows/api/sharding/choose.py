@@ -16,6 +16,8 @@ from stowage.stages.solver.outcome import SolverSettings
 SECONDS = 30.0
 """Time limit of the exact choice."""
 
+_IMPROVED = ", improved"
+
 _STATES = ((False, True), (False, False), (True, True))
 """Where the shards live, and whether gathered weights are kept, the fastest first."""
 
@@ -128,13 +130,14 @@ def _improved(situation: Situation, chosen: Chosen) -> Chosen:
 
     The exact model counts memory at fewer moments than the replay does, so that it may leave some of a budget unused.
     """
+    name = f"{chosen.name.removesuffix(_IMPROVED)}{_IMPROVED}"
     for place in reversed(range(len(situation.groups))):
         for state in _STATES:
             choices = list(chosen.choices)
             if choices[place].on_host < state[0] or (situation.groups[place].is_root and not state[1]):
                 continue
             choices[place] = GroupChoice(choices[place].group, *state)
-            other = situation.describe(chosen.name, choices)
+            other = situation.describe(name, choices)
             fits = other.device_bytes <= situation.device_budget_bytes
             if fits and other.host_bytes <= situation.host_budget_bytes and other.time_s < chosen.time_s:
                 chosen = other

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,19 +81,31 @@ def all_succeed(work: Callable[[], None], group: dist.ProcessGroup) -> None:
             raise StowageError(f"Rank {rank} could not shard the model, so no rank does: {text}")
 
 
-def same_weights(model: nn.Module, group: dist.ProcessGroup) -> list[str]:
-    """Give all ranks the first rank's parameters and buffers where they differ; return the names of those that did."""
+@contextmanager
+def same_weights(model: nn.Module, group: dist.ProcessGroup) -> Iterator[list[str]]:
+    """Give all ranks the first rank's parameters and buffers, as DDP does; take it back if the block raises.
+
+    Yields:
+        The names of those that differed.
+    """
     named: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     named = {name: tensor for name, tensor in named.items() if tensor.device.type != "meta"}
     own = {name: _digest_of(tensor) for name, tensor in named.items()}
     found: list[Any] = [None] * group.size()
     dist.all_gather_object(found, own, group=group)
     different = [name for name in named if any(other[name] != found[0][name] for other in found)]
+    replaced = [name for name in different if own[name] != found[0][name]]
+    before = {name: named[name].detach().clone() for name in replaced}
     source = dist.get_global_rank(group, 0)
-    with torch.no_grad():
-        for name in different:
-            dist.broadcast(named[name].detach(), source, group=group)
-    return different
+    for name in different:
+        dist.broadcast(named[name].detach(), source, group=group)
+    try:
+        yield different
+    except BaseException:
+        with torch.no_grad():
+            for name, content in before.items():
+                named[name].detach().copy_(content)
+        raise
 
 
 def _digest_of(tensor: torch.Tensor) -> tuple[int, int]:
