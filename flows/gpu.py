@@ -2,6 +2,7 @@
 
 python -m stowage.flows.gpu first --out FOLDER    there: the first ten minutes on a card -> FOLDER/first.md
 python -m stowage.flows.gpu race --out FOLDER     there: the 7B race from start to end -> FOLDER/race.md
+python -m stowage.flows.gpu ranks --out FOLDER    there: one model on all cards, sharded -> FOLDER/ranks.md
 python -m stowage.flows.gpu                       measure, plan and train once, where everything is installed
 python -m stowage.flows.gpu measure --out FOLDER  there: tests, rates, trace and costs -> FOLDER/measured.tar.gz
 python -m stowage.flows.gpu plan --out FOLDER     anywhere: plans -> FOLDER/planned.tar.gz
@@ -21,6 +22,10 @@ those that did not hold.
 once with deterministic kernels and 8 layers, where losses and weights must be equal bit for bit. The same call again
 goes on at the contestant that was next; --again PART repeats contestants with PART in their name, `measure`, `plan`,
 `fell` or `all`.
+
+`ranks` trains GPT-2 small on all cards, each with a shard of every parameter under one plan, beside
+DistributedDataParallel and FSDP2: whether losses and weights are equal, peaks and times. It plans there, so all of
+Stowage must be installed. The same call again goes on after the last finished step, with --again as for `first`.
 
 Where this machine cannot plan, both say which file to carry to one that can, and go on when its answer is there. Two
 machines carry one small file each way. `first`, `race`, `measure` and `train` need torch, transformers, pyarrow and
@@ -50,6 +55,8 @@ from stowage.flows.benchmarks.gpu.first.tests import TESTS
 from stowage.flows.benchmarks.gpu.job import GpuJob, parameters_of
 from stowage.flows.benchmarks.gpu.measure import fitting_dtype, measure_job
 from stowage.flows.benchmarks.gpu.race import ALLOCATOR, race
+from stowage.flows.benchmarks.gpu.ranks.page import PAGE as RANKS_PAGE
+from stowage.flows.benchmarks.gpu.ranks.whole import ranks_here, run_ranks, steps_of_ranks
 from stowage.flows.benchmarks.gpu.table import text_of
 from stowage.flows.benchmarks.gpu.whole_race import PAGE as RACE_PAGE
 from stowage.flows.benchmarks.gpu.whole_race import RaceEffort, jobs_of, notes_of, report_of, run_race
@@ -72,7 +79,9 @@ def say(text: str) -> None:
 def arguments_of(words: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = Parser(__doc__)
-    parser.add_argument("step", nargs="?", default="all", choices=("all", "first", "race", "measure", "plan", "train"))
+    parser.add_argument(
+        "step", nargs="?", default="all", choices=("all", "first", "race", "ranks", "measure", "plan", "train")
+    )
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmark/gpu"), help="folder of all files")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same path without a GPU")
     parser.add_argument("--architecture", default="llama", help="of transformers; llama is Llama2-7B's shape")
@@ -93,6 +102,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     stores = Path(".stowage/gpu")
     parser.add_argument("--stores", type=Path, default=stores, help="stores of the planning machine")
     parser.add_argument("--quick", action="store_true", help="plan and measure in seconds, less well")
+    parser.add_argument("--ranks", type=int, help="of `ranks`: processes, one for each card by default; on a CPU two")
     parser.add_argument("--steps", type=int, default=5, help="timed iterations of each contestant")
     parser.add_argument(
         "--only",
@@ -191,6 +201,31 @@ def run_first(given: argparse.Namespace) -> int:
     return 0 if all(name in found and found[name].finished for name in names) else UNFINISHED_STATUS
 
 
+def run_all_ranks(given: argparse.Namespace) -> int:
+    """Run the contestants on all cards; return status 1 where something did not hold."""
+    check_device(given.device)
+    ranks = ranks_here(given.device, given.ranks)
+    found = run_ranks(
+        given.out,
+        given.device,
+        ranks,
+        say,
+        steps=given.steps,
+        quick=given.quick,
+        budget_s=math.inf if given.budget_s is None else given.budget_s,
+        again=given.again,
+        only=given.only,
+    )
+    say((given.out / RANKS_PAGE).read_text())
+    say(f"{given.out / RANKS_PAGE}")
+    if any(result.status in ("fell", "timed out") for result in found.values()):
+        return 1
+    names = given.only or [
+        step.name for step in steps_of_ranks(given.device, ranks, given.out, given.steps, given.quick)
+    ]
+    return 0 if all(name in found and found[name].finished for name in names) else UNFINISHED_STATUS
+
+
 def run_whole_race(given: argparse.Namespace) -> int:
     """Run the race; return status 3 where something must be carried first, or the time was used up."""
     job = job_of(given)
@@ -233,6 +268,8 @@ def main(words: list[str]) -> int:
     try:
         if given.step == "first":
             return run_first(given)
+        if given.step == "ranks":
+            return run_all_ranks(given)
         if given.step == "race":
             return run_whole_race(given)
         if given.step in ("all", "measure"):

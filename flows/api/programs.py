@@ -254,6 +254,11 @@ class Programs:
         return self._known_optimizer.signature() if self._known_optimizer is not None else None
 
     @property
+    def ranks(self) -> int:
+        """Return the number of ranks that train together."""
+        return self._steps.ranks
+
+    @property
     def updates_jointly(self) -> bool:
         """Return whether the optimizer updates all parameters in one `step()`, after the last gradient."""
         return self._known_optimizer is not None and bool(self._known_optimizer.habits.joint)

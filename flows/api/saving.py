@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, PlanMismatchError
-from stowage.stages.runtime.files.torch_file import write_torch
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import MODEL
 from stowage.stages.train.restore import open_file
@@ -109,4 +108,4 @@ def save_pretrained(folder: Path, contents: Contents) -> None:
 def save_optimizer_for_torch(path: Path, contents: Contents) -> None:
     """Write the optimizer's `state_dict` as `torch.save` does."""
     contents.settle()
-    write_torch(path, contents.optimizer_state(), contents.like, contents.lend)
+    contents.write_torch(path, contents.optimizer_state())

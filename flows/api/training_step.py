@@ -185,6 +185,11 @@ class TrainingStep(Storing):
         """Return whether parameters or states may be offloaded."""
         return self.programs.offloading is not None
 
+    @property
+    def shards(self) -> bool:
+        """Return whether several ranks hold a shard of each parameter: all of them save and load together."""
+        return self.programs.ranks > 1
+
     @contextlib.contextmanager
     def on_device(self, names: Iterable[str] | None = None) -> Iterator[nn.Module]:
         """Lend the model with all parameters and optimizer states in device memory, whatever the budget.

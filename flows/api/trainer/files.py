@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows.api import saving
+from stowage.flows.api.trainer.ranks import ranks_of
+from stowage.flows.api.trainer.resuming import SetAside
 from stowage.flows.api.training_step import TrainingStep
+from stowage.stages.ir.errors import ParameterError
 
+_RESUME = (
+    "A Trainer on several ranks goes on from a checkpoint in its first train() alone: start the processes again, and "
+    "call train(resume_from_checkpoint=...)."
+)
 _MODEL, _OPTIMIZER = "model.safetensors", "optimizer.pt"
 
 
@@ -30,12 +37,17 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class TrainerFiles:
-    """Replaces a Trainer's methods that save and load, and calls the originals where nothing is offloaded."""
+    """Replaces a Trainer's methods that save and load, and calls the originals where nothing is offloaded.
+
+    Attributes:
+        set_aside: optimizer states that were loaded before the first step of several ranks was planned.
+    """
 
     def __init__(self, trainer: Any, step: Callable[[], TrainingStep | None]) -> None:
         """Replace the methods; `step` returns the present training step."""
         self._trainer = trainer
         self._step = step
+        self.set_aside = SetAside(trainer)
         mine: dict[str, Callable[..., None]] = {
             "_save": self._save,
             "_save_optimizer_and_scheduler": self._save_optimizer,
@@ -52,7 +64,9 @@ class TrainerFiles:
         @functools.wraps(original)
         def run(*arguments: Any, **keywords: Any) -> Any:
             step = self._step()
-            if step is None or not step.offloads:
+            if step is None and method == self._load_optimizer and ranks_of(self._trainer) > 1:
+                return self.set_aside.load(original, *arguments, **keywords)
+            if step is None or not (step.offloads or step.shards):
                 return original(*arguments, **keywords)
             return method(step, original, *arguments, **keywords)
 
@@ -65,9 +79,10 @@ class TrainerFiles:
         model = self._trainer.model
         if state_dict is not None or model is not step.model:
             original(output_dir, state_dict)
-        elif hasattr(model, "save_pretrained"):
-            with replaced(model, "save_pretrained", lambda folder, **_: step.save_pretrained(folder)):
+        elif hasattr(model, "save_pretrained"):  # all ranks write the weights together, and one of them the rest
+            with replaced(model, "save_pretrained", lambda folder, **_: None):
                 original(output_dir)
+            step.save_pretrained(output_dir or self._trainer.args.output_dir)
         else:
             original(output_dir, {})
             step.save_model(Path(output_dir or self._trainer.args.output_dir) / _MODEL)
@@ -82,6 +97,8 @@ class TrainerFiles:
         saving.save_optimizer_for_torch(Path(output_dir) / _OPTIMIZER, step.contents())
 
     def _load_optimizer(self, step: TrainingStep, original: Callable[..., None], checkpoint: str | None) -> None:
+        if checkpoint is not None and step.shards:
+            raise ParameterError(_RESUME)
         if checkpoint is not None:
             step.contents().forget_states()
         original(checkpoint)

@@ -21,6 +21,7 @@ from stowage.flows.api.trainer.batches import first_evaluations
 from stowage.flows.api.trainer.files import TrainerFiles, replaced
 from stowage.flows.api.trainer.ranks import group_of, leave_unwrapped, require_unwrapped
 from stowage.flows.api.trainer.refusals import refuse
+from stowage.flows.api.trainer.resuming import plain
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
 from stowage.stages.ir.plan import PlanSummary
@@ -108,7 +109,7 @@ def stow(
     trainer.on_device = stowed.on_device  # type: ignore[attr-defined]
     trainer.stowage = stowed  # type: ignore[attr-defined]
     trainer.log = stowed.log_with_plan(trainer.log)  # type: ignore[attr-defined]
-    TrainerFiles(trainer, lambda: stowed.step)
+    stowed.files = TrainerFiles(trainer, lambda: stowed.step)
     return trainer
 
 
@@ -117,6 +118,7 @@ class _Stowed:
 
     Attributes:
         step: the training step of the latest call.
+        files: saves and loads what it trains.
     """
 
     def __init__(self, trainer: Any, choices: Choices) -> None:
@@ -129,6 +131,7 @@ class _Stowed:
         self._answers = Answers(trainer)
         self._latest: dict[str, Any] | None = None
         self.step: TrainingStep | None = None
+        self.files: TrainerFiles | None = None
 
     def __call__(
         self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | int | None = None
@@ -164,6 +167,11 @@ class _Stowed:
         step = self.step
         if step is None or model is not step.model:
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
+        if step.shards:
+            raise ParameterError(
+                "Each rank has a shard of the weights, with which nothing can be evaluated: load what the Trainer has "
+                "saved into another model."
+            )
         batch = {
             "inputs": self._trainer._prepare_inputs(inputs),
             "loss_only": bool(prediction_loss_only),
@@ -204,9 +212,7 @@ class _Stowed:
         trainer = self._trainer
         limit = trainer.args.max_grad_norm
         norm = float(limit) if limit is not None and limit > 0 else float("inf")  # logged all the same
-        optimizer = trainer.optimizer
-        while type(optimizer).__name__ == "AcceleratedOptimizer":
-            optimizer = optimizer.optimizer
+        optimizer = plain(trainer.optimizer)
         accumulate = trainer.args.gradient_accumulation_steps
         belongs_to = (model, optimizer, norm, accumulate)
         if self.step is None or any(a is not b and a != b for a, b in zip(self._belongs_to, belongs_to)):
@@ -215,12 +221,14 @@ class _Stowed:
             step = make_step(model, optimizer, shared, self._choices)
             if self.step is not None and self.step.model is model:
                 step.take_over(self.step)
-            evaluated = list(first_evaluations(trainer))
+            evaluated = [] if step.shards else list(first_evaluations(trainer))
             for inputs in evaluated:  # so that a budget in percent is of the largest batch known
                 step.programs.count({**batch, "inputs": inputs})
             if batch["micro_batches"] in (None, accumulate):
                 step.prepare_cycle(batch)  # so that a budget that is too small is known before training starts
                 self._prepare_evaluations(step, evaluated)
+            if self.files is not None:
+                self.files.set_aside.bring(step)
             self.step, self._belongs_to = step, belongs_to
         return self.step
 

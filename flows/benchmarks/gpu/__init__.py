@@ -15,5 +15,6 @@
 - `pinned.py`: counts the time that pinning host memory takes.
 - `clocks.py`: reads the card's clocks.
 - `step.py`, `steps.py`, `process.py`: run pieces of work, each in a process of its own.
+- `ranks/`: trains on all cards at once, sharded under a plan, beside DistributedDataParallel and FSDP2.
 - `first/`: checks of the first ten minutes on a card.
 """

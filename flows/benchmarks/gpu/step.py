@@ -16,6 +16,7 @@ from typing import Any
 from stowage.flows.benchmarks.gpu.first import card, chain, exact, tests, times
 from stowage.flows.benchmarks.gpu.job import CUBLAS_REPEATS, CUBLAS_SETTING
 from stowage.flows.benchmarks.gpu.process import obey
+from stowage.flows.benchmarks.gpu.ranks import training
 from stowage.flows.benchmarks.gpu.steps import StepAnswer
 from stowage.stages.ir.command import Parser
 from stowage.stages.ir.files import write_atomically
@@ -32,6 +33,9 @@ KINDS: dict[str, Callable[[dict[str, Any]], StepAnswer]] = {
     "plan": chain.plan,
     "train": chain.train,
     "small": times.small,
+    "ranks-rates": training.rates,
+    "ranks-train": training.train,
+    "ranks-compare": training.compare,
 }
 
 

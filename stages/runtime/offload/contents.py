@@ -17,6 +17,7 @@ from torch import nn
 from stowage.stages.runtime.files.folder import TensorFolder
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor, write_tensors
+from stowage.stages.runtime.files.torch_file import write_torch
 from stowage.stages.runtime.offload.offloading import Offloading
 
 Result = TypeVar("Result")
@@ -126,6 +127,10 @@ class Contents:
     def write(self, path: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
         """Write whole tensors to one file."""
         write_tensors(path, list(entries), metadata)
+
+    def write_torch(self, path: Path, item: Any) -> None:
+        """Write nested containers with states as `torch.save` does."""
+        write_torch(path, item, self.like, self.lend)
 
     def write_checkpoint(
         self,

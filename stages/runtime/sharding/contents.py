@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from stowage.stages.ir.errors import ParameterError, RankError, StowageError
@@ -16,6 +17,7 @@ from stowage.stages.optimizers import bare_step, twin_of
 from stowage.stages.runtime.files.folder import TensorFolder, own_name
 from stowage.stages.runtime.files.source import TensorSource
 from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor
+from stowage.stages.runtime.files.torch_file import write_torch
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.sharding.sharding import Sharding
@@ -218,6 +220,24 @@ class ShardedContents(Contents):
             finally:  # also where writing fails: the other ranks go on
                 for entry in waiting:
                     entry.visit(lambda content: None)
+
+        self.together(work)
+
+    def write_torch(self, path: Path, item: Any) -> None:
+        """Write nested containers with whole states as `torch.save` does, by rank 0, which all ranks lend theirs."""
+        waiting = [leaf for leaf in pytree.tree_leaves(item) if isinstance(leaf, torch.Tensor)]
+
+        def lend(tensor: torch.Tensor, use: Visitor) -> None:
+            assert waiting.pop(0) is tensor
+            self.lend(tensor, use)
+
+        def work() -> None:
+            try:
+                if self.writes:
+                    write_torch(path, item, self.like, lend)
+            finally:  # also where writing fails: the other ranks go on
+                for tensor in waiting:
+                    self.lend(tensor, lambda content: None)
 
         self.together(work)
 

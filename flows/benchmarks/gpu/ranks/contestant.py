@@ -1,0 +1,223 @@
+"""Trains as one rank of one contestant: `python -m stowage.flows.benchmarks.gpu.ranks.contestant`, by `training`.
+
+Rank 0 writes what was found, and the trained weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from stowage.flows.benchmarks.gpu.job import GpuJob, strictly
+from stowage.stages.device import device_of, unique_bytes
+from stowage.stages.ir.command import run_stage
+from stowage.stages.ir.files import write_atomically
+from stowage.stages.runtime.files.tensor_file import Entry, write_tensors
+from stowage.stages.train.launch import obey
+from stowage.stages.workload.models import build_model
+
+REQUEST = "STOWAGE_RANKS_REQUEST"
+"""Environment variable with the file of what is asked."""
+
+PATIENCE = timedelta(minutes=5)
+WARM = 2
+"""Iterations before the timed ones: states are made in the first, and buckets are arranged."""
+
+Whole = dict[str, torch.Tensor]
+
+
+class Contestant:
+    """A way to train on several ranks.
+
+    Attributes:
+        step: runs one iteration on a batch, and returns the loss.
+        whole: returns all weights, whole; all ranks call it.
+        resident: returns the bytes that are in memory between steps.
+        about: a line for people.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], torch.Tensor],
+        whole: Callable[[], Whole],
+        resident: Callable[[], int],
+        about: str = "",
+    ) -> None:
+        self.step = step
+        self.whole = whole
+        self.resident = resident
+        self.about = about
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _resident(model: nn.Module, optimizer: torch.optim.Optimizer, besides: int = 0) -> int:
+    states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return unique_bytes([*map(_local, [*model.parameters(), *states]), *model.buffers()]) + besides
+
+
+def _eager(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.Tensor]:
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(**batch).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def ddp(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
+    """Make plain PyTorch's DistributedDataParallel."""
+    ids = [torch.cuda.current_device()] if job.device == "cuda" else None
+    wrapped = nn.parallel.DistributedDataParallel(model, device_ids=ids)
+    optimizer = job.make_optimizer(model.parameters())
+    buckets = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Contestant(
+        _eager(wrapped, optimizer),
+        lambda: {name: p.detach() for name, p in model.named_parameters()},
+        lambda: _resident(model, optimizer, buckets),
+    )
+
+
+def fsdp2(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
+    """Make plain PyTorch's `fully_shard`, block by block."""
+    reshard = bool(asked["reshard"])
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    for block in max(lists, key=len):
+        fully_shard(block, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)
+    optimizer = job.make_optimizer(model.parameters())
+
+    def whole() -> Whole:
+        found = {name: p.detach() for name, p in model.named_parameters()}
+        return {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in found.items()}
+
+    return Contestant(_eager(model, optimizer), whole, lambda: _resident(model, optimizer))
+
+
+def planned(job: GpuJob, model: nn.Module, asked: dict[str, Any]) -> Contestant:
+    """Make the model's step under one plan for shards, activations and updates."""
+    from stowage.flows.api.fit import fit
+
+    optimizer = job.make_optimizer(model.parameters())
+    step = fit(
+        model,
+        batch_of(job, 0),
+        optimizer,
+        device_budget=int(asked["budget_bytes"]),
+        group=dist.group.WORLD,
+        quick=bool(asked["quick"]),
+        cache_dir=Path(asked["stores"]) / f"rank-{dist.get_rank()}",
+        say=lambda text: None,
+    )
+    contents = step.contents()
+
+    def whole() -> Whole:
+        found: Whole = {}
+        for name, parameter in model.named_parameters():
+            contents.lend(parameter, lambda content, name=name: found.update({name: content.clone()}))  # type: ignore[misc]
+        return found
+
+    def resident() -> int:
+        program = step.prepare(batch_of(job, 0))
+        return _resident(model, optimizer) + unique_bytes(program.resident()) + program.staging_bytes
+
+    return Contestant(step, whole, resident, " ".join(repr(step.plan).split())[1:-1])
+
+
+CONTESTANTS: dict[str, Callable[[GpuJob, nn.Module, dict[str, Any]], Contestant]] = {
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "planned": planned,
+}
+
+
+def batch_of(job: GpuJob, iteration: int) -> dict[str, torch.Tensor]:
+    """Return this rank's batch of an iteration."""
+    return job.batch(iteration * dist.get_world_size() + dist.get_rank())
+
+
+def _peak(job: GpuJob, contestant: Contestant, batch: Any) -> tuple[torch.Tensor, int]:
+    """Run one iteration; return its loss, and the bytes on this rank's device at its peak."""
+    if job.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        loss = contestant.step(batch)
+        torch.cuda.synchronize()
+        return loss, torch.cuda.max_memory_allocated()
+    resident = contestant.resident() + unique_bytes(list(batch.values()))
+    found = device_of("cpu").measure(lambda: contestant.step(batch), list(batch.values()))
+    return found.result, resident + found.peak_bytes
+
+
+def main() -> None:
+    """Train a few iterations, and let rank 0 write what was found."""
+    obey()
+    asked = json.loads(Path(os.environ[REQUEST]).read_text())
+    job = GpuJob(**asked["job"])
+    if job.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if job.device == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        with strictly(job.device == "cuda"):
+            _train(job, asked)
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(job: GpuJob, asked: dict[str, Any]) -> None:
+    model = build_model(job.architecture, job.overrides, seed=job.seed).to(job.device).train()
+    contestant = CONTESTANTS[asked["contestant"]](job, model, asked)
+    torch.manual_seed(job.seed + dist.get_rank())
+    losses, seconds, peaks = [], [], []
+    for iteration in range(WARM + asked["steps"] + 2):
+        batch = batch_of(job, iteration)
+        if iteration >= WARM + asked["steps"]:
+            loss, peak = _peak(job, contestant, batch)
+            peaks.append(peak)
+            losses.append(float(loss))
+            continue
+        dist.barrier()
+        began = time.perf_counter()
+        losses.append(float(contestant.step(batch)))
+        if iteration >= WARM:
+            seconds.append(time.perf_counter() - began)
+    # The lesser of two: threads of gloo release what they have sent a little late.
+    own = {"losses": losses, "step_s": statistics.median(seconds), "peak_bytes": min(peaks)}
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    whole = contestant.whole()
+    if dist.get_rank() == 0:
+        write_tensors(Path(asked["weights"]), [_entry(name, tensor) for name, tensor in whole.items()])
+        found = {
+            "losses": [found["losses"] for found in of_ranks],
+            "step_s": max(found["step_s"] for found in of_ranks),
+            "peak_bytes": max(found["peak_bytes"] for found in of_ranks),
+            "about": contestant.about,
+        }
+        write_atomically(Path(asked["found"]), json.dumps(found).encode())
+    dist.barrier()
+
+
+def _entry(name: str, tensor: torch.Tensor) -> Entry:
+    return Entry(name, tensor, lambda use: use(tensor))
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,120 @@
+"""Trains on all cards in steps that a second call does not repeat, and writes one page after each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stowage.flows.benchmarks.gpu.job import GpuJob
+from stowage.flows.benchmarks.gpu.ranks.page import PAGE, page_of
+from stowage.flows.benchmarks.gpu.steps import CommandStep, Runner, StepResult
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.files import write_atomically
+
+FOUND = "found"
+"""Name of the folder with what each contestant found and trained."""
+
+
+def job_of_ranks(device: str) -> GpuJob:
+    """Return GPT-2 small with its dropout; on a CPU one of two narrow layers."""
+    small = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 32, "vocab_size": 256}
+    overrides = {"vocab_size": 256} if device == "cuda" else small
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    batch, length = (8, 1024) if device == "cuda" else (2, 32)
+    return GpuJob("gpt2", overrides | ids, batch, length, "float32", device, 0, 0)
+
+
+def ranks_here(device: str, asked: int | None) -> int:
+    """Return the number of ranks: as asked, or one for each card; on a CPU two.
+
+    Raises:
+        ParameterError: there are fewer cards, or it is a single rank.
+    """
+    cards = torch.cuda.device_count() if device == "cuda" else 2
+    ranks = asked if asked is not None else cards
+    if ranks < 2:
+        raise ParameterError(f"{ranks} rank exchanges nothing: run this where there are two cards, or give --ranks 2.")
+    if device == "cuda" and ranks > cards:
+        raise ParameterError(f"{ranks} ranks need a card each, and there are {cards}.")
+    return ranks
+
+
+def steps_of_ranks(device: str, ranks: int, out: Path, steps: int, quick: bool) -> list[CommandStep]:
+    """Return all steps in order."""
+    shared: dict[str, Any] = {"device": device, "ranks": ranks, "folder": str(out / FOUND)}
+    training = {**shared, "job": asdict(job_of_ranks(device)), "steps": steps, "quick": quick, "kind": "ranks-train"}
+
+    def contestant(name: str, about: str, after: tuple[str, ...] = (), **asked: Any) -> CommandStep:
+        return CommandStep(name, about, 900.0, {**training, "name": name, **asked}, after=after)
+
+    found = [
+        CommandStep("rates", "what gathers take among the ranks", 240.0, {**shared, "kind": "ranks-rates"}),
+        contestant("ddp", "DistributedDataParallel", contestant="ddp"),
+        contestant("fsdp2", "FSDP2, weights let go after forward", contestant="fsdp2", reshard=True),
+        contestant("fsdp2-kept", "FSDP2, weights kept for backward", contestant="fsdp2", reshard=False),
+        contestant(
+            "planned-fsdp2",
+            "one plan, at the peak of FSDP2",
+            ("fsdp2",),
+            contestant="planned",
+            budget_of="fsdp2",
+            fraction=1.0,
+        ),
+        contestant(
+            "planned-ddp",
+            "one plan, at 60% of DDP's peak",
+            ("ddp",),
+            contestant="planned",
+            budget_of="ddp",
+            fraction=0.6,
+        ),
+    ]
+    names = [step.name for step in found if step.name not in ("rates", "ddp")]
+    asked = {**shared, "kind": "ranks-compare", "names": names}
+    compared = CommandStep("compare", "losses and weights against DDP's", 240.0, asked, after=("ddp", *names))
+    return [*found, compared]
+
+
+def run_ranks(
+    out: Path,
+    device: str,
+    ranks: int,
+    say: Callable[[str], None],
+    *,
+    steps: int,
+    quick: bool,
+    budget_s: float,
+    again: Collection[str] = (),
+    only: Collection[str] = (),
+) -> dict[str, StepResult]:
+    """Run what is not finished yet, and write `ranks.md` in `out` after every step.
+
+    Args:
+        out: folder of results, logs and trained weights.
+        device: `cuda` or `cpu`.
+        ranks: the number of ranks.
+        say: receives what people should know.
+        steps: timed iterations of each contestant.
+        quick: plan in seconds, less well.
+        budget_s: seconds for all of it; what is left is for the next call.
+        again: names of steps to repeat; `fell` stands for those that did not hold, `all` for all.
+        only: names of steps; by default all.
+
+    Raises:
+        ParameterError: there is no such step.
+        StowageError: another call is at work in `out`.
+    """
+    listed = steps_of_ranks(device, ranks, out, steps, quick)
+    command = f"{Path(sys.executable).name} -m stowage.flows.gpu ranks --out {out}"
+    command += "" if device == "cuda" else f" --device {device} --ranks {ranks}"
+    job = job_of_ranks(device).name()
+
+    def show(results: Mapping[str, StepResult]) -> None:
+        write_atomically(out / PAGE, page_of(listed, results, job, ranks, device, command).encode())
+
+    return Runner(listed, out / "steps", say, show).run(budget_s, again=again, only=only)
