@@ -39,7 +39,7 @@ class Collective:
             for work in self._works:
                 work.wait()
         if self._device.type == "cuda":
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._failures.watch.until(event, self._what)
 
