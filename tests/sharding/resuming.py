@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +22,37 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.flows.api.training_step import TrainingStep
-from stowage.stages.ir.errors import StowageError
+from stowage.stages.ir.errors import Infeasible, StowageError
 from stowage.stages.runtime.sharding import writing
 from tests.sharding.ranks import say
 
 BEFORE, AFTER = 3, 3
 WHOLE = "1GiB"
+TIGHT = "tight"
+"""Budgets: everything in memory, or as little as there is a plan for, with a lower tier."""
+
+NARROW, WIDE = 33, 769
+"""Rows of the layers; odd, so that the last rank's shards are padded. The wide ones are worth offloading."""
 
 
 class Odd(nn.Module):
     """Parameters that are cut in every way: rows that do not divide, one row, no dimension, another order, frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = NARROW) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(6, 129)
-        self.norm = nn.BatchNorm1d(129)
+        self.first = nn.Linear(6, width)
+        self.norm = nn.BatchNorm1d(width)
         self.drop = nn.Dropout(0.3)
-        self.turned = nn.Parameter(torch.randn(129, 7).t())
+        self.deep = nn.Sequential(*[part for _ in range(5) for part in (nn.Linear(width, width), nn.Tanh())])
+        self.turned = nn.Parameter(torch.randn(width, 7).t())
         self.last = nn.Linear(7, 1)
         self.scale = nn.Parameter(torch.tensor(0.7))
         self.base = nn.Linear(7, 7)
         self.base.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.drop(self.norm(self.first(x)).relu())
+        hidden = self.deep(self.drop(self.norm(self.first(x)).relu()))
         hidden = self.base(torch.nn.functional.linear(hidden, self.turned)).tanh()
         return (self.last(hidden) * self.scale).square().mean()
 
@@ -62,24 +69,39 @@ def objective(model: nn.Module, given: Any) -> torch.Tensor:
 class Training:
     """A model with its optimizer, schedule and step; `shift` makes its first weights others."""
 
-    def __init__(self, stores: Path, budget: str, *, shift: float = 0.0, group: Any = None, name: str = "") -> None:
-        self.model = Odd()
+    def __init__(
+        self,
+        stores: Path,
+        budget: str,
+        *,
+        shift: float = 0.0,
+        group: Any = None,
+        name: str = "",
+        width: int = NARROW,
+    ) -> None:
+        self.model = Odd(width)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(shift)
         self.optimizer = adamw(self.model)
         self.schedule = halving(self.optimizer)
-        self.step: TrainingStep = fit(
+        make = partial(
+            fit,
             self.model,
             batch(0, 0),
             self.optimizer,
-            device_budget=budget,
             forward=objective,
             group=group,
             cache_dir=stores / f"stores{name}",
-            offload_dir=stores / f"below{name}" if budget != WHOLE else None,
             quick=True,
         )
+        if budget == TIGHT:
+            make = partial(make, offload_dir=stores / f"lower tier{name}", method="offmate")
+            try:
+                make(device_budget=1)
+            except Infeasible as error:
+                budget = str(int(1.1 * error.smallest_feasible_bytes))
+        self.step: TrainingStep = make(device_budget=budget)
 
     def train(self, rank: int, begin: int, end: int) -> list[float]:
         losses = []
@@ -123,7 +145,7 @@ def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode() + bytes(tensors[name].contiguous().view(-1).view(torch.uint8).tolist()))
+        found.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
     return found.hexdigest()
 
 
@@ -170,7 +192,14 @@ def refusals(run: Training, folder: Path) -> list[str]:
 def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
-    run = Training(folder, budget, shift=1.0 if checkpoint else 0.0, group=dist.group.WORLD, name=str(rank))
+    run = Training(
+        folder,
+        budget,
+        shift=1.0 if checkpoint else 0.0,
+        group=dist.group.WORLD,
+        name=str(rank),
+        width=WIDE if budget == TIGHT else NARROW,
+    )
     torch.manual_seed(7 + rank)
     found: dict[str, Any] = {"slots": len(run.step.planned.slots)}
     if checkpoint:

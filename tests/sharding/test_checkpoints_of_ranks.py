@@ -12,7 +12,20 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, load_model
 
 from tests.sharding.ranks import run_on_ranks
-from tests.sharding.resuming import AFTER, BEFORE, WHOLE, Odd, Training, adamw, batch, digest, halving, objective
+from tests.sharding.resuming import (
+    AFTER,
+    BEFORE,
+    TIGHT,
+    WHOLE,
+    WIDE,
+    Odd,
+    Training,
+    adamw,
+    batch,
+    digest,
+    halving,
+    objective,
+)
 
 LIMIT_S = 300.0
 MODULE = "tests.sharding.resuming"
@@ -28,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 def continued(folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train in plain PyTorch from the whole state that the ranks had, on rank 0's batches."""
     whole = load_file(folder / "whole.safetensors")
-    model = Odd()
+    model = Odd(len(whole["first.bias"]))
     optimizer = adamw(model)
     schedule = halving(optimizer)
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -135,13 +148,14 @@ def test_a_checkpoint_that_is_replaced_leaves_no_other_files(trained: tuple[Path
     assert not list(trained[0].rglob("*.pkl")) + list(trained[0].rglob(".metadata"))
 
 
+@pytest.mark.long
 def test_states_in_the_lower_tier_are_read_and_written_one_at_a_time(tmp_path: Path) -> None:
-    runs = run_on_ranks(MODULE, "train", str(tmp_path), "45%", limit_s=LIMIT_S)
+    runs = run_on_ranks(MODULE, "train", str(tmp_path), TIGHT, limit_s=LIMIT_S)
     assert runs[0]["slots"] > 0
-    again = run_on_ranks(MODULE, "resume", str(tmp_path), "45%", "checkpoint", limit_s=LIMIT_S)
+    again = run_on_ranks(MODULE, "resume", str(tmp_path), TIGHT, "checkpoint", limit_s=LIMIT_S)
     assert again[0]["loaded"] == runs[0]["saved"]
     assert [(run["after"], run["end"]) for run in again] == [(run["after"], run["end"]) for run in runs]
-    one = Training(tmp_path, WHOLE, shift=1.0)
+    one = Training(tmp_path, WHOLE, shift=1.0, width=WIDE)
     one.load(tmp_path / "checkpoint")
     found = one.train(0, BEFORE, BEFORE + AFTER)
     assert found == continued(tmp_path)[0]

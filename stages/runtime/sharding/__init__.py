@@ -6,5 +6,6 @@ iteration    the verbs of a generated step that gather and scatter
 contents     whole tensors for those who save and load
 slices       the rows of whole tensors that one rank reads
 writing      checkpoints through torch.distributed.checkpoint
+watch        names an exchange that takes long
 failures     one sentence where ranks are lost, and nothing more afterwards
 """

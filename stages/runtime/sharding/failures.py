@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from stowage.stages.ir.errors import RankError
+from stowage.stages.runtime.sharding.watch import Watch
 
 AGAIN = "start all ranks again and go on from the last checkpoint (`step.load`)"
 
@@ -15,12 +16,16 @@ class Failures:
     """Remembers that the ranks of a group have lost each other: from then on nothing is exchanged any more.
 
     What one rank sends next would meet what another has been waiting for since the failure.
+
+    Attributes:
+        watch: says what takes long.
     """
 
     def __init__(self, group: Any, rank: int) -> None:
         self._group = group
         self._rank = rank
         self._broken = ""
+        self.watch = Watch(rank)
 
     @contextmanager
     def named(self, what: str) -> Iterator[None]:
@@ -32,7 +37,8 @@ class Failures:
         if self._broken:
             raise RankError(self._broken)
         try:
-            yield
+            with self.watch.waiting(what):
+                yield
         except RuntimeError as error:  # all that process groups raise are kinds of it
             raise self._lost(what, error) from error
 

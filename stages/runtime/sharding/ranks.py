@@ -23,8 +23,9 @@ PULSE_S = 5.0
 class Collective:
     """A collective under way."""
 
-    def __init__(self, works: Sequence[Any], failures: Failures, what: str) -> None:
+    def __init__(self, works: Sequence[Any], failures: Failures, what: str, device: torch.device) -> None:
         self._works = works
+        self._device = device
         self._failures = failures
         self._what = what
 
@@ -37,6 +38,10 @@ class Collective:
         with self._failures.named(self._what):
             for work in self._works:
                 work.wait()
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._failures.watch.until(event, self._what)
 
 
 class Ranks:
@@ -144,12 +149,12 @@ class Ranks:
     def gather(self, whole: torch.Tensor, shard: torch.Tensor, what: str) -> Collective:
         """Start filling a flat tensor with the flat shards of all ranks, in their order."""
         with self.failures.named(what):
-            return Collective(start_gather(whole, shard, self.group), self.failures, what)
+            return Collective(start_gather(whole, shard, self.group), self.failures, what, whole.device)
 
     def reduce(self, whole: torch.Tensor, what: str) -> Collective:
         """Start the sum of a flat tensor over all ranks; each rank's own part of it is valid afterwards, no other."""
         with self.failures.named(what):
-            return Collective(self._reduce(whole), self.failures, what)
+            return Collective(self._reduce(whole), self.failures, what, whole.device)
 
     def _reduce(self, whole: torch.Tensor) -> list[Any]:
         parts = list(whole.chunk(self.count))
