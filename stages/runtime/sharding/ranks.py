@@ -38,6 +38,7 @@ class Collective:
         with self._failures.named(self._what):
             for work in self._works:
                 work.wait()
+        self._works = ()
         if self._device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()

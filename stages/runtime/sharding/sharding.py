@@ -6,6 +6,7 @@ and the parameter is a stand-in of its whole shape, whose numbers cannot be read
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -200,6 +201,7 @@ class Gather:
         own = flats[0] if len(flats) == 1 else torch.cat(flats)
         self._sizes = [flat.numel() for flat in flats]
         self._buffer = own.new_empty(own.numel() * sharding.ranks.count)
+        self._users = users_of(self._buffer)
         self._own = own if own.device.type != "cpu" else None  # it may be read until the end
         self._work = sharding.ranks.gather(self._buffer, own, f"the gather of {listed(names)}")
 
@@ -207,6 +209,7 @@ class Gather:
         """Wait, and return the whole tensors."""
         self._work.wait()
         if len(self._names) == 1:
+            alone_with(self._buffer, self._users)
             return [self._windowed(self._names[0], self._buffer)]
         by_rank = self._buffer.view(self._sharding.ranks.count, -1)
         found, begin = [], 0
@@ -261,6 +264,25 @@ class Scatter:
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's elements in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+PATIENCE_S = 1.0
+"""Seconds to wait at most for a backend's thread to let go of a buffer; it takes milliseconds on a busy machine."""
+
+
+def users_of(tensor: torch.Tensor) -> int:
+    """Return how many tensors, of whoever, refer to a tensor's memory."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
+
+
+def alone_with(buffer: torch.Tensor, users: int) -> None:
+    """Wait until nobody else refers to a buffer's memory: a thread of the backend may, for a while after it has ended.
+
+    The plan frees the buffer later, and its memory would stay.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while buffer.device.type == "cpu" and users_of(buffer) > users and time.monotonic() < deadline:
+        time.sleep(0)
 
 
 def release(buffer: torch.Tensor) -> None:
