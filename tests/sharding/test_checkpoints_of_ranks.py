@@ -147,7 +147,7 @@ def test_what_cannot_be_saved_or_loaded_is_refused_on_all_ranks(trained: tuple[P
     assert "is damaged, or was changed after it was written" in said[1][6]
 
 
-def test_a_checkpoint_that_is_replaced_leaves_no_other_files(trained: tuple[Path, list[Any]]) -> None:
+def test_a_save_that_fails_leaves_no_other_files(trained: tuple[Path, list[Any]]) -> None:
     names = sorted(path.name for path in (trained[0] / "checkpoint").iterdir())
     assert len(names) == 3
     assert names[0] == "checkpoint.safetensors"
