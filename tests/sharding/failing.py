@@ -1,7 +1,7 @@
 """Train on ranks until one of them is killed, hangs or fails, and save on the way.
 
 `python -m tests.sharding.failing FOLDER TIMEOUT HOW AT` on each rank; the last rank does what `HOW` says when it is
-about to scatter for the second time in iteration `AT`.
+about to scatter gradients in iteration `AT`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,25 +27,22 @@ STEPS, EVERY = 6, 2
 
 
 class _Failing:
-    """Fails in the middle of a step, between two of its collectives."""
+    """Fails in the middle of a step, after its forward."""
 
     def __init__(self, how: str, at: int) -> None:
-        self._how, self._at, self._scatters = how, at, 0
+        self._how, self._at = how, at
         self.iteration = -1
         self._scatter = ShardedIteration.scatter
 
     def install(self) -> None:
-        def scatter(run: ShardedIteration, name: str, gradient: torch.Tensor) -> None:
+        def scatter(run: ShardedIteration, gradients: Mapping[str, torch.Tensor]) -> None:
             self._before()
-            self._scatter(run, name, gradient)
+            self._scatter(run, gradients)
 
         ShardedIteration.scatter = scatter  # type: ignore[method-assign]
 
     def _before(self) -> None:
         if self.iteration != self._at:
-            return
-        self._scatters += 1
-        if self._scatters != 2:
             return
         say({"event": self._how, "at": time.time()})
         if self._how == "killed":

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from stowage.flows import fit
+from stowage.flows.api.saving import save_optimizer_for_torch
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import Infeasible, StowageError
 from stowage.stages.runtime.sharding import writing
@@ -211,6 +212,7 @@ def main(mode: str, folder: Path, budget: str, checkpoint: str = "") -> None:
         run.save(folder / "checkpoint")
         run.step.save_model(folder / "weights.safetensors")
         run.step.save_optimizer(folder / "optimizer.safetensors")
+        save_optimizer_for_torch(folder / "optimizer.pt", run.step.contents())
         whole = run.whole()
         if rank == 0:
             save_file({**whole, "generator": generator}, folder / "whole.safetensors")

@@ -121,6 +121,12 @@ def test_states_saved_alone_are_whole(trained: tuple[Path, list[Any]], tmp_path:
     run.step.load_optimizer(folder / "optimizer.safetensors")
     expected, found = load_file(folder / "whole.safetensors"), run.whole()
     assert {n for n, t in found.items() if not torch.equal(t, expected[n])} == set()
+    model = Odd()
+    optimizer = adamw(model)
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+    for name, parameter in model.named_parameters():
+        for key, state in optimizer.state.get(parameter, {}).items():
+            assert torch.equal(state, expected[f"{name}::{key}"])
 
 
 def test_what_cannot_be_saved_or_loaded_is_refused_on_all_ranks(trained: tuple[Path, list[Any]]) -> None:
@@ -141,7 +147,7 @@ def test_what_cannot_be_saved_or_loaded_is_refused_on_all_ranks(trained: tuple[P
     assert "is damaged, or was changed after it was written" in said[1][6]
 
 
-def test_a_checkpoint_that_is_replaced_leaves_no_other_files(trained: tuple[Path, list[Any]]) -> None:
+def test_a_save_that_fails_leaves_no_other_files(trained: tuple[Path, list[Any]]) -> None:
     names = sorted(path.name for path in (trained[0] / "checkpoint").iterdir())
     assert len(names) == 3
     assert names[0] == "checkpoint.safetensors"

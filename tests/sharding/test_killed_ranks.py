@@ -102,7 +102,7 @@ def test_a_killed_rank_ends_the_others_with_one_sentence(killed: tuple[Path, lis
     assert first.error["error"] == "RankError", first.text[-3000:]
     assert first.error["at"] - event(last) < END_S
     text = first.error["text"]
-    assert "Rank 0 waited for the scatter of the gradient of '" in text
+    assert "Rank 0 waited for the scatter of the gradients of '" in text
     assert "when another rank ended or failed" in text
     assert "start all ranks again and go on from the last checkpoint (`step.load`)" in text
     assert "\n" not in text
@@ -134,7 +134,7 @@ def test_a_rank_that_hangs_is_found_by_the_timeout_with_the_name_of_the_tensor(t
     assert first.code == 1
     assert first.error["error"] == "RankError", first.text[-3000:]
     assert 3.0 < first.error["at"] - event(last) < END_S
-    assert "waited for the scatter of the gradient of '" in first.error["text"]
+    assert "waited for the scatter of the gradients of '" in first.error["text"]
     assert "until the timeout of the process group: another rank hangs" in first.error["text"]
 
 

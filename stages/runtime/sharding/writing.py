@@ -147,6 +147,8 @@ def write_pieces(folder: Path, name: str, pieces: Sequence[Piece], metadata: Map
             process_group=group,
         )
     except CheckpointException as error:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
         rank, (first, _) = min(error.failures.items())
         text = str(first) if isinstance(first, StowageError) else f"{type(first).__name__}: {first}"
         raise StowageError(f"Rank {rank} could not write its part of {folder}: {text}") from first
