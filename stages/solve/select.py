@@ -24,7 +24,7 @@ from stowage.stages.solve.in_memory import (
 from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.offload.offloader import Offloader
-from stowage.stages.solve.offload.sources import offload_sources
+from stowage.stages.solve.offload.sources import gradients_wait, offload_sources
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
 from stowage.stages.solve.program.order import Order
@@ -101,8 +101,10 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
             task, request.lower_tier, orders_to_offload_from(order_maker_of(task), everything, request.slots), plans
         ):
             yield source, task
-        if sharded:
-            yield GroupPolicies(Offloader(task.program, task.chain, request.lower_tier)), task
+        offloader = Offloader(task.program, task.chain, request.lower_tier)
+        wanted = sharded or (request.method == "auto" and request.lower_tier.cpu_update_bytes_per_s > 0)
+        if wanted and not gradients_wait(offloader):
+            yield GroupPolicies(offloader, plans), task
     if not plans.judged:
         yield InMemory(everything, request.method, request.slots, only_bound=True), task
     if not plans.fitting and request.method == "auto":

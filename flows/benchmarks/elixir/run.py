@@ -13,6 +13,7 @@ from stowage.flows.benchmarks.elixir.figure import plan_time_figure
 from stowage.flows.benchmarks.elixir.judgement import fits_rows, judged_rows, missed_rows, speedups
 from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D
 from stowage.flows.benchmarks.elixir.models import MODELS
+from stowage.flows.benchmarks.elixir.plan_b_rows import plan_b_rows
 from stowage.flows.benchmarks.elixir.plan_time import RANKS, plan_times
 from stowage.flows.benchmarks.elixir.published import PublishedRow, best_of_deepspeed
 from stowage.flows.benchmarks.elixir.rows import EFFORT, ElixirRow, elixir_rows, sharding_problem, speedup
@@ -51,6 +52,7 @@ def run_elixir(out: Path, say: Callable[[str], None]) -> str:
         "elixir_2": [_short(row) for row in rows if row.published.batch == 8],
         "elixir_3": [_short(row) for row in rows if row.published.ranks == 4 and row.published.batch != 8],
         "elixir_choices": [_choices(row) for row in rows if row.published.batch == 8],
+        "elixir_plan_b": list(plan_b_rows(rows, POLICIES)),
         "elixir_ranks": list(_scaling()),
         "elixir_plan_time": [asdict(found) for found in times],
         "elixir_constants": [{"machine": m.name, **asdict(m.constants)} for m in MACHINES.values()],

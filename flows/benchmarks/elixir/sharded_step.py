@@ -3,10 +3,10 @@
 Weights and gradients are in bfloat16; the optimizer's states are a float32 master and Adam's two, 12 bytes an element.
 The model is that of `transformers`, with a GELU in one kernel as the table's 42 bytes a token have it, without dropout.
 
-Costs of calls are estimated from FLOPs and bytes, and then scaled: those of the layers' forward by one factor, so
-that they sum up to the table's forward of its layers; those of everything else in forward, the head above all, by
-another, to the root's forward; and those of backward by a third, to twice both together. The table's backward of a
-layer is longer by a forward: that is recomputation, which is for the plan to decide.
+Costs of calls are estimated from FLOPs and bytes, and then scaled: those of the layers' forward by one factor, so that
+they sum up to the table's forward of its layers; those of everything else in forward, the head above all, by another,
+to the root's forward; and those of backward by a third, to twice both together. The table's backward of a layer is
+longer by a forward: that is recomputation, which is for the plan to decide.
 """
 
 from __future__ import annotations

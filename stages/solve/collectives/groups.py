@@ -11,12 +11,14 @@ weights stay from forward to backward. Here the first is a set of parameters and
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.solve.collectives.policies import gathered_again, is_gather
+from stowage.stages.solve.judged_plans import JudgedPlans
 from stowage.stages.solve.offload.insertion import StepTransfers
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
@@ -25,10 +27,10 @@ from stowage.stages.solve.proposal import Decision, JudgedPlan, Proposal, Propos
 RECOMPUTED = (0.0, 0.5, 1.0)
 """Shares of the blocks that keep as little as they can for backward, the first ones of forward."""
 
-KEPT = (1.0, 0.5, 0.0)
+KEPT = (1.0, 0.0)
 """Shares of the gathered weights that stay until backward, the last ones of forward."""
 
-GUESSES = 6
+GUESSES = 4
 """Plans that are judged at most to find how many parameters have to live in the host."""
 
 
@@ -65,7 +67,7 @@ def lowered(
     host = frozenset(
         s
         for s in choice.on_host & offloader.movable
-        if s not in updates or offloader.cpu_update_s(updates[s]) < float("inf")
+        if s not in updates or offloader.cpu_update_s(updates[s]) < math.inf
     )
     if not host:
         return Proposal(method=method, steps=program.steps(executions), decision=Decision(method))
@@ -152,12 +154,15 @@ class GroupPolicies:
 
     Attributes:
         offloader: the program and its lower tier.
+        plans: what was judged so far; orders whose computing alone takes longer than the best of it are left out.
     """
 
     offloader: Offloader
+    plans: JudgedPlans
 
     def propose(self, task: Task) -> Proposals:
         """Propose a plan for each share of blocks that recompute and of weights that are kept."""
+        fastest_s = min((p.time_s for p in self.plans.fitting), default=math.inf)
         chain, nodes = self.offloader.chain, self.offloader.program.nodes
         count = len(chain.blocks)
         hosted = self._in_order_of_gradients()
@@ -166,18 +171,25 @@ class GroupPolicies:
             lean = round(share * count)
             options = [*chain.leanest_options[:lean], *chain.fastest_options[lean:]]
             executions = self.offloader.executions(options)
+            if self._computing_s(executions) >= fastest_s:
+                continue
             for kept in kept_sets(executions, nodes):
                 order = kept_or_gathered_again(executions, nodes, kept)
                 if tuple(order) not in seen:
                     seen.add(tuple(order))
                     yield from self._fewest(task, executions, kept, hosted, f"groups, {share:.0%} recomputed")
 
+    def _computing_s(self, executions: Iterable[Execution]) -> float:
+        """Return the time of what only the device computes."""
+        ran = (self.offloader.program.nodes[e.node] for e in executions)
+        return sum(n.time_s for n in ran if not n.collective and n.phase != "update")
+
     def _in_order_of_gradients(self) -> list[int]:
         """Return the parameters that the CPU can update, those first whose gradients come first."""
         program, movable = self.offloader.program, self.offloader.movable
         found: dict[int, int] = {}
         for position, node in enumerate(program.nodes):
-            if node.phase == "update" and self.offloader.cpu_update_s(node) < float("inf"):
+            if node.phase == "update" and self.offloader.cpu_update_s(node) < math.inf:
                 for storage in movable.intersection(node.mutates):
                     if program.storages[storage].role == "parameter":
                         found[storage] = position

@@ -126,7 +126,7 @@ def test_the_exact_choice_is_never_slower_than_the_greedy_one_and_the_policies(m
 
 
 def test_a_sharded_plan_has_a_column_once_it_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = next(r for r in ROWS if r.model == "GPT2-4b" and r.ranks == 4)
+    row = next(r for r in ROWS if r.model == "GPT2-4b" and r.ranks == 4 and r.batch == 8)
     monkeypatch.setattr(elixir_rows_module, "EFFORT", SolverSettings(time_limit_s=1.0, gap=0.1))
     monkeypatch.setattr(elixir_rows_module, "PLAN_B", "no_such_module")
     assert elixir_row(row).plan_b is None

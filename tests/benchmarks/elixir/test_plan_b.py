@@ -43,8 +43,10 @@ def test_costs_sum_up_to_those_of_the_table_of_groups(ranks: int, tmp_path: Path
     layers = sum(g.backward_s - g.forward_s for g in groups if not g.is_root)  # less what is computed again
     root = sum(g.backward_s for g in groups if g.is_root)
     assert sums["backward"] == pytest.approx(layers + root, rel=1e-3)
-    updates = sum(n.time_s for n in nodes if n.phase == "update" and not n.collective)
-    assert updates == pytest.approx(SMALL.elements / problem.machine.device_updates_per_s, rel=0.02)
+    updates = [n.time_s for n in nodes if n.phase == "update" and not n.collective]
+    least_s = min(updates)  # no node takes less
+    expected = SMALL.elements / problem.machine.device_updates_per_s
+    assert expected <= sum(updates) <= expected + least_s * len(updates)
     on_cpu = sum(made.offloader.cpu_update_s(n) for n in nodes if n.phase == "update" and n.mutates)
     assert on_cpu == pytest.approx(SMALL.elements / problem.machine.host_updates_per_s, rel=0.02)
 
