@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -72,13 +72,17 @@ class Binding:
         """Take over what another binding of the same model has offloaded."""
         self._executor.take_over(other._executor)
 
+    def lend(self, names: Iterable[str] | None) -> AbstractContextManager[None]:
+        """Let parameters and states be whole and in device memory inside: by default all."""
+        return self._executor.lend(names)
+
     def contents(self) -> Contents:
         """Return access to parameters, buffers and optimizer states, wherever they are."""
         return self._executor.contents()
 
     def tracing(self) -> AbstractContextManager[None]:
         """Let modules be called whose weights may be offloaded: a trace reads no contents."""
-        return self.offloading.lending() if self.offloading is not None else nullcontext()
+        return self._executor.tracing()
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not in memory."""

@@ -69,6 +69,10 @@ class RunBudget:
             self._largest_bytes = max(self._largest_bytes, eager_peak_bytes)
         return self.nbytes
 
+    def adopt(self, nbytes: int, said: str) -> None:
+        """Take the budget that another rank has found for all."""
+        self.nbytes, self.said = nbytes, said
+
     def must_search(self, eager_peak_bytes: int) -> bool:
         """Return whether a step with this peak in plain PyTorch may need a larger budget than was found so far."""
         return self.sought and eager_peak_bytes > self._largest_bytes

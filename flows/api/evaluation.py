@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from stowage.flows.planning.effort import Effort, target_device
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
 from stowage.flows.planning.true_kernels import with_true_kernels
+from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import Infeasible, StaleStep
 from stowage.stages.ir.trace import Storage
 from stowage.stages.partition.forward import forward_nodes
@@ -81,6 +82,8 @@ def plan_forward(
     lower_tier: LowerTier | None,
     similar: Similar | None = None,
     profiled: Callable[[int, int], None] = lambda done, total: None,
+    target: DeviceDescription | None = None,
+    ranks: int = 1,
 ) -> Planned:
     """Plan a forward alone: profile, partition, solve, codegen.
 
@@ -95,12 +98,14 @@ def plan_forward(
             of
             calls that were never measured are then estimated too.
         profiled: see `profile_trace`.
+        target: the device, by default this machine's as it was measured.
+        ranks: number of ranks that hold a shard of each parameter.
 
     Raises:
         StowageError: see the stages; `Infeasible` when the budget cannot be met.
     """
-    trace = forward_tables(recorded, model, resting.beside)
-    target = target_device(trace.meta.device, stores)
+    trace = forward_tables(recorded, model, resting.beside, ranks=ranks)
+    target = target or target_device(trace.meta.device, stores)
     store = CostStore(stores / "costs")
     if similar is not None and (lower_tier is None or times_are_known(trace, target, store, similar)):
         costs = estimated_costs([trace], target, store, similar)
@@ -160,6 +165,9 @@ class Planning(Protocol):
     """
 
     watch: Watch
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Compare with other ranks what this one is about to do."""
 
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
         """Plan a forward alone; see `plan_forward`."""
@@ -229,6 +237,12 @@ class Evaluations:
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
         key = (forward, batch_signature(batch), model_signature(self._model))
         known = self._known.find(lambda known: known.serves(key, resting))
+        self._planner.agree(
+            {
+                "batch to evaluate": form_of(key[1]),
+                "plan of an evaluation": "one" if known is not None else "none yet",
+            }
+        )
         if known is not None:
             return known
         known = self._make(key, batch, forward, resting)

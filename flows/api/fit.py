@@ -20,6 +20,7 @@ from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.planner import Planner
+from stowage.flows.api.several_ranks import run_together
 from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.api.update_rate import with_own_updates
@@ -74,6 +75,10 @@ def make_step(
     known = KnownOptimizer(optimizer) if optimizer is not None else None
     ranks = Ranks(choices.group) if choices.group is not None else None
     ranks = ranks if ranks is not None and ranks.count > 1 else None
+    if ranks is not None:
+        notice = run_together(ranks, model, optimizer, _settings(steps, choices))
+        if notice:
+            choices.say(notice)
     planner = Planner(
         model,
         known,
@@ -101,9 +106,26 @@ def make_step(
             ranks=ranks.count if ranks is not None else 1,
         ),
         execution=ExecutionChoice(executor, lower.open if lower else None, late),
-        check="never" if ranks is not None else choices.check,
+        check=choices.check,
         say=choices.say,
     )
+
+
+def _settings(steps: Steps, choices: Choices) -> dict[str, Any]:
+    """Return what plans depend on besides model, batch and optimizer, by its name in `fit`."""
+    return {
+        "device_budget": choices.device_budget,
+        "accumulate": steps.accumulate,
+        "max_grad_norm": steps.max_grad_norm,
+        "method": choices.method,
+        "quick": choices.quick,
+        "check": choices.check,
+        "new_shapes": choices.new_shapes,
+        "programs": choices.programs,
+        "host_budget": choices.offload.host,
+        "disk_budget": choices.offload.disk,
+        "offload_dir": "one" if choices.offload.dir is not None else None,
+    }
 
 
 def _clipping(max_grad_norm: float | None, optimizer: torch.optim.Optimizer | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,9 +26,10 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
+from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
-from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, with_updates
+from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, recorded_text, with_updates
 
 
 @dataclass
@@ -99,16 +100,28 @@ class Planner:
             return planned
 
         if self.ranks is not None:
+            self.agree({"traced step": recorded_text(recorded)})
             rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
             known = self._buckets.get(micro_batch)
             sizes = [known] if known is not None else bucket_sizes(rates, self.ranks.count)
-            found, self._buckets[micro_batch] = self.ranks.from_first(
-                lambda: plan_by_buckets(plan, micro_batch, sizes), "the plan of rank 0"
+            (found, self._buckets[micro_batch]), *budget = self.ranks.from_first(
+                lambda: (plan_by_buckets(plan, micro_batch, sizes), self.budget.nbytes, self.budget.said),
+                "the plan of rank 0",
             )
+            self.budget.adopt(*budget)
         else:
             found = plan(micro_batch)
         self._kinds.add(micro_batch)
         return found
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Compare with the other ranks, where there are some, what this one is about to do.
+
+        Raises:
+            RankError: a rank is about to do something else.
+        """
+        if self.ranks is not None:
+            agree(self.ranks, facts)
 
     def in_buckets(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch with the size of buckets that was chosen for it."""
@@ -254,13 +267,23 @@ class Planner:
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
         """Plan a forward alone; see `plan_forward`."""
         self.watch("profile")
-        return plan_forward(
-            self.model,
-            recorded,
-            resting,
-            stores=self.stores,
-            effort=self.effort,
-            lower_tier=self.lower_tier,
-            similar=self._similar,
-            profiled=self.watch.part,
-        )
+
+        def plan() -> Planned:
+            return plan_forward(
+                self.model,
+                recorded,
+                resting,
+                stores=self.stores,
+                effort=self.effort,
+                lower_tier=self.lower_tier,
+                similar=self._similar,
+                profiled=self.watch.part,
+                target=self._target(self._device_type()),
+                ranks=self.ranks.count if self.ranks is not None else 1,
+            )
+
+        if self.ranks is None:
+            return plan()
+        self.agree({"traced forward": recorded_text(recorded)})
+        self.ranks.rates(torch.device(self._device_type()))
+        return self.ranks.from_first(plan, "the plan of rank 0")

@@ -65,6 +65,7 @@ class Programs:
         self._recording = Recording(model, steps, planner.watch, say)
         self.live = Live(model, roots, self._record_anew, say, most=steps.most + SPARE)
         self._seen: dict[BatchSignature, None] = {}
+        self._made: dict[tuple[int, MicroBatch], int] = {}
         self.binding = Binding(model, optimizer, execution or ExecutionChoice(), self.live.watch.tree)
 
     @property
@@ -205,6 +206,13 @@ class Programs:
         known = self.known.find(
             lambda known: known.micro_batch == micro_batch and known.key is key and known.optimizer == optimizer
         )
+        self._planner.agree(
+            {
+                "batch": form_of(key[0]),
+                "place in the update": f"{len(micro_batch.waiting)} gradients wait, and it {_ends(micro_batch)}",
+                "plan": f"plan {self._made[id(key), micro_batch]}" if known is not None else "none yet",
+            }
+        )
         if known is None:
             known = with_true_kernels(
                 lambda: self._make(key, batch, micro_batch, ahead=ahead), lambda: self.live.again(key)
@@ -243,6 +251,7 @@ class Programs:
             except Infeasible as error:
                 raise error.about("training", form_of(key[0])) from None
         program = self.binding.bind(planned, recorded.outside)
+        self._made[id(key), micro_batch] = len(self._made) + 1
         took_s = time.perf_counter() - began + self._recording.untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
         self._recording.untold_s = 0.0
@@ -297,6 +306,10 @@ class Programs:
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "offloaded")
         return frozenset()
+
+
+def _ends(micro_batch: MicroBatch) -> str:
+    return "updates" if micro_batch.update else "does not update"
 
 
 def _bytes_of(batch: Any) -> int:

@@ -74,7 +74,9 @@ class TrainingStep(Storing):
         self._budget = planner.budget
         self._history = History()
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
-        self._net = Net(model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say)
+        self._net = Net(
+            model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say, planner.ranks
+        )
         self._evaluations = Evaluations(
             model,
             planner,
@@ -195,18 +197,13 @@ class TrainingStep(Storing):
         """Lend the model with all parameters and optimizer states in device memory, whatever the budget.
 
         The next step puts them back where its plan wants them. `evaluate` and the functions that save do not need it.
+        Ranks that hold shards have whole tensors inside, and shards of what each of them leaves there afterwards.
 
         Args:
             names: names of parameters and states (`parameter::state`); by default all.
         """
-        if self.programs.offloading is None:
+        with self.programs.binding.lend(names):
             yield self.model
-            return
-        here = self.programs.offloading.fetch_all(names)
-        try:
-            yield self.model
-        finally:
-            self.programs.offloading.forget_copies(here)
 
     def take_over(self, other: TrainingStep) -> None:
         """Take over what another step of the same model has offloaded, before anything is planned."""

@@ -23,6 +23,7 @@ from stowage.stages.runtime.executors.verbs import Iteration
 from stowage.stages.runtime.observe.tracing import IterationRecorder
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.randomness import RandomStates
+from stowage.stages.runtime.shadow.weights import Lender
 from stowage.stages.runtime.updates import PerParameterUpdates
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.structure import tensors_of
@@ -83,6 +84,10 @@ def constant_tensors(
     return found
 
 
+def _nothing() -> None:
+    pass
+
+
 MakeIteration = Callable[..., Iteration]
 """Makes the surroundings of a run; it is called with the keywords that `SingleIteration` takes."""
 
@@ -103,6 +108,8 @@ class Program:
         updated: parameters that the latest iteration has updated so far.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
         around: surrounds each run.
+        arrange: called before each run, and before plain PyTorch runs to be compared with it.
+        lender: lends weights that are not whole on the device to plain PyTorch; None where all are.
         elsewhere: returns what is in memory between iterations and belongs neither to the model nor to this program.
     """
 
@@ -146,6 +153,8 @@ class Program:
         self.updated: list[str] = []
         self._taken: list[weakref.ref[torch.Tensor]] = []
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.arrange: Callable[[], None] = _nothing
+        self.lender: Lender | None = offloading
         self.elsewhere: Callable[[], list[torch.Tensor]] = list
 
     def take_left(self) -> Sequence[torch.Tensor]:
@@ -186,7 +195,8 @@ class Program:
     def enter(self) -> None:
         """Put every parameter and state where the plan expects it between iterations; they stay there after each."""
         if self.offloading is not None:
-            self.offloading.enter(self._slots)
+            with self.around():
+                self.offloading.enter(self._slots)
 
     def _update(self, name: str, gradient: torch.Tensor) -> None:
         if self.updates is None:
@@ -236,6 +246,7 @@ class Program:
 
     def _run(self, batch: Any) -> Any:
         with self.around():
+            self.arrange()
             return self._iterate(batch)
 
     def _iterate(self, batch: Any) -> Any:

@@ -7,6 +7,7 @@
 - `capture.py`: one trace of forward, loss and backward as an `fx.Graph`.
 - `lower.py`: from that graph to tables.
 - `compact.py`: drops from them what nothing needs.
+- `compared.py`: what was recorded as text, for ranks to compare.
 - `checks.py`: models and steps that cannot be traced.
 - `explain.py`: errors of a trace in one sentence.
 - `lines.py`: the source line of a module.
@@ -16,6 +17,7 @@
 - `__main__.py`: the stage's command.
 """
 
+from stowage.stages.trace.compared import recorded_text
 from stowage.stages.trace.forward import RecordedForward, forward_tables, record_forward
 from stowage.stages.trace.objects.effects import Left
 from stowage.stages.trace.objects.outside import Outside
@@ -32,6 +34,7 @@ __all__ = [
     "parameters_of",
     "record_forward",
     "record_step",
+    "recorded_text",
     "trace_step",
     "with_outside",
     "with_updates",

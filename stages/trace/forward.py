@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.trace import Call, Constant, Storage, TraceMeta, TraceTables, Value
+from stowage.stages.rewrite.sharding import shard_parameters
 from stowage.stages.trace.calls.signature import content_hash
 from stowage.stages.trace.capture import Captured, capture
 from stowage.stages.trace.objects.effects import Left
@@ -98,7 +100,7 @@ def record_forward(
 
 
 def forward_tables(
-    recorded: RecordedForward, model: nn.Module, beside: Sequence[Storage] = (), label: str = ""
+    recorded: RecordedForward, model: nn.Module, beside: Sequence[Storage] = (), label: str = "", ranks: int = 1
 ) -> TraceTables:
     """Return the tables of a forward.
 
@@ -107,7 +109,12 @@ def forward_tables(
         model: the model that was traced.
         beside: what else of the model is in memory: optimizer states and waiting gradients.
         label: the model's name, for people.
+        ranks: number of ranks that hold a shard of each parameter.
+
+    Raises:
+        ParameterError: ranks hold shards of a parameter that the forward returns as it is.
     """
+    recorded = _sharded(recorded, ranks) if ranks > 1 else recorded
     count = len(recorded.storages)
     storages = [*recorded.storages, *(replace(s, storage=count + i) for i, s in enumerate(beside))]
     parameters = list(model.parameters())
@@ -138,3 +145,16 @@ def forward_tables(
     )
     trace.check()
     return trace
+
+
+def _sharded(recorded: RecordedForward, ranks: int) -> RecordedForward:
+    """Return a forward whose parameters are shards, which it gathers."""
+    found = shard_parameters(list(recorded.storages), list(recorded.values), list(recorded.calls), ranks)
+    for output in recorded.outputs:
+        storage = found.values[output].storage
+        if storage in found.forms:
+            raise ParameterError(
+                f"The forward returns parameter '{found.storages[storage].name}' itself, of which each rank has a "
+                "shard: read parameters inside of `with step.on_device():` instead."
+            )
+    return replace(recorded, storages=found.storages, values=found.values, calls=found.calls)

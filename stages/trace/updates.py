@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from stowage.stages.ir.collectives import SCATTER, collective_signature, scatter_arguments
+from stowage.stages.ir.errors import TraceError
 from stowage.stages.ir.trace import Call, Gradient, Storage, Value
 from stowage.stages.ir.updates import (
     ADD,
@@ -292,6 +293,8 @@ def append_updates(
     # In the order of the model's parameters: the norm of all norms is a sum, whose rounding depends on it.
     names = [name for name in by_source if name in fresh or name in micro_batch.waiting]
     known = _known(optimizer, parameters, {name: by_source[name] for name in names}, ending)
+    if micro_batch.ranks > 1:
+        _check_ranks(parameters, known.rules if updating else None, names)
     whole = whole or by_source
     waiting = {name: ending.waiting(name, whole[name]) for name in names if name in micro_batch.waiting}
     for name, gradient in fresh.items():
@@ -320,3 +323,20 @@ def append_updates(
         states = [s for kept in known.states.values() for s in kept]
         ending.update_all(updated, [by_source[name] for name in updated], states, known, scale)
     return known.label()
+
+
+def _check_ranks(
+    parameters: Mapping[str, torch.Tensor], rules: Mapping[str, UpdateRule] | None, names: list[str]
+) -> None:
+    """Raise `TraceError` for what ranks with shards of parameters cannot do with gradients."""
+    for name in names:
+        if getattr(parameters[name], "_post_accumulate_grad_hooks", None):
+            raise TraceError(
+                f"Parameter '{name}' has a hook of register_post_accumulate_grad_hook, and no rank has its whole mean "
+                "gradient: use register_hook, which sees the gradient of this rank's batch, or train without group."
+            )
+        if rules is not None and name not in rules:
+            raise TraceError(
+                f"Parameter '{name}' gets a gradient, but the optimizer does not hold it, and no rank has a place for "
+                "the whole gradient: give it to the optimizer, or call requires_grad_(False) on it."
+            )

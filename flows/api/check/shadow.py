@@ -21,7 +21,7 @@ from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import OffloadedError, size_text
+from stowage.stages.ir.errors import OffloadedError, StaleStep, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
@@ -30,6 +30,7 @@ from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorState
 from stowage.stages.runtime.shadow.guard import NoRoom, ReadsOffloaded, Room
 from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Shadow, ShadowSeen, digest
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.workload.autocast import without_autocast
 
 if TYPE_CHECKING:
@@ -74,8 +75,13 @@ class Net:
         roots: tuple[Any, ...],
         check: Check,
         say: Callable[[str], None],
+        ranks: Ranks | None = None,
     ) -> None:
-        """Take what plain PyTorch runs: `compute` gives the loss of model and batch, and `roots` is what it calls."""
+        """Take what plain PyTorch runs: `compute` gives the loss of model and batch, and `roots` is what it calls.
+
+        `ranks` train the model together, each on its own batches.
+        """
+        self._ranks = ranks
         self.check = check
         self._model = model
         self._optimizer = optimizer
@@ -113,10 +119,14 @@ class Net:
                 result = work()
         finally:
             program.on_update = None
-        if seen is not None:
-            self._compare(program, watched, batch, seen, Number.of(loss_of(result)), observer)
-        if whole is not None:
-            self._compare_all(watched, known, whole, observer)
+
+        def compare() -> None:
+            if seen is not None:
+                self._compare(program, watched, batch, seen, Number.of(loss_of(result)), observer)
+            if whole is not None:
+                self._compare_all(watched, known, whole, observer)
+
+        self._on_all(compare)
         if seen is not None:
             watched.agreed = watched.calls
         return result
@@ -136,18 +146,47 @@ class Net:
         )
         watched.calls += 1
         seen = None
-        if self._is_due(watched.calls) and repeats(program.device):
+        due = self._is_due(watched.calls) and repeats(program.device)
+        if due:
             program.enter()
             seen = self._plain(program, watched, batch)
         with without_autocast():
             result = work()
-        if seen is not None:
+
+        def compare() -> None:
             found = digests(result)
-            wrong = next((i for i, (a, b) in enumerate(zip(found, seen.result)) if a != b), None)
-            if wrong is not None or len(found) != len(seen.result):
+            expected = seen.result if seen is not None else found
+            wrong = next((i for i, (a, b) in enumerate(zip(found, expected)) if a != b), None)
+            if wrong is not None or len(found) != len(expected):
                 raise watched.stale_evaluation(wrong or 0)
+
+        if due:
+            self._on_all(compare)
+        if seen is not None:
             watched.agreed = watched.calls
         return result
+
+    def _on_all(self, compare: Callable[[], None]) -> None:
+        """Compare on this rank; what is found on one rank is raised on all, which then plan anew together.
+
+        Raises:
+            StaleStep: the results differ here, or on another rank.
+        """
+        if self._ranks is None:
+            compare()
+            return
+        own: StaleStep | None = None
+        try:
+            compare()
+        except StaleStep as error:
+            own = error
+        told = self._ranks.all((str(own), own.call, own.agreed) if own is not None else None, "what plain PyTorch gave")
+        other = next((rank for rank, found in enumerate(told) if found is not None), None)
+        if own is not None:
+            raise own
+        if other is not None:
+            text, call, agreed = told[other]
+            raise StaleStep(f"Rank {other}: {text}", call, agreed)
 
     def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
         return Shadow(self._model, self._compute, self._roots, self._operators, reads)
@@ -176,9 +215,10 @@ class Net:
         resident_bytes = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.resident()])
         free = watched.budget_bytes - resident_bytes - program.staging_bytes
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
+        program.arrange()
         room = Room(free, free > AMPLE * most, watched.workspaces)
         try:
-            return watched.shadow.run(batch, room, program.offloading)
+            return watched.shadow.run(batch, room, program.lender)
         except NoRoom as error:
             self._waits(
                 f"its forward takes at least {size_text(error.nbytes)} beside what is in memory, and the budget has "
@@ -243,6 +283,8 @@ class Net:
 
     def _draws(self, program: Program, watched: _Watched, batch: Any, name: str) -> bool:
         """Return whether model and loss advance a generator of Python, rather than another thread."""
+        if self._ranks is not None:
+            return False  # the forwards that would tell gather weights, and other ranks may have seen nothing
         for _ in range(DRAWS):
             before = GeneratorStates.now(program.device)
             program.enter()

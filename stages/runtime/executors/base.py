@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -73,6 +74,12 @@ class Executor(Protocol):
 
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not whole in memory, besides those in the lower tier."""
+
+    def lend(self, names: Iterable[str] | None) -> AbstractContextManager[None]:
+        """Let parameters and states be whole and in device memory inside, whatever the budget: by default all."""
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Let modules be called whose weights are not in memory: a trace reads no contents."""
 
     def contents(self) -> Contents:
         """Return access to parameters, buffers and optimizer states, wherever they are."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -17,6 +17,8 @@ from stowage.stages.runtime.program import Program
 from stowage.stages.runtime.sharding.contents import ShardedContents
 from stowage.stages.runtime.sharding.iteration import ShardedIteration
 from stowage.stages.runtime.sharding.sharding import Sharding
+from stowage.stages.runtime.sharding.weights import ShardedWeights
+from stowage.stages.runtime.sharding.whole_model import whole_model
 from stowage.stages.structure.tree import ModuleTree
 
 
@@ -34,16 +36,20 @@ class ShardedDevice(SingleDevice):
     ) -> None:
         super().__init__(model, optimizer, open_tier, tree)
         self._sharding = sharding
+        self._surroundings = partial(ShardedIteration, sharding=sharding)
+        self._weights = ShardedWeights(sharding, lambda: self._offloading)
 
     def bind(
         self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None = None, *, trains: bool = True
     ) -> Program:
         """Make a program of a plan; see `Executor`."""
         self._sharding.shard()
-        self._surroundings = partial(ShardedIteration, sharding=self._sharding, trains=trains)
         with self._sharding.inside():
             program = super().bind(plan, outside, trains=trains)
         program.around = self._one_step
+        program.lender = self._weights
+        if trains:
+            program.arrange = self._sharding.follow_first
         program.elsewhere = lambda: list(self._sharding.shards().values())
         return program
 
@@ -52,6 +58,22 @@ class ShardedDevice(SingleDevice):
         """Let parameters hold their shards inside; where the block fails, ranks exchange nothing any more."""
         with self._sharding.ranks.failures.whole(), self._sharding.inside():
             yield
+
+    @contextmanager
+    def lend(self, names: Iterable[str] | None) -> Iterator[None]:
+        """Let parameters and states be whole inside, in device memory; all ranks call this together."""
+        chosen = None if names is None else list(names)
+        with (
+            self._sharding.ranks.failures.whole(),
+            self._sharding.inside(),
+            super().lend(chosen),
+            whole_model(self._sharding, self._optimizer, chosen),
+        ):
+            yield
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Let modules be called whose parameters are shards: a trace reads no contents."""
+        return self._weights.lending()
 
     def contents(self) -> Contents:
         """Return access to whole parameters and states, which all ranks use together."""

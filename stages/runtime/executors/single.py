@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -72,9 +73,25 @@ class SingleDevice:
             self._surroundings,
         )
 
+    @contextmanager
+    def lend(self, names: Iterable[str] | None) -> Iterator[None]:
+        """Let parameters and states be in device memory inside, whatever the budget: by default all."""
+        if self._offloading is None:
+            yield
+            return
+        here = self._offloading.fetch_all(names)
+        try:
+            yield
+        finally:
+            self._offloading.forget_copies(here)
+
     def layouts(self) -> dict[str, torch.Tensor]:
         """Return the layouts of parameters that are not whole in memory, besides those in the lower tier."""
         return {}
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Let modules be called whose weights may be offloaded: a trace reads no contents."""
+        return self._offloading.lending() if self._offloading is not None else nullcontext()
 
     def contents(self) -> Contents:
         """Return access to parameters, buffers and optimizer states, wherever they are."""

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.runtime.random.python_state import PythonState
 from stowage.stages.runtime.shadow.guard import Guard, NoRoom, Room, Saved
 from stowage.stages.runtime.shadow.operators import Operators
-from stowage.stages.runtime.shadow.weights import Lending
+from stowage.stages.runtime.shadow.weights import Lender, Lending
 
 Compute = Callable[[nn.Module, Any], Any]
 """Computes the loss, or whatever is compared, from the model and the batch."""
@@ -92,7 +91,7 @@ class Shadow:
     _drops: bool = True
     _written: tuple[str, ...] | None = None
 
-    def run(self, batch: Any, room: Room, offloading: Offloading | None) -> ShadowSeen:
+    def run(self, batch: Any, room: Room, offloading: Lender | None) -> ShadowSeen:
         """Run the forward within `room`; generators, buffers, attributes and gradients are afterwards as before.
 
         Raises:
@@ -113,7 +112,7 @@ class Shadow:
         self,
         batch: Any,
         room: Room,
-        offloading: Offloading | None,
+        offloading: Lender | None,
         generators: GeneratorStates,
         state: PythonState,
     ) -> ShadowSeen:
@@ -145,7 +144,7 @@ class Shadow:
         return self._seen(self._result(batch), saved, device)
 
     def _guarded(
-        self, batch: Any, saved: Saved, room: Room, offloading: Offloading | None, device: torch.device | None
+        self, batch: Any, saved: Saved, room: Room, offloading: Lender | None, device: torch.device | None
     ) -> ShadowSeen:
         lending = Lending(self.model, offloading, self.reads) if offloading is not None else None
         guard = Guard(room, lending.offloaded if lending is not None else None, saved, self.known)

@@ -6,15 +6,36 @@ The hooks are on all modules, not on the model's own: modules with hooks take ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.shadow.guard import Guard
+
+
+class Lender(Protocol):
+    """Has weights that are not whole on the device, and lends them to modules that are called."""
+
+    def settle_all(self) -> None:
+        """Wait for all copies and updates."""
+
+    def keep_to_limit(self) -> None:
+        """Keep to the limit of memory, where there is one."""
+
+    def offloaded_parameters(self) -> dict[str, torch.Tensor]:
+        """Return what stands for these weights, by name."""
+
+    def lending(self) -> AbstractContextManager[None]:
+        """Allow calls of modules inside: the caller gives them what they read."""
+
+    def like(self, name: str) -> torch.Tensor:
+        """Return the layout of a weight, as a tensor on the meta device."""
+
+    def peek(self, name: str) -> torch.Tensor:
+        """Return a weight in new memory."""
 
 
 class Lending:
@@ -24,7 +45,7 @@ class Lending:
         offloaded: `_cdata` of the storages that stand for offloaded parameters -> the parameters' names.
     """
 
-    def __init__(self, model: nn.Module, offloading: Offloading, reads: Mapping[str, frozenset[str]]) -> None:
+    def __init__(self, model: nn.Module, offloading: Lender, reads: Mapping[str, frozenset[str]]) -> None:
         """Take the model; `reads` gives for each module the parameters that it reads itself, even another module's."""
         self._offloading = offloading
         self._parameters = offloading.offloaded_parameters()

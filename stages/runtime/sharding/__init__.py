@@ -1,11 +1,14 @@
 """Holds one shard of each parameter, and exchanges shards with the other ranks.
 
-ranks        the group of processes: rates, agreements, objects from rank 0
+ranks        the group of processes: rates, objects from rank 0, sums
+agreement    what ranks are about to do, compared before they exchange tensors
 sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter
 contents     whole tensors for those who save and load
 slices       the rows of whole tensors that one rank reads
 writing      checkpoints through torch.distributed.checkpoint
 watch        names an exchange that takes long
+whole_model  a sharded model lent whole
+weights      whole weights for a plain forward
 failures     one sentence where ranks are lost, and nothing more afterwards
 """

@@ -17,15 +17,12 @@ from stowage.stages.runtime.sharding.sharding import Gather, Scatter, Sharding
 class ShardedIteration(SingleIteration):
     """The surroundings of one run of a sharded step; see `Iteration`."""
 
-    def __init__(self, *, sharding: Sharding, trains: bool = True, **surroundings: Any) -> None:
+    def __init__(self, *, sharding: Sharding, **surroundings: Any) -> None:
         super().__init__(**surroundings)
         self._sharding = sharding
         self.gradient = sharding.gradients
         self._gathers: dict[str, Gather] = {}
         self._scatters: dict[str, Scatter] = {}
-        # As DistributedDataParallel does before a forward, but for those that follow one without synchronization.
-        for name, buffer in self.buffer.items() if trains and not sharding.gradients else ():
-            sharding.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
 
     def gather(self, key: str, names: Sequence[str]) -> None:
         """Start the gather of some parameters."""

@@ -137,6 +137,14 @@ class Ranks:
             dist.all_gather_object(found, own, group=self.group)
         return found
 
+    def same(self, number: int, what: str) -> bool:
+        """Return whether all ranks give the same number of at most 63 bits."""
+        own = torch.tensor([number], dtype=torch.int64, device=self._place())
+        found = own.new_empty(self.count)
+        with self.failures.named(what):
+            dist.all_gather(list(found.split(1)), own, group=self.group)
+        return found.eq(own).all().item() is True
+
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Overwrite a tensor by rank 0's."""
         with self.failures.named(what):

@@ -169,6 +169,22 @@ class Sharding:
             self._nothing[like.dtype] = absent(like.new_empty(()), self._parameters[name].device)
         return self._nothing[like.dtype].expand(like.shape)
 
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the model's parameters, by name."""
+        return dict(self._parameters)
+
+    def waits(self) -> bool:
+        """Return whether gradients of earlier micro-batches wait."""
+        return bool(self.gradients) or any(p.grad is not None for p in self._parameters.values())
+
+    def follow_first(self) -> None:
+        """Take the buffers of rank 0, as DistributedDataParallel does before a forward.
+
+        It does not for a forward that follows one whose gradients were not exchanged.
+        """
+        for name, buffer in self._model.named_buffers() if not self.waits() else ():
+            self.ranks.broadcast(buffer, f"buffer '{name}' of rank 0")
+
     def shards(self) -> dict[str, torch.Tensor]:
         """Return this rank's shards as they are kept between steps."""
         return dict(self._shards)

@@ -1,0 +1,75 @@
+"""What is asked of a model and an optimizer that several ranks train together, before anything is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.optimizers import on_shards
+from stowage.stages.runtime.sharding.agreement import agree
+from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.trace.checks import check_optimizer
+
+
+def run_together(
+    ranks: Ranks, model: nn.Module, optimizer: torch.optim.Optimizer | None, settings: Mapping[str, Any]
+) -> str:
+    """Check what ranks are to train, and that all were given the same; return a notice for people, "" for none.
+
+    Args:
+        ranks: the processes.
+        model: the model.
+        optimizer: its optimizer.
+        settings: arguments of `fit` that steer the plan.
+
+    Raises:
+        ParameterError: the optimizer cannot update shards, or there is none.
+        RankError: a rank was given something else.
+    """
+    agree(ranks, {**_facts(model, optimizer), **{name: repr(value) for name, value in settings.items()}})
+    if settings.get("check") == "gradients":
+        raise ParameterError(
+            "check='gradients' compares with a whole iteration of one process: with group choose 'powers', 'always' or "
+            "'never'."
+        )
+    if optimizer is None:
+        raise ParameterError(
+            "Without an optimizer gradients stay in `.grad`, for which ranks that hold shards of parameters have no "
+            "place: pass an optimizer, or train without group."
+        )
+    check_optimizer(optimizer)
+    found, name = on_shards(optimizer), type(optimizer).__name__
+    if found.differs:
+        raise ParameterError(
+            f"The optimizer {name} cannot update shards: {found.differs}; several ranks need one that treats each "
+            "element by itself, such as AdamW, SGD or Lion, or train without group."
+        )
+    if found.rounds:
+        return (
+            f"The optimizer {name} rounds the last elements of a tensor otherwise than the others, so parameters that "
+            "are updated in shards may differ in the last bit from those that are updated whole."
+        )
+    return ""
+
+
+def _facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
+    parameters = [
+        f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{'' if p.requires_grad else ' frozen'}"
+        for name, p in model.named_parameters()
+    ]
+    buffers = [f"{name} {tuple(b.shape)}" for name, b in model.named_buffers()]
+    kind = type(optimizer).__qualname__
+    groups = [
+        f"{len(group['params'])} parameters, {', '.join(sorted(key for key in group if key != 'params'))}"
+        for group in (optimizer.param_groups if optimizer is not None else ())
+    ]
+    return {
+        "version of torch": torch.__version__,
+        "list of parameters": "\n".join(parameters),
+        "list of buffers": "\n".join(buffers),
+        "optimizer": f"{kind} of {'; '.join(groups)}" if optimizer is not None else "none",
+    }

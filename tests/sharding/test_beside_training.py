@@ -1,0 +1,144 @@
+"""What is done with a sharded model besides training: evaluation, lending it whole, comparing with plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stowage.flows import fit
+from stowage.stages.ir.errors import OffloadedError, StaleStep
+from tests.sharding.planned_beside_ddp import train_ddp
+from tests.sharding.processes import on_ranks
+from tests.sharding.recipes import RECIPES, Recipe, adamw
+
+FACTOR = {"value": 1.0}
+
+
+class _Unseen:
+    """Hides a number where a trace does not look."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __float__(self) -> float:
+        return FACTOR["value"]
+
+
+def _recipe() -> Recipe:
+    found = RECIPES["resnet"]()
+    hidden = _Unseen()
+    return Recipe(found.model, lambda outputs, batch: outputs.pow(2).mean() * float(hidden), found.batch)
+
+
+def _fit(recipe: Recipe, stores: Path, **more: Any) -> Any:
+    return fit(
+        recipe.model,
+        recipe.batch(dist.get_rank()),
+        adamw(recipe.model.parameters()),
+        device_budget="4MiB",
+        loss=recipe.loss,
+        quick=True,
+        cache_dir=stores,
+        group=dist.group.WORLD,
+        **more,
+    )
+
+
+def _beside(stores: Path, folder: Path | None) -> dict[str, Any]:
+    rank = dist.get_rank()
+    recipe = RECIPES["resnet"]()
+    plain = copy.deepcopy(recipe.model)
+    beside = adamw(plain.parameters())
+    ddp = nn.parallel.DistributedDataParallel(plain)
+    more = {"offload_dir": folder / str(rank), "method": "offmate"} if folder is not None else {}
+    step = _fit(recipe, stores, check="always", **more)
+    found: dict[str, Any] = {"slots": len(step.planned.slots)}
+
+    def train(count: int, offset: int) -> bool:
+        moved = Recipe(recipe.model, recipe.loss, lambda number: recipe.batch(number + offset))
+        expected = list(train_ddp(moved, beside, ddp, iterations=count))
+        given = [step(moved.batch(1000 * i + rank)).item() for i in range(count)]
+        return given == expected
+
+    found["before"] = train(2, 0)
+    other = recipe.batch(77 + rank)
+    before = {name: buffer.clone() for name, buffer in recipe.model.named_buffers()}
+    with torch.no_grad():
+        plain.eval()
+        expected = plain(**other)
+        plain.train()
+    found["evaluation"] = [torch.equal(step.evaluate(other), expected) for _ in range(2)]
+    found["unchanged"] = all(torch.equal(before[n], b) for n, b in recipe.model.named_buffers())
+    try:
+        recipe.model(**other)
+        found["called"] = "nothing"
+    except OffloadedError as error:
+        found["called"] = str(error)
+    with step.on_device() as model:
+        found["whole"] = all(
+            torch.equal(own, reference)
+            for (_, own), (_, reference) in zip(model.named_parameters(), plain.named_parameters())
+        )
+        model.eval()
+        with torch.no_grad():
+            found["forward"] = torch.equal(model(**other), expected)
+        model.train()
+        whole = {id(p): s["exp_avg"] for p, s in step.optimizer.state.items()}
+        found["states"] = all(
+            torch.equal(whole[id(own)], beside.state[reference]["exp_avg"])
+            for own, reference in zip(model.parameters(), plain.parameters())
+        )
+        for parameters in (model.parameters(), plain.parameters()):
+            for parameter in parameters:
+                parameter.data.mul_(0.5)
+        for optimizer in (step.optimizer, beside):
+            for state in optimizer.state.values():
+                state["exp_avg"].mul_(0.25)
+    found["after"] = train(2, 5)
+    with step.on_device():
+        found["end"] = all(torch.equal(a, b) for a, b in zip(recipe.model.parameters(), plain.parameters()))
+    return found
+
+
+def _stale(stores: Path) -> list[str]:
+    """A number that no trace sees changes on rank 1 alone."""
+    FACTOR["value"] = 1.0
+    step = _fit(recipe := _recipe(), stores, check="always")
+    batch = recipe.batch(dist.get_rank())
+    step(batch)
+    FACTOR["value"] = 1.0 + dist.get_rank()
+    said = []
+    for _ in range(2):
+        try:
+            step(batch)
+            said.append("")
+        except StaleStep as error:
+            said.append(str(error))
+        FACTOR["value"] = 2.0
+    return said
+
+
+def _check(found: dict[str, Any]) -> None:
+    called = found.pop("called")
+    assert "below the device" in called or "dealt out" in called
+    assert found.pop("evaluation") == [True, True]
+    slots = found.pop("slots")
+    assert slots >= 0
+    assert all(found.values()), found
+
+
+def test_evaluation_lending_and_the_comparison(fit_stores: Path) -> None:
+    for found in on_ranks(2, _beside, fit_stores, None):
+        _check(found)
+
+
+def test_a_step_that_is_stale_on_one_rank_is_found_on_all(fit_stores: Path) -> None:
+    first, second = on_ranks(2, _stale, fit_stores)
+    assert first[0].startswith("Rank 1: The planned step gave the loss")
+    assert second[0].startswith("The planned step gave the loss")
+    assert first[1] == second[1] == ""
