@@ -20,7 +20,9 @@ class UpdatesOnCpu:
     def __init__(self, program: StepProgram, tier: LowerTier) -> None:
         self._program = program
         self._tier = tier
-        self.clipping = frozenset(s for n in program.nodes if n.phase == "update" for s in n.creates)
+        self.clipping = frozenset(
+            s for n in program.nodes if n.phase == "update" and not n.collective for s in n.creates
+        )
 
     def seconds(self, node: ComputeNode) -> float:
         """Return the seconds of an update node; infinite where the CPU cannot do it.
