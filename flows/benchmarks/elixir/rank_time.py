@@ -1,15 +1,13 @@
-"""Adds to the time of a plan what sharing costs on a machine: the referee counts collectives apart from all else.
+"""Adds to the time of a plan what collectives cost computing on a machine, of which the referee knows nothing.
 
-Where collectives pass over the link to the host, everything is taken to go on at half its speed while a collective and
-a copy are under way at once, so that each gets half of the link. Where computing is slower beside a collective, so is
-everything. Both are schedules that the machine could run, so that the time is not too short.
+Where computing is slower beside a collective, everything is taken to be: a schedule that the machine could run, so that
+the time is not too short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.parallel import ParallelMachine
 from stowage.stages.ir.plan import PlanRow
@@ -26,16 +24,10 @@ def rank_time(
         rows: the plan as the referee timed it.
         nodes: its compute nodes.
         period_s: the time that the referee found.
-        machine: says whether collectives share the link, and by how much computing beside them is slower.
+        machine: says by how much computing beside collectives is slower.
     """
     collectives = united((r.start_s, r.end_s) for r in rows if r.node >= 0 and nodes[r.node].collective)
-    found = period_s + machine.collective_slowdown * _length(collectives)
-    if machine.collectives_share_link:
-        copies = united((r.start_s, r.end_s) for r in rows if ACTIONS[r.action].transfers)
-        # What is under way when the iteration ends goes on in the next one.
-        again = united((a + k * period_s, b + k * period_s) for a, b in copies for k in (-1, 0, 1))
-        found += _length(_common(collectives, again))
-    return found
+    return period_s + machine.collective_slowdown * sum(end - start for start, end in collectives)
 
 
 def united(spans: Iterable[Span]) -> list[Span]:
@@ -47,11 +39,3 @@ def united(spans: Iterable[Span]) -> list[Span]:
         else:
             found.append((start, end))
     return found
-
-
-def _common(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
-    return [(max(a, c), min(b, d)) for a, b in first for c, d in second if max(a, c) < min(b, d)]
-
-
-def _length(spans: Iterable[Span]) -> float:
-    return sum(end - start for start, end in spans)

@@ -66,7 +66,12 @@ def sharded_machine(machine: ParallelMachine, matmul_flops: float, memory_bytes_
         collective_s=machine.collective_latency_s if n > 1 else 0.0,
     )
     host = LowerTier(
-        Link(device.offload_bytes_per_s, device.reload_bytes_per_s, device.duplex_bytes_per_s),
+        Link(
+            device.offload_bytes_per_s,
+            device.reload_bytes_per_s,
+            device.duplex_bytes_per_s,
+            carries_collectives=machine.collectives_share_link,
+        ),
         capacity_bytes=machine.host_bytes // n,
         cpu_update_bytes_per_s=device.cpu_update_bytes_per_s,
     )
