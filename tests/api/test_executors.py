@@ -144,7 +144,7 @@ def test_the_verbs_are_what_one_device_has() -> None:
 def test_generated_code_may_call_these_verbs_alone() -> None:
     """A new one is to be seen here: what a step may call is what `runtime/whitelist.py` lets through."""
     assert {
-        "begin", "changed", "clip", "free", "gather", "gathered", "keep", "keep_offloaded", "leave", "offload", "reload",
-        "scatter", "scattered", "update", "update_all", "update_on_cpu", "update_together", "wait",
+        "begin", "changed", "clip", "free", "gather", "gathered", "keep", "keep_offloaded", "leave", "offload",
+        "reload", "scatter", "scattered", "update", "update_all", "update_on_cpu", "update_together", "wait",
     } == VERBS  # fmt: skip
     assert {"as_in_forward"} == AROUND
