@@ -52,7 +52,7 @@ def _planner(root: Path, settings: Settings) -> Any:
     from stowage.stages.solve.parameters import configured_lower_tier
     from stowage.stages.workload.resize import samples_of
 
-    target = read_record(root / DEVICE, DeviceDescription)
+    target = read_record(root / DEVICE, DeviceDescription).among(settings.trace.ranks)
     wanted = settings.solve
     effort, step = effort_of(settings), step_of(settings)
     how = Planning(

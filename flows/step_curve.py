@@ -64,7 +64,7 @@ def curve_of_project(
         target = card.described(dtype_of(step.model))
         lower_tier = lower_tier_of(target, host_budget=ram, disk_budget=None, offload_dir=None)
     else:
-        target = read_record(root / DEVICE, DeviceDescription)
+        target = read_record(root / DEVICE, DeviceDescription).among(settings.trace.ranks)
         lower_tier = configured_lower_tier(target, wanted)
     how = Planning(
         stores=root / STORE,

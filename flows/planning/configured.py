@@ -43,5 +43,5 @@ def step_of(settings: Settings) -> StepToPlan:
         batch=workload.batch,
         loss=resolve(trace.loss, "trace.loss") if trace.loss else None,
         optimizer=make(list(workload.model.parameters())) if make else None,
-        micro_batch=MicroBatch(),
+        micro_batch=MicroBatch(ranks=trace.ranks),
     )

@@ -19,6 +19,7 @@ from stowage.stages.runtime.executors.base import ExecutablePlan, Executor
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.executors.single import SingleDevice
 from stowage.stages.runtime.executors.verbs import AROUND, VERBS, Iteration
+from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.structure.tree import ModuleTree
 from tests.api.wide_network import BATCH, adamw, loss_of, network
@@ -54,6 +55,12 @@ class Recording:
         self.offloading: Offloading | None = None
         self.verbs: list[str] = []
         self.made.append(self)
+
+    def layouts(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def contents(self) -> Contents:
+        return Contents(self._model, self._optimizer, self.offloading)
 
     def open(self, plan: ExecutablePlan) -> Offloading | None:
         if self.offloading is None and plan.slots and self._open_tier is not None:
@@ -137,7 +144,7 @@ def test_the_verbs_are_what_one_device_has() -> None:
 def test_generated_code_may_call_these_verbs_alone() -> None:
     """A new one is to be seen here: what a step may call is what `runtime/whitelist.py` lets through."""
     assert {
-        "begin", "changed", "clip", "free", "keep", "keep_offloaded", "leave", "offload", "reload", "update",
-        "update_all", "update_on_cpu", "update_together", "wait",
+        "begin", "changed", "clip", "free", "gather", "gathered", "keep", "keep_offloaded", "leave", "offload",
+        "reload", "scatter", "scattered", "update", "update_all", "update_on_cpu", "update_together", "wait",
     } == VERBS  # fmt: skip
     assert {"as_in_forward"} == AROUND

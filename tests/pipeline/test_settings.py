@@ -258,3 +258,12 @@ def test_percentages_are_of_the_whole(percent: int, whole: int) -> None:
 
 def test_a_size_is_not_of_the_whole() -> None:
     assert resolve_budget("900MiB", 5) == 900 << 20
+
+
+def test_several_ranks_need_an_optimizer(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("trace: {model: {architecture: gpt2}, ranks: 2, optimizer: null}")
+    with pytest.raises(ParameterError, match="2 ranks exchange gradients before updates, and optimizer is null"):
+        load_settings(path)
+    path.write_text("trace: {model: {architecture: gpt2}, ranks: 2}")
+    assert load_settings(path).trace.ranks == 2
