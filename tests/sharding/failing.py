@@ -80,7 +80,7 @@ def main(folder: Path, timeout_s: float, how: str, at: int) -> None:
     run = Training(folder, WHOLE, shift=0.0, group=group, name=str(rank))
     torch.manual_seed(7 + rank)
     failing = _Failing(how, at)
-    if rank == ranks - 1:
+    if rank == ranks - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         failing.install()
     checkpoint = folder / "checkpoint"
     begin = 0

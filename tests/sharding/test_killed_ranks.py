@@ -156,3 +156,21 @@ def test_all_of_three_ranks_end_when_one_is_killed(tmp_path: Path) -> None:
     for rank in found[:2]:
         assert rank.error["error"] == "RankError", rank.text[-3000:]
         assert rank.error["at"] - event(found[2]) < END_S
+
+
+@pytest.mark.long
+def test_torchrun_starts_all_again_and_they_go_on(tmp_path: Path, uninterrupted: list[Ended]) -> None:
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    found = subprocess.run(
+        [sys.executable, "-m", *launch, "-m", "tests.sharding.failing", str(tmp_path), "0", "killed", str(AT)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    said = _ended(0, found.stdout).said
+    losses = sorted({(s["iteration"], s["loss"]) for s in said if "loss" in s})
+    assert losses == sorted({(i, loss) for rank in uninterrupted for i, loss in rank.losses.items()})
+    assert sum("event" in s for s in said) == 1
