@@ -160,6 +160,17 @@ ORDERS: dict[str, Callable[[], Machine]] = {
 """Two extremes, without numbers. What a thread waits for depends on what was asked for before its turn: so both."""
 
 
+def tier_on(machine: Machine, folder: Path | None) -> PinnedTier | HostAndDiskTier:
+    """Make the lower tier of a machine, with a disk behind the host if a folder is given."""
+    host = PinnedTier(lanes=machine)
+    if folder is None:
+        return host
+    lanes: Any = OtherSides(machine)
+    disk = DiskTier(folder, chunk_bytes=4096, threads=1, lanes=lanes)
+    disk._issue = TurnLock(machine)  # type: ignore[assignment]
+    return HostAndDiskTier(host, disk)
+
+
 class Run:
     """One job on one machine.
 
@@ -176,13 +187,7 @@ class Run:
             tensor.data = machine.to_device(tensor, name)
         self.batch = tree_map_only(torch.Tensor, lambda t: machine.to_device(t, "input"), self.batch)
         self.optimizer = job.optimizer(self.model)
-        host = PinnedTier(lanes=machine)
-        self.tier: PinnedTier | HostAndDiskTier = host
-        if folder is not None:
-            lanes: Any = OtherSides(machine)
-            disk = DiskTier(folder, chunk_bytes=4096, threads=1, lanes=lanes)
-            disk._issue = TurnLock(machine)  # type: ignore[assignment]
-            self.tier = HostAndDiskTier(host, disk)
+        self.tier = tier_on(machine, folder)
         self.offloading = Offloading(self.tier, self.model, self.optimizer)
         self.settled: set[str] = set()
         self._settles = False

@@ -129,7 +129,7 @@ def test_a_wait_that_does_not_wait(name: str, kept: int, tmp_path: Path) -> None
         found = hurry(job, line, piece, held, tmp_path)
         part = job.pieces[piece]
         if not found and is_of_an_update(part.source, line) and on_disk(job, piece, line):
-            continue  # what is read too early is whole, and old: the numbers tell, see below
+            continue  # the disk orders what it is asked for; what is asked for too early is old: see below
         if bool(found) == covered(part.source, part.slots, line):
             wrong.append(f"piece {piece}, line {line.number}, {line.text}: {found}")
     assert wrong == []
