@@ -7,8 +7,11 @@ for a scatter, with the update that reads it, comes so late that nobody waits, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.step import Step
@@ -57,10 +60,12 @@ class _Rows:
     Attributes:
         at_s: when each row would begin if collectives took no time of computing.
         touched: storages that each row needs as they are, or changes.
+        of_storage: the rows that touch each storage, in their order.
     """
 
     at_s: list[float]
     touched: list[frozenset[int]]
+    of_storage: dict[int, list[int]]
 
 
 class _Overlap:
@@ -101,7 +106,11 @@ class _Overlap:
         latest = 0.0
         for i, start_s in enumerate(at_s):
             latest = at_s[i] = max(latest, start_s) if start_s == start_s else latest
-        return _Rows(at_s, touched)
+        of_storage: dict[int, list[int]] = defaultdict(list)
+        for i, storages in enumerate(touched):
+            for storage in storages:
+                of_storage[storage].append(i)
+        return _Rows(at_s, touched, of_storage)
 
     def _is_collective(self, step: Step) -> bool:
         return step.kind == "compute" and self.nodes[step.node].collective
@@ -189,9 +198,7 @@ class _Overlap:
         node = self.nodes[self.steps[i].node]
         touched = set(node.creates) | set(node.reads)
         moving: list[int] = []
-        for k in range(i + 1, len(self.steps)):
-            if self.rows.touched[k].isdisjoint(touched):
-                continue
+        for k in self._following(i, touched):
             step = self.steps[k]
             is_update = step.kind == "compute" and self.nodes[step.node].phase == "update"
             if step.kind != "free" and not (is_update and not self.nodes[step.node].collective):
@@ -202,3 +209,21 @@ class _Overlap:
             if step.node >= 0:
                 touched |= self.rows.touched[k]
         return moving, len(self.steps)
+
+    def _following(self, i: int, touched: Collection[int]) -> Iterator[int]:
+        """Yield the rows after row `i` that touch a storage of a set, in their order; the set may grow meanwhile."""
+        waiting: list[int] = []
+        known: set[int] = set()
+        latest = i
+        while True:
+            for storage in set(touched) - known:
+                known.add(storage)
+                rows = self.rows.of_storage.get(storage, [])
+                for k in rows[bisect_right(rows, latest) :]:
+                    heappush(waiting, k)
+            while waiting and waiting[0] <= latest:
+                heappop(waiting)
+            if not waiting:
+                return
+            latest = heappop(waiting)
+            yield latest
