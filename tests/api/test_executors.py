@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,19 @@ class Recording:
 
     def layouts(self) -> dict[str, torch.Tensor]:
         return {}
+
+    def lend(self, names: Iterable[str] | None) -> AbstractContextManager[None]:
+        return self._lent(names)
+
+    @contextmanager
+    def _lent(self, names: Iterable[str] | None) -> Iterator[None]:
+        here = self.offloading.fetch_all(names) if self.offloading is not None else []
+        yield
+        if self.offloading is not None:
+            self.offloading.forget_copies(here)
+
+    def tracing(self) -> AbstractContextManager[None]:
+        return self.offloading.lending() if self.offloading is not None else nullcontext()
 
     def contents(self) -> Contents:
         return Contents(self._model, self._optimizer, self.offloading)
