@@ -164,7 +164,7 @@ def test_torchrun_starts_all_again_and_they_go_on(tmp_path: Path, uninterrupted:
     found = subprocess.run(
         [sys.executable, "-m", *launch, "-m", "tests.sharding.failing", str(tmp_path), "0", "killed", str(AT)],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
