@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ class Recording:
 
     def take_over(self, other: Executor) -> None:
         self.offloading = other.offloading
+
+    def contents(self) -> Contents:
+        return Contents(self._model, self._optimizer, self.offloading)
+
+    def tracing(self) -> AbstractContextManager[None]:
+        return self.offloading.lending() if self.offloading is not None else nullcontext()
+
+    @contextmanager
+    def lend(self, names: Iterable[str] | None) -> Iterator[None]:
+        here = self.offloading.fetch_all(names) if self.offloading is not None else []
+        yield
+        if self.offloading is not None:
+            self.offloading.forget_copies(here)
 
     def _surroundings(self, **given: Any) -> Iteration:
         found: Any = Noted(SingleIteration(**given), self.verbs)
