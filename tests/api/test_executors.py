@@ -87,6 +87,9 @@ class Recording:
     def take_over(self, other: Executor) -> None:
         self.offloading = other.offloading
 
+    def layouts(self) -> dict[str, torch.Tensor]:
+        return {}
+
     def contents(self) -> Contents:
         return Contents(self._model, self._optimizer, self.offloading)
 
