@@ -87,12 +87,6 @@ class Recording:
     def take_over(self, other: Executor) -> None:
         self.offloading = other.offloading
 
-    def layouts(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def contents(self) -> Contents:
-        return Contents(self._model, self._optimizer, self.offloading)
-
     def tracing(self) -> AbstractContextManager[None]:
         return self.offloading.lending() if self.offloading is not None else nullcontext()
 
