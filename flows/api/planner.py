@@ -104,11 +104,11 @@ class Planner:
             rates = self.ranks.rates(torch.device(self._device_type()))  # among all ranks, before rank 0 plans alone
             known = self._buckets.get(micro_batch)
             sizes = [known] if known is not None else bucket_sizes(rates, self.ranks.count)
-            (found, self._buckets[micro_batch]), *budget = self.ranks.from_first(
+            (found, self._buckets[micro_batch]), nbytes, said = self.ranks.from_first(
                 lambda: (plan_by_buckets(plan, micro_batch, sizes), self.budget.nbytes, self.budget.said),
                 "the plan of rank 0",
             )
-            self.budget.adopt(*budget)
+            self.budget.adopt(nbytes, said)
         else:
             found = plan(micro_batch)
         self._kinds.add(micro_batch)

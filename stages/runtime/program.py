@@ -21,9 +21,9 @@ from stowage.stages.runtime.dispatch import below_autograd
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.executors.verbs import Iteration
 from stowage.stages.runtime.observe.tracing import IterationRecorder
+from stowage.stages.runtime.offload.lender import Lender
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.random.randomness import RandomStates
-from stowage.stages.runtime.shadow.weights import Lender
 from stowage.stages.runtime.updates import PerParameterUpdates
 from stowage.stages.runtime.whitelist import checked
 from stowage.stages.structure import tensors_of

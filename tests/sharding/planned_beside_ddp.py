@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,13 @@ from torch import nn
 
 from stowage.flows import fit
 from stowage.flows.api.training_step import TrainingStep
-from stowage.stages.ir.collectives import GATHER
+from stowage.stages.ir.collectives import GATHER, SCATTER, ShardForm, scattered
 from stowage.stages.runtime.offload.contents import Contents
 from tests.sharding.recipes import OPTIMIZERS, RECIPES, Recipe
 
 ITERATIONS = 5
+NORM = [0.0]
+"""The latest global norm beside the plan."""
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Compared:
         gathers, parameters: rows of the plan that gather, and parameters: more of the first regather.
         recomputes, offloads: rows that compute again, and that offload.
         predicted_bytes, peak_bytes, budget_bytes: of one iteration more, which is measured.
+        norms: the global norm of the last update's gradients under the plan, and beside it.
         largest: the greatest relative difference of each parameter's norm, where bits differ.
     """
 
@@ -46,6 +49,7 @@ class Compared:
     predicted_bytes: int = 0
     peak_bytes: int = 0
     budget_bytes: int = 0
+    norms: tuple[float, float] = (0.0, 0.0)
     largest: dict[str, float] = field(default_factory=dict)
 
 
@@ -80,9 +84,66 @@ def train_ddp(
                 loss.backward()  # type: ignore[no-untyped-call]
             yield loss.item()
         if max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(ddp.parameters(), max_grad_norm)
+            NORM[0] = float(nn.utils.clip_grad_norm_(ddp.parameters(), max_grad_norm))
         optimizer.step()
         optimizer.zero_grad()
+
+
+def train_by_collectives(
+    recipe: Recipe,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    *,
+    accumulate: int = 1,
+    max_grad_norm: float | None = None,
+    iterations: int = ITERATIONS,
+    together: Sequence[Sequence[str]] = (),
+) -> Iterator[float]:
+    """Train whole parameters, whose gradients are averaged by the collectives of a plan, and yield the losses.
+
+    Each rank's part of gradients, padded as shards are, is divided, then summed up on that rank, then sent to all. In
+    which order summands are added depends on where in a collective an element is, so those of the plan are given.
+    """
+    count = dist.get_world_size()
+    for iteration in range(iterations):
+        for part in range(accumulate):
+            for buffer in model.buffers() if part == 0 else ():
+                dist.broadcast(buffer, 0)
+            loss = loss_of(recipe, model, recipe.batch(numbers(iteration, part)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            yield loss.item()
+        assert max_grad_norm is None
+        named = dict(model.named_parameters())
+        for names in together:
+            _average({name: named[name] for name in names}, count)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _average(parameters: Mapping[str, torch.Tensor], count: int) -> None:
+    """Average the gradients of some parameters in one buffer, which has all parts of one rank after the other."""
+    forms = [ShardForm.of(p.shape, p.stride(), count) for p in parameters.values()]
+    wholes = []
+    for parameter, form in zip(parameters.values(), forms, strict=True):
+        assert form is not None
+        gradient = torch.empty_like(parameter).copy_(parameter.grad)  # type: ignore[arg-type]
+        flat = gradient.as_strided((form.elements,), (1,)) / count
+        wholes.append(torch.cat([flat, flat.new_zeros(form.padded_elements - form.elements)]).view(count, -1))
+    buffer = torch.cat(wholes, dim=1)
+    for rank, own in enumerate(buffer):
+        dist.reduce(own, rank)
+        dist.broadcast(own, rank)
+    parts = buffer.split([whole.shape[1] for whole in wholes], dim=1)
+    for parameter, form, part in zip(parameters.values(), forms, parts, strict=True):
+        assert form is not None
+        gradient = torch.empty_like(parameter)
+        gradient.as_strided((form.elements,), (1,)).copy_(part.reshape(-1)[: form.elements])
+        parameter.grad = gradient
+
+
+def _together(step: TrainingStep) -> list[list[str]]:
+    """Return the parameters whose gradients the plan scatters together."""
+    return [list(scattered(call.arguments)) for call in step.planned.trace.calls if call.target == SCATTER]
 
 
 def train_planned(
@@ -135,11 +196,15 @@ def compare(
     generator = torch.get_rng_state()
     torch.manual_seed(7 + rank)
     arguments: Any = {"accumulate": accumulate, "max_grad_norm": max_grad_norm, "iterations": iterations}
+    if reference is train_by_collectives:
+        arguments["together"] = _together(step)
     expected = list(reference(recipe, beside, ddp, **arguments))
     differences = [f"loss {i}: {a!r}, not {b!r}" for i, (a, b) in enumerate(zip(losses, expected)) if a != b]
     if not torch.equal(generator, torch.get_rng_state()):
         differences.append("generator")
-    found = Compared(differences, losses, largest={})
+    found = Compared(differences, losses)
+    if step.grad_norm is not None:
+        found.norms = float(step.grad_norm), NORM[0]
     _parameters(step, recipe.model, plain, found)
     _states(step, recipe.model, own, plain, beside, found)
     differences += [

@@ -110,11 +110,25 @@ def odd() -> Recipe:
     return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
 
 
+def wide() -> Recipe:
+    """Return a network whose shards are large enough to be offloaded."""
+
+    def batch(number: int) -> dict[str, torch.Tensor]:
+        with seeded(number):
+            return {"input": torch.randn(32, 16)}
+
+    with seeded(0):
+        layers = [layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.GELU(), nn.Dropout(0.1))]
+        model = nn.Sequential(nn.Linear(16, 1024), *layers, nn.Linear(1024, 4))
+    return Recipe(model.train(), lambda outputs, _batch: outputs.pow(2).mean(), batch)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "gpt2": gpt2,
     "t5": t5,
     "llama_lora": llama_lora,
     "resnet": resnet,
     "odd": odd,
+    "wide": wide,
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {"adamw": adamw, "momentum": momentum}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.sharding.planned_beside_ddp import Compared, compare
+from tests.sharding.planned_beside_ddp import Compared, compare, train_by_collectives
 from tests.sharding.processes import on_ranks
 
 TIGHT = {"gpt2": "60%", "t5": "60%", "llama_lora": "60%", "resnet": "82%", "odd": "100%"}
@@ -34,3 +35,47 @@ def test_two_ranks(name: str, optimizer: str, fit_stores: Path) -> None:
         assert one.gathers >= one.distinct > 0
         assert name == "odd" or one.recomputes
         assert name != REGATHERED or one.gathers > one.distinct
+
+
+@pytest.mark.parametrize(("name", "optimizer", "accumulate"), [("resnet", "momentum", 3), ("llama_lora", "adamw", 2)])
+def test_gradients_of_micro_batches_wait(name: str, optimizer: str, accumulate: int, fit_stores: Path) -> None:
+    check_all(on_ranks(2, _with, name, optimizer, "120%", fit_stores, {"accumulate": accumulate}))
+
+
+def _with(name: str, optimizer: str, budget: str, stores: Path, more: dict[str, Any]) -> Compared:
+    return compare(name, optimizer, budget, stores, **more)
+
+
+NORM_BOUND = 1e-6
+"""Relative: each norm is a root of a sum of as many squares, in another order than DistributedDataParallel's."""
+
+PARAMETER_BOUND = 1e-5
+"""Relative, after five updates: gradients that differ by rounding, through AdamW or momentum."""
+
+
+def test_the_global_norm_over_ranks_is_that_of_ddp_within_a_bound(fit_stores: Path) -> None:
+    found = on_ranks(2, _with, "odd", "momentum", "120%", fit_stores, {"max_grad_norm": 0.05})
+    assert found[0].norms[0] == found[1].norms[0]
+    for one in found:
+        own, expected = one.norms
+        assert own > 0.05
+        assert abs(own - expected) <= NORM_BOUND * expected
+        assert max(one.largest.values(), default=0.0) <= PARAMETER_BOUND
+
+
+def _four(stores: Path) -> list[Compared]:
+    same = compare("odd", "adamw", "110%", stores, reference=train_by_collectives, wrap=lambda model: model)
+    return [same, compare("odd", "adamw", "110%", stores)]
+
+
+def test_four_ranks(fit_stores: Path) -> None:
+    """Equal to the same collectives on whole gradients; DistributedDataParallel adds four summands in another order."""
+    for same, near in on_ranks(4, _four, fit_stores):
+        check_all([same])
+        assert max(near.largest.values(), default=0.0) <= PARAMETER_BOUND
+
+
+def test_offloaded_to_disk(fit_stores: Path, tmp_path: Path) -> None:
+    found = on_ranks(2, _with, "wide", "adamw", "30MiB", fit_stores, {"offload": tmp_path})
+    check_all(found)
+    assert all(one.offloads for one in found)

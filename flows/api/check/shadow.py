@@ -181,12 +181,12 @@ class Net:
         except StaleStep as error:
             own = error
         told = self._ranks.all((str(own), own.call, own.agreed) if own is not None else None, "what plain PyTorch gave")
-        other = next((rank for rank, found in enumerate(told) if found is not None), None)
         if own is not None:
             raise own
-        if other is not None:
-            text, call, agreed = told[other]
-            raise StaleStep(f"Rank {other}: {text}", call, agreed)
+        for rank, found in enumerate(told):
+            if found is not None:
+                text, call, agreed = found
+                raise StaleStep(f"Rank {rank}: {text}", call, agreed)
 
     def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
         return Shadow(self._model, self._compute, self._roots, self._operators, reads)

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from stowage.stages.runtime.offload.lender import Lender
 from stowage.stages.runtime.random.generators import GeneratorStates
 from stowage.stages.runtime.random.python_state import PythonState
 from stowage.stages.runtime.shadow.guard import Guard, NoRoom, Room, Saved
 from stowage.stages.runtime.shadow.operators import Operators
-from stowage.stages.runtime.shadow.weights import Lender, Lending
+from stowage.stages.runtime.shadow.weights import Lending
 
 Compute = Callable[[nn.Module, Any], Any]
 """Computes the loss, or whatever is compared, from the model and the batch."""

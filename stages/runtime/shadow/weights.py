@@ -6,36 +6,15 @@ The hooks are on all modules, not on the model's own: modules with hooks take ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from stowage.stages.runtime.offload.lender import Lender
 from stowage.stages.runtime.shadow.guard import Guard
-
-
-class Lender(Protocol):
-    """Has weights that are not whole on the device, and lends them to modules that are called."""
-
-    def settle_all(self) -> None:
-        """Wait for all copies and updates."""
-
-    def keep_to_limit(self) -> None:
-        """Keep to the limit of memory, where there is one."""
-
-    def offloaded_parameters(self) -> dict[str, torch.Tensor]:
-        """Return what stands for these weights, by name."""
-
-    def lending(self) -> AbstractContextManager[None]:
-        """Allow calls of modules inside: the caller gives them what they read."""
-
-    def like(self, name: str) -> torch.Tensor:
-        """Return the layout of a weight, as a tensor on the meta device."""
-
-    def peek(self, name: str) -> torch.Tensor:
-        """Return a weight in new memory."""
 
 
 class Lending:

@@ -1,6 +1,7 @@
 """Compares what ranks are about to do, before they exchange tensors: ranks that do different things would wait forever.
 
-What is compared are facts: texts of one or more lines, with names such as `batch`. All ranks hear of a difference, and which rank it is.
+What is compared are facts: texts of one or more lines, with names such as `batch`. All ranks hear of a difference, and
+which rank it is.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Ranks:
         own = torch.tensor([number], dtype=torch.int64, device=self._place())
         found = own.new_empty(self.count)
         with self.failures.named(what):
-            dist.all_gather(list(found.split(1)), own, group=self.group)
+            dist.all_gather(list(found.chunk(self.count)), own, group=self.group)
         return found.eq(own).all().item() is True
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
