@@ -100,16 +100,6 @@ class Recording:
     def take_over(self, other: Executor) -> None:
         self.offloading = other.offloading
 
-    def tracing(self) -> AbstractContextManager[None]:
-        return self.offloading.lending() if self.offloading is not None else nullcontext()
-
-    @contextmanager
-    def lend(self, names: Iterable[str] | None) -> Iterator[None]:
-        here = self.offloading.fetch_all(names) if self.offloading is not None else []
-        yield
-        if self.offloading is not None:
-            self.offloading.forget_copies(here)
-
     def _surroundings(self, **given: Any) -> Iteration:
         found: Any = Noted(SingleIteration(**given), self.verbs)
         return found
