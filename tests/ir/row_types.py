@@ -65,6 +65,6 @@ def rows_of(row_type: type) -> st.SearchStrategy[Any]:
     of = {f.name: _of(hints[f.name]) for f in dataclasses.fields(row_type)}
     if row_type is costs.DeviceDescription:
         of |= {name: _AMOUNTS for name, kind in hints.items() if kind is float}
-        of |= {name: st.integers(0, 1 << 50) for name in ("library_bytes", "context_bytes")}
+        of |= {name: st.integers(0, 1 << 50) for name in ("library_bytes", "context_bytes", "collective_ranks")}
         of |= {"memory_bytes": st.integers(1, 1 << 50), "fingerprint": st.from_regex(r"[a-f0-9]{16}", fullmatch=True)}
     return st.builds(row_type, **of)

@@ -20,8 +20,11 @@ from tests.sharding.beside_ddp import content, differences, state_of, varied
 from tests.zoo import ZOO, Entry, loss_of
 
 
-@pytest.fixture
-def _no_group_afterwards() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _no_group() -> Iterator[None]:
+    """Whatever another test of this process has left."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -56,7 +59,6 @@ def test_a_model_that_fits_stays_plain(fit_stores: Path) -> None:
     assert "not sharded: one rank" in str(plan)
 
 
-@pytest.mark.usefixtures("_no_group_afterwards")
 def test_shards_in_the_host_train_as_in_plain_pytorch(fit_stores: Path) -> None:
     entry, plain = ZOO["gpt2"](), ZOO["gpt2"]()
     optimizer, other = adamw(entry[0]), adamw(plain[0])
@@ -77,7 +79,6 @@ def test_shards_in_the_host_train_as_in_plain_pytorch(fit_stores: Path) -> None:
         shard(entry[0], entry[1], optimizer, device_budget="1GiB", cache_dir=fit_stores)
 
 
-@pytest.mark.usefixtures("_no_group_afterwards")
 @pytest.mark.parametrize("calls", [0, 2, 3])
 def test_a_failure_leaves_model_and_optimizer_as_they_were(
     calls: int, fit_stores: Path, monkeypatch: pytest.MonkeyPatch
