@@ -76,6 +76,6 @@ def test_four_ranks(fit_stores: Path) -> None:
 
 
 def test_offloaded_to_disk(fit_stores: Path, tmp_path: Path) -> None:
-    found = on_ranks(2, _with, "wide", "adamw", "30MiB", fit_stores, {"offload": tmp_path})
+    found = on_ranks(2, _with, "wide", "adamw", "32MiB", fit_stores, {"offload": tmp_path})
     check_all(found)
     assert all(one.offloads for one in found)
