@@ -36,15 +36,21 @@ _SAME = frozenset(("detach", "data"))
 """Functions that return another object with the same memory."""
 
 
+OFFLOADED = "offloaded"
+"""Where a tensor's numbers are, as errors say it, unless someone else has them."""
+
+
 class OffloadedTensor(torch.Tensor):
     """A tensor whose content is in the lower tier.
 
     Attributes:
         slot_name: the name of its slot.
+        whereabouts: where its numbers are instead, for errors.
         here: the class that it has while its content is on the device.
     """
 
     slot_name: str
+    whereabouts: str
     here: ClassVar[type[torch.Tensor]] = torch.Tensor
 
     @classmethod
@@ -74,7 +80,7 @@ class OffloadedTensor(torch.Tensor):
         if name in _MOVES and isinstance(found, torch.Tensor) and found is not here:
             raise offloaded(_first(args, kwargs), name)
         if name in _SAME and kind != "__set__" and here is not None:
-            leave(found, here.slot_name)
+            leave(found, here.slot_name, here.whereabouts)
         return found
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -90,20 +96,21 @@ def _kind(here: type[torch.Tensor]) -> type[OffloadedTensor]:
     return type(f"Offloaded{here.__name__}", (OffloadedTensor, here), {"here": here})
 
 
-def leave(tensor: torch.Tensor, name: str) -> None:
-    """Note that the tensor's content has left the device: change its class."""
+def leave(tensor: torch.Tensor, name: str, where: str = OFFLOADED) -> None:
+    """Note that the tensor's content has left the device: change its class. `where` it is, errors say."""
     if not isinstance(tensor, OffloadedTensor):
         try:
             tensor.__class__ = _kind(type(tensor))
         except TypeError:  # a class that others cannot take the place of
             return
         tensor.slot_name = name  # type: ignore[attr-defined]
+        tensor.whereabouts = where  # type: ignore[attr-defined]
 
 
 def arrive(tensor: torch.Tensor) -> None:
     """Note that the tensor's content is on the device, or about to be: give it its class back."""
     if isinstance(tensor, OffloadedTensor):
-        del tensor.slot_name
+        del tensor.slot_name, tensor.whereabouts
         tensor.__class__ = tensor.here  # type: ignore[assignment]
 
 
@@ -113,8 +120,8 @@ def offloaded(tensor: OffloadedTensor, read_by: str) -> OffloadedError:
     what, _, state = name.partition("::")
     kind = "The gradient of parameter" if is_gradient_slot(name) else f"State '{state}' of parameter"
     return OffloadedError(
-        f"{kind if state else 'Parameter'} '{what}' is offloaded, and its numbers are asked for ({read_by}): do "
-        "it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
+        f"{kind if state else 'Parameter'} '{what}' is {tensor.whereabouts}, and its numbers are asked for ({read_by}): "
+        "do it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
         "`step.contents().lend(tensor, use)`."
     )
 

@@ -94,7 +94,7 @@ class Sharding:
                 self.ranks.broadcast(memory_of(held), f"parameter '{name}' of rank 0")
                 self._shards[name] = self.cut(name, held)
                 parameter.data = self._stand_in(name)
-                leave(parameter, name)
+                leave(parameter, name, DEALT_OUT)
             else:
                 self.ranks.broadcast(held, f"parameter '{name}' of rank 0")
         self._sharded = True
@@ -158,7 +158,7 @@ class Sharding:
                 leave(self._shards[name], name)
             parameter.grad = None
             parameter.data = self._stand_in(name)
-            leave(parameter, name)
+            leave(parameter, name, DEALT_OUT)
         for name in list(self.gradients):
             self._parameters[name].grad = self.gradients.pop(name)
 

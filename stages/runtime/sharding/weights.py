@@ -9,7 +9,7 @@ import torch
 
 from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, arrive, leave
 from stowage.stages.runtime.offload.offloading import Offloading
-from stowage.stages.runtime.sharding.sharding import Sharding
+from stowage.stages.runtime.sharding.sharding import DEALT_OUT, Sharding
 
 
 class ShardedWeights:
@@ -49,7 +49,7 @@ class ShardedWeights:
                 yield
         finally:
             for name, parameter in lent.items():
-                leave(parameter, name)
+                leave(parameter, name, DEALT_OUT)
 
     def like(self, name: str) -> torch.Tensor:
         """Return the layout of a whole parameter, as a tensor on the meta device."""

@@ -87,7 +87,6 @@ class _Overlap:
         """Position of a row that moves."""
         self.started: dict[int, float] = {}
         """Position of the start of a collective, by the row that computed it; that row becomes its wait."""
-        self.last: int = len(steps)
 
     def _rows(self, outcome: Outcome) -> _Rows:
         at_s: list[float] = []
