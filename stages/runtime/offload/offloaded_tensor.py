@@ -121,8 +121,8 @@ def offloaded(tensor: OffloadedTensor, read_by: str) -> OffloadedError:
     kind = "The gradient of parameter" if is_gradient_slot(name) else f"State '{state}' of parameter"
     return OffloadedError(
         f"{kind if state else 'Parameter'} '{what}' is {tensor.whereabouts}, and its numbers are asked for "
-        f"({read_by}): do it inside of `with step.on_device():`, which brings everything, or with one tensor after the other by "
-        "`step.contents().lend(tensor, use)`."
+        f"({read_by}): do it inside of `with step.on_device():`, which brings everything, or with "
+        "one tensor after the other by `step.contents().lend(tensor, use)`."
     )
 
 
