@@ -5,13 +5,15 @@ What the ranks say comes from rank 0 alone; if one fails, the sentence is that o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ STARTED_BY = "STOWAGE_RANKS_STARTED_BY"
 """Environment variable with the number of the process that started the ranks."""
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 _ERRORS = "stderr.log"
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _AGAIN = "run it again, and it goes on from its last checkpoint"
 
 
@@ -67,12 +70,9 @@ def launch(module: str, ranks: int, environment: Mapping[str, str] | None = None
     Raises:
         StowageError: one of them failed; the others were ended.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the sentence below says it
     # As many threads as here, since costs were measured so; torchrun would make it one.
     given = {"OMP_NUM_THREADS": str(torch.get_num_threads()), STARTED_BY: str(os.getpid()), **(environment or {})}
-    before = dict(os.environ)
-    os.environ.update(given)
-    try:
+    with _as_before(given):
         with tempfile.TemporaryDirectory(prefix="stowage-ranks-") as folder:
             words = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=2", f"--log-dir={folder}", "-m", module]
             try:
@@ -85,9 +85,26 @@ def launch(module: str, ranks: int, environment: Mapping[str, str] | None = None
                 raise StowageError(f"{ranks} ranks were ended by {error.sigval.name}.") from None
             for path in sorted(Path(folder).rglob(f"0/{_ERRORS}")):
                 sys.stderr.write(path.read_text(errors="replace"))
+
+
+@contextlib.contextmanager
+def _as_before(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and put back what torchrun leaves changed in the process that calls it."""
+    environment = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    log = logging.getLogger("torch.distributed.elastic")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # a sentence says it instead
+    os.environ.update(variables)
+    try:
+        yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
+        log.setLevel(level)
+        if threading.current_thread() is threading.main_thread():  # torchrun sets them nowhere else
+            for number, handler in handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _first_words(error: ChildFailedError, folder: Path) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,21 @@ def test_the_rank_that_failed_first_has_the_word(tmp_path: Path, code: str, sent
     (tmp_path / "a_module_of_ranks.py").write_text(code)
     with pytest.raises(StowageError, match=sentence):
         launch("a_module_of_ranks", 2, {"PYTHONPATH": str(tmp_path)})
+
+
+def test_signals_variables_and_logs_are_as_before(tmp_path: Path) -> None:
+    def state() -> tuple[object, ...]:
+        handlers = [signal.getsignal(number) for number in signal.valid_signals() if number < signal.SIGRTMIN]
+        return handlers, dict(os.environ), logging.getLogger("torch.distributed.elastic").level
+
+    (tmp_path / "a_module_of_ranks.py").write_text("pass")
+    before = state()
+    launch("a_module_of_ranks", 2, {"PYTHONPATH": str(tmp_path)})
+    assert state() == before
+    (tmp_path / "a_module_of_ranks.py").write_text(FAILS)
+    with pytest.raises(StowageError):
+        launch("a_module_of_ranks", 2, {"PYTHONPATH": str(tmp_path)})
+    assert state() == before
 
 
 def test_another_number_of_processes_than_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
