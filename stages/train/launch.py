@@ -72,19 +72,18 @@ def launch(module: str, ranks: int, environment: Mapping[str, str] | None = None
     """
     # As many threads as here, since costs were measured so; torchrun would make it one.
     given = {"OMP_NUM_THREADS": str(torch.get_num_threads()), STARTED_BY: str(os.getpid()), **(environment or {})}
-    with _as_before(given):
-        with tempfile.TemporaryDirectory(prefix="stowage-ranks-") as folder:
-            words = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=2", f"--log-dir={folder}", "-m", module]
-            try:
-                run(parse_args(words))  # type: ignore[no-untyped-call]
-            except ChildFailedError as error:
-                raise StowageError(_first_words(error, Path(folder))) from None
-            except SignalException as error:
-                if error.sigval == signal.SIGINT:
-                    raise KeyboardInterrupt from None
-                raise StowageError(f"{ranks} ranks were ended by {error.sigval.name}.") from None
-            for path in sorted(Path(folder).rglob(f"0/{_ERRORS}")):
-                sys.stderr.write(path.read_text(errors="replace"))
+    with _as_before(given), tempfile.TemporaryDirectory(prefix="stowage-ranks-") as folder:
+        words = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=2", f"--log-dir={folder}", "-m", module]
+        try:
+            run(parse_args(words))  # type: ignore[no-untyped-call]
+        except ChildFailedError as error:
+            raise StowageError(_first_words(error, Path(folder))) from None
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise StowageError(f"{ranks} ranks were ended by {error.sigval.name}.") from None
+        for path in sorted(Path(folder).rglob(f"0/{_ERRORS}")):
+            sys.stderr.write(path.read_text(errors="replace"))
 
 
 @contextlib.contextmanager
