@@ -44,7 +44,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -56,13 +55,16 @@ from stowage.flows.benchmarks.gpu.job import GpuJob, parameters_of
 from stowage.flows.benchmarks.gpu.measure import fitting_dtype, measure_job
 from stowage.flows.benchmarks.gpu.race import ALLOCATOR, race
 from stowage.flows.benchmarks.gpu.ranks.page import PAGE as RANKS_PAGE
-from stowage.flows.benchmarks.gpu.ranks.whole import ranks_here, run_ranks, steps_of_ranks
+from stowage.flows.benchmarks.gpu.ranks.whole import job_of_ranks, ranks_here, run_ranks, steps_of_ranks
 from stowage.flows.benchmarks.gpu.table import text_of
 from stowage.flows.benchmarks.gpu.whole_race import PAGE as RACE_PAGE
 from stowage.flows.benchmarks.gpu.whole_race import RaceEffort, jobs_of, notes_of, report_of, run_race
 from stowage.stages.device.heap import available_bytes
 from stowage.stages.ir.command import INTERRUPTED_STATUS, Parser
 from stowage.stages.ir.errors import ParameterError, StowageError
+
+BATCH, LENGTH = 4, 512
+"""Samples and tokens of a batch by default."""
 
 HOST_SHARE = 0.85
 """Share of the free host memory that a plan may take by default."""
@@ -86,8 +88,8 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: the same path without a GPU")
     parser.add_argument("--architecture", default="llama", help="of transformers; llama is Llama2-7B's shape")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=NUMBER", help="of its configuration")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch", type=int, help="samples; 4 by default, 8 of `ranks` on cards, and 2 on a CPU")
+    parser.add_argument("--length", type=int, help="tokens; 512 by default, 1024 of `ranks` on cards, and 32 on a CPU")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="auto: as host RAM has room"
     )
@@ -131,18 +133,12 @@ def job_of(given: argparse.Namespace) -> GpuJob:
         ParameterError: a setting is no `key=number`, or there is no GPU.
     """
     check_device(given.device)
-    overrides: dict[str, Any] = {}
-    for setting in given.set:
-        key, equals, value = setting.partition("=")
-        if not equals or not value.lstrip("-").isdigit():
-            raise ParameterError(f"--set {setting} is not key=number: write, for example, num_hidden_layers=8.")
-        overrides[key] = int(value)
     free = available_bytes()
     job = GpuJob(
         architecture=given.architecture,
-        overrides=overrides,
-        batch_size=given.batch,
-        sequence_length=given.length,
+        overrides=overrides_of(given),
+        batch_size=given.batch or BATCH,
+        sequence_length=given.length or LENGTH,
         dtype="float32" if given.dtype == "auto" else given.dtype,
         device=given.device,
         limit_bytes=int(given.limit_gb * 1e9),
@@ -151,6 +147,21 @@ def job_of(given: argparse.Namespace) -> GpuJob:
     if given.dtype == "auto":
         job = replace(job, dtype=fitting_dtype(parameters_of(job), free))
     return job
+
+
+def overrides_of(given: argparse.Namespace) -> dict[str, int]:
+    """Return what `--set` changes.
+
+    Raises:
+        ParameterError: a setting is no `key=number`.
+    """
+    overrides: dict[str, int] = {}
+    for setting in given.set:
+        key, equals, value = setting.partition("=")
+        if not equals or not value.lstrip("-").isdigit():
+            raise ParameterError(f"--set {setting} is not key=number: write, for example, num_hidden_layers=8.")
+        overrides[key] = int(value)
+    return overrides
 
 
 def run_tests(out: Path) -> None:
@@ -205,9 +216,10 @@ def run_all_ranks(given: argparse.Namespace) -> int:
     """Run the contestants on all cards; return status 1 where something did not hold."""
     check_device(given.device)
     ranks = ranks_here(given.device, given.ranks)
+    job = job_of_ranks(given.device, overrides_of(given), given.batch, given.length)
     found = run_ranks(
         given.out,
-        given.device,
+        job,
         ranks,
         say,
         steps=given.steps,
@@ -220,9 +232,7 @@ def run_all_ranks(given: argparse.Namespace) -> int:
     say(f"{given.out / RANKS_PAGE}")
     if any(result.status in ("fell", "timed out") for result in found.values()):
         return 1
-    names = given.only or [
-        step.name for step in steps_of_ranks(given.device, ranks, given.out, given.steps, given.quick)
-    ]
+    names = given.only or [step.name for step in steps_of_ranks(job, ranks, given.out, given.steps, given.quick)]
     return 0 if all(name in found and found[name].finished for name in names) else UNFINISHED_STATUS
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stowage.flows import gpu
 from stowage.flows.benchmarks.gpu.ranks.page import page_of
-from stowage.flows.benchmarks.gpu.ranks.whole import ranks_here, steps_of_ranks
+from stowage.flows.benchmarks.gpu.ranks.whole import job_of_ranks, ranks_here, steps_of_ranks
 from stowage.flows.benchmarks.gpu.steps import StepResult
 from stowage.stages.ir.errors import ParameterError
 
@@ -40,7 +40,7 @@ def test_fewer_cards_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_page_says_what_is_equal_and_what_fell(tmp_path: Path) -> None:
-    steps = steps_of_ranks("cpu", 2, tmp_path, 3, quick=True)
+    steps = steps_of_ranks(job_of_ranks("cpu"), 2, tmp_path, 3, quick=True)
     numbers = {"peak_bytes": 1 << 20, "step_s": 0.5, "budget_bytes": 2 << 20, "about": ""}
     compared = {"planned-ddp": {"equal": False, "loss": 1e-6, "weight": 2e-5}}
     results = {

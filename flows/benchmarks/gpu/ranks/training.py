@@ -40,7 +40,9 @@ def train(asked: Mapping[str, Any]) -> StepAnswer:
         request["budget_bytes"] = int(asked["fraction"] * reference["peak_bytes"])
     request_at = folder / f"{name}.request"
     write_atomically(request_at, json.dumps(request).encode())
-    launch("stowage.flows.benchmarks.gpu.ranks.contestant", asked["ranks"], {REQUEST: str(request_at)})
+    threads = max(1, torch.get_num_threads() // asked["ranks"])  # the ranks of one CPU share its cores
+    given = {REQUEST: str(request_at), "OMP_NUM_THREADS": str(threads)}
+    launch("stowage.flows.benchmarks.gpu.ranks.contestant", asked["ranks"], given)
     numbers = json.loads(found_at.read_text())
     if "budget_bytes" in request:
         numbers["budget_bytes"] = request["budget_bytes"]

@@ -20,13 +20,26 @@ FOUND = "found"
 """Name of the folder with what each contestant found and trained."""
 
 
-def job_of_ranks(device: str) -> GpuJob:
-    """Return GPT-2 small with its dropout; on a CPU one of two narrow layers."""
+def job_of_ranks(
+    device: str, overrides: Mapping[str, Any] | None = None, batch: int | None = None, length: int | None = None
+) -> GpuJob:
+    """Return GPT-2 small with its dropout; on a CPU one of two narrow layers.
+
+    Args:
+        device: `cuda` or `cpu`.
+        overrides: changes of its configuration.
+        batch: samples of each rank, if not the default.
+        length: tokens of a sample, if not the default.
+    """
     small = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 32, "vocab_size": 256}
-    overrides = {"vocab_size": 256} if device == "cuda" else small
+    given = {"vocab_size": 256} if device == "cuda" else small
     ids = {"bos_token_id": 0, "eos_token_id": 0}
-    batch, length = (8, 1024) if device == "cuda" else (2, 32)
-    return GpuJob("gpt2", overrides | ids, batch, length, "float32", device, 0, 0)
+    default_batch, default_length = (8, 1024) if device == "cuda" else (2, 32)
+    length = length or default_length
+    changed = {**given, **ids, **(overrides or {})}
+    if changed.get("n_positions", length) < length:
+        changed["n_positions"] = length
+    return GpuJob("gpt2", changed, batch or default_batch, length, "float32", device, 0, 0)
 
 
 def ranks_here(device: str, asked: int | None) -> int:
@@ -44,10 +57,10 @@ def ranks_here(device: str, asked: int | None) -> int:
     return ranks
 
 
-def steps_of_ranks(device: str, ranks: int, out: Path, steps: int, quick: bool) -> list[CommandStep]:
+def steps_of_ranks(job: GpuJob, ranks: int, out: Path, steps: int, quick: bool) -> list[CommandStep]:
     """Return all steps in order."""
-    shared: dict[str, Any] = {"device": device, "ranks": ranks, "folder": str(out / FOUND)}
-    training = {**shared, "job": asdict(job_of_ranks(device)), "steps": steps, "quick": quick, "kind": "ranks-train"}
+    shared: dict[str, Any] = {"device": job.device, "ranks": ranks, "folder": str(out / FOUND)}
+    training = {**shared, "job": asdict(job), "steps": steps, "quick": quick, "kind": "ranks-train"}
 
     def contestant(name: str, about: str, after: tuple[str, ...] = (), **asked: Any) -> CommandStep:
         return CommandStep(name, about, 900.0, {**training, "name": name, **asked}, after=after)
@@ -63,6 +76,14 @@ def steps_of_ranks(device: str, ranks: int, out: Path, steps: int, quick: bool) 
             ("fsdp2",),
             contestant="planned",
             budget_of="fsdp2",
+            fraction=1.0,
+        ),
+        contestant(
+            "planned-fsdp2-kept",
+            "one plan, at the peak of FSDP2 with weights kept",
+            ("fsdp2-kept",),
+            contestant="planned",
+            budget_of="fsdp2-kept",
             fraction=1.0,
         ),
         contestant(
@@ -82,7 +103,7 @@ def steps_of_ranks(device: str, ranks: int, out: Path, steps: int, quick: bool) 
 
 def run_ranks(
     out: Path,
-    device: str,
+    job: GpuJob,
     ranks: int,
     say: Callable[[str], None],
     *,
@@ -96,7 +117,7 @@ def run_ranks(
 
     Args:
         out: folder of results, logs and trained weights.
-        device: `cuda` or `cpu`.
+        job: the model and its batches, on `cuda` or `cpu`.
         ranks: the number of ranks.
         say: receives what people should know.
         steps: timed iterations of each contestant.
@@ -109,12 +130,12 @@ def run_ranks(
         ParameterError: there is no such step.
         StowageError: another call is at work in `out`.
     """
-    listed = steps_of_ranks(device, ranks, out, steps, quick)
+    device = job.device
+    listed = steps_of_ranks(job, ranks, out, steps, quick)
     command = f"{Path(sys.executable).name} -m stowage.flows.gpu ranks --out {out}"
     command += "" if device == "cuda" else f" --device {device} --ranks {ranks}"
-    job = job_of_ranks(device).name()
 
     def show(results: Mapping[str, StepResult]) -> None:
-        write_atomically(out / PAGE, page_of(listed, results, job, ranks, device, command).encode())
+        write_atomically(out / PAGE, page_of(listed, results, job.name(), ranks, device, command).encode())
 
     return Runner(listed, out / "steps", say, show).run(budget_s, again=again, only=only)
