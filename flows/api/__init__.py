@@ -1,9 +1,11 @@
-"""Functions and classes that scripts import: `fit`, `best_batch`, `curve`, `stow` and `TrainingStep`.
+"""Functions and classes that scripts import: `fit`, `best_batch`, `curve`, `shard`, `stow` and `TrainingStep`.
 
 - `public.py`: public names, and where each is defined.
 - `fit.py`: plans the training step of a model.
 - `best_batch.py`: finds the batch size with the least time per sample.
 - `curve.py`: plans one step within many budgets.
+- `shard.py`, `sharding/`: shard a model over ranks with PyTorch's own engine.
+- `several_ranks.py`, `buckets.py`: check and prepare steps that ranks train together.
 - `training_step.py`: the training step that `fit` returns.
 - `arguments.py`, `choices.py`, `offload.py`: check and group the arguments of these functions.
 - `budget.py`: turns a budget as people write it into bytes.

@@ -8,6 +8,7 @@
 - `scaling/`: how planning time grows with the model.
 - `gpu/`: measures, plans and races on a machine with a GPU.
 - `pages/`: writes the pages in `docs/measured` from data.
+- `results.py`: where results are written.
 - `child_process.py`: a child process that answers JSON lines, in which contestants live.
 - `markdown.py`: writes tables as Markdown.
 """

@@ -10,7 +10,8 @@
 - `progress.py`: shows what planning is doing.
 - `sizes.py`: plans a step in other sizes, from one that was measured.
 - `batch_sizes.py`: plans several batch sizes, and chooses the best.
-- `curve.py`, `curve_card.py`, `curve_text.py`: plan one step within many budgets, for this device or a card.
+- `sharding.py`: plans which groups of parameters are in the host, and which stay gathered.
+- `curve.py`, `curve_card.py`, `curve_result.py`: plan one step within many budgets, for this device or a card.
 - `by_rules.py`: plans without a solver.
 - `true_kernels.py`: traces again where real kernels differ from fake ones.
 """

@@ -4,4 +4,5 @@
 - `chain`: chooses an option for each block of the chain.
 - `cluster`: schedules of an H-Graph, for large blocks.
 - `offload`: decides what is offloaded, and when.
+- `sharding`: decides where shards of parameters live, and which gathered weights are kept.
 """

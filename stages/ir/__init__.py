@@ -6,12 +6,15 @@
 - `arguments`: reads and renders arguments of a call.
 - `block`: one block of the chain, and its schedules.
 - `code`, `own_code`, `code_record`: hash source code, find the files a stage runs, and record them for a project.
+- `collectives`: the collectives of a sharded step, and how a parameter is cut into shards.
 - `command`: helps the stages' commands with options and errors.
 - `costs`: costs of distinct calls, and the description of a device.
 - `curve`: points of step time against budget.
 - `defaults`: defaults of planning.
 - `encoding`: converts schedules to integers and back.
 - `errors`: errors that users see.
+- `executions`: drops executions whose results nobody reads.
+- `exposure`: estimates which part of collectives computing will wait for.
 - `files`: writes whole files or none.
 - `graph`: compute nodes and the blocks of the chain.
 - `h_graph`: an H-Graph and its schedules.
@@ -19,6 +22,7 @@
 - `machine`: describes the lower tier, its links, and where storages are between iterations.
 - `methods`: the methods that make plans.
 - `operators`: facts about operators.
+- `parallel`: a parallel machine, and where the shards of groups of parameters live.
 - `pareto`: filters things that compete in several costs.
 - `plan`: options of blocks, rows of a plan and its summary.
 - `quiet`: silences torch's log lines and warnings.

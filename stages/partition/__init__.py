@@ -6,6 +6,7 @@
 - `clusters`: partitions large blocks into clusters.
 - `fold`: folds calls into compute nodes.
 - `forward`: compute nodes of a forward alone.
+- `parameter_groups`: parameters that are gathered together, and their part of the step.
 - `scale`: a partitioned step in another size.
 """
 

@@ -11,6 +11,7 @@
 - `measure`: runs one call by itself and measures its memory.
 - `updates`: measures updates of the optimizer.
 - `clip`: measures clipping.
+- `collectives`: costs of collectives, from the rates among the ranks.
 - `estimates`, `similar`, `roofline`: costs of calls that are not timed.
 - `arguments`, `indices`: made-up arguments of calls.
 - `comparison`, `returned`: compares what calls return with the trace.

@@ -1,5 +1,7 @@
 """Rewrites of a trace that change calls but no number; planning tries each, and mixes them block by block.
 
+- `sharding`: lets every rank hold one shard of each parameter.
+- `buckets`: exchanges small tensors of one block together.
 - `masks`: stores dropout masks as bytes.
 - `rewrites`: the table of rewrites.
 - `variants`: makes the traces of variants from their names.

@@ -4,6 +4,8 @@
 - `bind`: checks that a plan fits a model and makes a program of both.
 - `program`: a loaded step, bound to a model and an optimizer.
 - `offload/`: what is in the lower tier, and how it gets there and back.
+- `sharding/`: one shard of each parameter on each rank, and what ranks exchange.
+- `fsdp/`: sharding plans carried out by PyTorch's `fully_shard`.
 - `updates`: the user's optimizer for one parameter, for some, or for all.
 - `clipping`: clipping by the global norm, gradient by gradient.
 - `masters`: an optimizer with float32 copies of low-precision weights.

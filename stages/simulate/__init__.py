@@ -11,4 +11,5 @@
 - `slots`: places in the lower tier of what a plan offloads.
 - `last_run`: costs of options, and of a block's last run.
 - `together`: updates of several parameters in one call.
+- `parallel`: a step of several ranks, group of parameters by group.
 """

@@ -4,6 +4,7 @@
 - `proposal`: the interface between sources of plans and the referee.
 - `request`: what a plan is asked for.
 - `in_memory`, `offload/`: sources of plans, without and with the lower tier.
+- `collectives/`: gathers and scatters beside computing.
 - `program/`: the program that all of them plan.
 - `referee`: judges plans and hides their transfers.
 - `judged_plans`: keeps the plans that were accepted.
