@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace.forward import Forward, RecordedForward, forward_tables, record_forward
 from stowage.stages.workload import BatchSignature, batch_signature, model_signature
 from stowage.stages.workload.autocast import without_autocast
+
+Result = TypeVar("Result")
 
 _AWAY = ("offloaded", "updating")
 """States of a slot, between iterations, in which its tensor is not on the device."""
@@ -169,6 +171,12 @@ class Planning(Protocol):
     def agree(self, facts: Mapping[str, str]) -> None:
         """Compare with other ranks what this one is about to do."""
 
+    def heard(self) -> AbstractContextManager[None]:
+        """Let other ranks hear of an error inside."""
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, once it has succeeded on all ranks."""
+
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:
         """Plan a forward alone; see `plan_forward`."""
 
@@ -235,8 +243,9 @@ class Evaluations:
             self._find(batch, forward, resting)
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
-        key = (forward, batch_signature(batch), model_signature(self._model))
-        known = self._known.find(lambda known: known.serves(key, resting))
+        with self._planner.heard():
+            key = (forward, batch_signature(batch), model_signature(self._model))
+            known = self._known.find(lambda known: known.serves(key, resting))
         self._planner.agree(
             {
                 "batch to evaluate": form_of(key[1]),
@@ -259,7 +268,7 @@ class Evaluations:
 
         def plan() -> tuple[RecordedForward, Planned]:
             watch("trace")
-            with self._binding.tracing():
+            with self._planner.heard(), self._binding.tracing():
                 recorded = record_forward(self._model, batch, forward, self._binding.layouts(), self._touches)
             for notice in recorded.notices:
                 self._say(notice)
@@ -271,7 +280,7 @@ class Evaluations:
                 recorded, planned = with_true_kernels(plan)
             except Infeasible as error:
                 raise error.about("evaluation", form_of(form)) from None
-        program = self._binding.bind(planned, recorded.outside, trains=False)
+        program = self._planner.together(lambda: self._binding.bind(planned, recorded.outside, trains=False))
         self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
         return _Known(key, resting, planned, program, recorded)
 

@@ -89,9 +89,10 @@ class Programs:
             StowageError: the step cannot be traced or planned.
         """
         with current(self._device):
-            key = self.key(batch)
-            self._admit(key)
-            waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
+            with self._planner.heard():
+                key = self.key(batch)
+                self._admit(key)
+                waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
             return self._find(key, batch, self._micro_batch(waiting, update))
 
     def _admit(self, key: Key) -> None:
@@ -125,11 +126,12 @@ class Programs:
             self._find_cycle(batch, ahead=ahead)
 
     def _find_cycle(self, batch: Any, *, ahead: bool) -> None:
-        key = self.key(batch)
+        with self._planner.heard():
+            key = self.key(batch)
+            everything = self._everything(self._record(key, batch)) if self._steps.accumulate > 1 else frozenset[str]()
         if self._steps.accumulate == 1:
             self._find(key, batch, self._micro_batch(frozenset(), True), ahead=ahead)
             return
-        everything = self._everything(self._record(key, batch))
         self._find(key, batch, self._micro_batch(everything, True), ahead=ahead)
         if self._steps.accumulate > 2:
             self._find(key, batch, self._micro_batch(everything, False), ahead=ahead)
@@ -240,7 +242,8 @@ class Programs:
             forget_source(str(folder / "step.py"))
 
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> KnownSteps:
-        recorded = self._record(key, batch)
+        with self._planner.heard():
+            recorded = self._record(key, batch)
         began = time.perf_counter()
         first = not self.known and not self._seen
         reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
@@ -250,7 +253,7 @@ class Programs:
                 planned = self._plan(recorded, key, micro_batch, reason, ahead=ahead)
             except Infeasible as error:
                 raise error.about("training", form_of(key[0])) from None
-        program = self.binding.bind(planned, recorded.outside)
+        program = self._planner.together(lambda: self.binding.bind(planned, recorded.outside))
         self._made[id(key), micro_batch] = len(self._made) + 1
         took_s = time.perf_counter() - began + self._recording.untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))

@@ -30,6 +30,7 @@ from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorState
 from stowage.stages.runtime.shadow.guard import NoRoom, ReadsOffloaded, Room
 from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Shadow, ShadowSeen, digest
+from stowage.stages.runtime.sharding.plain_forward import in_step
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.workload.autocast import without_autocast
 
@@ -109,7 +110,7 @@ class Net:
         whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
         program.fresh = False  # the model is called first, and may change itself
         program.enter()
-        seen = self._plain(program, watched, batch)
+        seen = self._plain_on_all(program, watched, batch)
         summary = known.planned.summary
         has_room = summary.device_peak_bytes + STATE_BYTES <= summary.device_budget_bytes
         observer = Observer(program, whole, has_room=has_room)
@@ -149,7 +150,7 @@ class Net:
         due = self._is_due(watched.calls) and repeats(program.device)
         if due:
             program.enter()
-            seen = self._plain(program, watched, batch)
+            seen = self._plain_on_all(program, watched, batch)
         with without_autocast():
             result = work()
 
@@ -210,12 +211,16 @@ class Net:
         )
         return found
 
+    def _plain_on_all(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
+        """Return the results of plain PyTorch here; None where they cannot be computed on one of the ranks now."""
+        program.arrange()
+        return in_step(self._ranks, lambda: self._plain(program, watched, batch))
+
     def _plain(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
         """Return the results of plain PyTorch; None where they cannot be computed now, so that the check waits."""
         resident_bytes = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.resident()])
         free = watched.budget_bytes - resident_bytes - program.staging_bytes
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
-        program.arrange()
         room = Room(free, free > AMPLE * most, watched.workspaces)
         try:
             return watched.shadow.run(batch, room, program.lender)
@@ -288,6 +293,7 @@ class Net:
         for _ in range(DRAWS):
             before = GeneratorStates.now(program.device)
             program.enter()
+            program.arrange()
             seen = self._plain(program, watched, batch)
             if seen is not None and same_state(seen.generators.states[name], before.states[name]):
                 return False
