@@ -71,9 +71,7 @@ def main(stores: Path, names: list[str]) -> None:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             plan = shard(model, batch, optimizer, device_budget="8GiB", choices=state_of(state), cache_dir=stores)
             measured = peak_of(model, optimizer, batch)
-            largest = max(g.elements * g.compute_bytes for g in plan.groups)
-            predicted = plan.predicted_peak_bytes
-            say({"case": name, "state": state, "measured": measured, "predicted": predicted, "largest": largest})
+            say({"case": name, "state": state, "measured": measured, "predicted": plan.predicted_peak_bytes})
     dist.destroy_process_group()
 
 
