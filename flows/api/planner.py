@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -28,12 +26,10 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
-from stowage.stages.runtime.sharding.agreement import agree, heard, together
+from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, recorded_text, with_updates
-
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -126,18 +122,6 @@ class Planner:
         """
         if self.ranks is not None:
             agree(self.ranks, facts)
-
-    def heard(self) -> AbstractContextManager[None]:
-        """Let the other ranks hear of an error inside where they next compare what they are about to do."""
-        return heard(self.ranks)
-
-    def together(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, once it has succeeded on all ranks.
-
-        Raises:
-            RankError: it fails on another rank.
-        """
-        return together(self.ranks, work)
 
     def in_buckets(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch with the size of buckets that was chosen for it."""

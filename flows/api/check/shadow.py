@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from stowage.flows.api.check.agreement import AgreementHistory, close, digests, repeats, same_loss
+from stowage.flows.api.check.all_ranks import on_all
 from stowage.flows.api.check.observer import Observer
 from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
 from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import OffloadedError, StaleStep, size_text
+from stowage.stages.ir.errors import OffloadedError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
@@ -127,7 +128,7 @@ class Net:
             if whole is not None:
                 self._compare_all(watched, known, whole, observer)
 
-        self._on_all(compare)
+        on_all(self._ranks, compare)
         if seen is not None:
             watched.agreed = watched.calls
         return result
@@ -162,32 +163,10 @@ class Net:
                 raise watched.stale_evaluation(wrong or 0)
 
         if due:
-            self._on_all(compare)
+            on_all(self._ranks, compare)
         if seen is not None:
             watched.agreed = watched.calls
         return result
-
-    def _on_all(self, compare: Callable[[], None]) -> None:
-        """Compare on this rank; what is found on one rank is raised on all, which then plan anew together.
-
-        Raises:
-            StaleStep: the results differ here, or on another rank.
-        """
-        if self._ranks is None:
-            compare()
-            return
-        own: StaleStep | None = None
-        try:
-            compare()
-        except StaleStep as error:
-            own = error
-        told = self._ranks.all((str(own), own.call, own.agreed) if own is not None else None, "what plain PyTorch gave")
-        if own is not None:
-            raise own
-        for rank, found in enumerate(told):
-            if found is not None:
-                text, call, agreed = found
-                raise StaleStep(f"Rank {rank}: {text}", call, agreed)
 
     def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
         return Shadow(self._model, self._compute, self._roots, self._operators, reads)
