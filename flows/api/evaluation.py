@@ -28,6 +28,8 @@ from stowage.stages.partition.forward import forward_nodes
 from stowage.stages.profile import CostStore, Similar, estimated_costs, profile_trace, times_are_known
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.program import forget_source
+from stowage.stages.runtime.sharding.agreement import heard, together
+from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.solve import LowerTier
 from stowage.stages.solve.evaluation import solve_forward
 from stowage.stages.solve.reserve import Reserve
@@ -94,8 +96,7 @@ def plan_forward(
         stores: folder of measured costs, options and plans.
         effort: limits on measuring and searching.
         lower_tier: the lower tier that the plan may use, or None.
-        similar: knows the costs of calls in other sizes. Without a lower tier no decision depends on times: the times
-            of
+        similar: knows the costs of calls in other sizes. Without a lower tier no decision depends on times: those of
             calls that were never measured are then estimated too.
         profiled: see `profile_trace`.
         target: the device, by default this machine's as it was measured.
@@ -162,9 +163,11 @@ class Planning(Protocol):
 
     Attributes:
         watch: receives the progress.
+        ranks: the processes that train together; None for one.
     """
 
     watch: Watch
+    ranks: Ranks | None
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Compare with other ranks what this one is about to do."""
@@ -235,8 +238,9 @@ class Evaluations:
             self._find(batch, forward, resting)
 
     def _find(self, batch: Any, forward: Forward, resting: Resting) -> _Known:
-        key = (forward, batch_signature(batch), model_signature(self._model))
-        known = self._known.find(lambda known: known.serves(key, resting))
+        with heard(self._planner.ranks):
+            key = (forward, batch_signature(batch), model_signature(self._model))
+            known = self._known.find(lambda known: known.serves(key, resting))
         self._planner.agree(
             {
                 "batch to evaluate": form_of(key[1]),
@@ -259,7 +263,7 @@ class Evaluations:
 
         def plan() -> tuple[RecordedForward, Planned]:
             watch("trace")
-            with self._binding.tracing():
+            with heard(self._planner.ranks), self._binding.tracing():
                 recorded = record_forward(self._model, batch, forward, self._binding.layouts(), self._touches)
             for notice in recorded.notices:
                 self._say(notice)
@@ -271,7 +275,7 @@ class Evaluations:
                 recorded, planned = with_true_kernels(plan)
             except Infeasible as error:
                 raise error.about("evaluation", form_of(form)) from None
-        program = self._binding.bind(planned, recorded.outside, trains=False)
+        program = together(self._planner.ranks, lambda: self._binding.bind(planned, recorded.outside, trains=False))
         self._say(planned_text(planned.summary, time.perf_counter() - began, reason))
         return _Known(key, resting, planned, program, recorded)
 

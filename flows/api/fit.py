@@ -30,7 +30,8 @@ from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.sharded import ShardedDevice
 from stowage.stages.runtime.executors.single import SingleDevice
-from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.runtime.sharding.agreement import heard
+from stowage.stages.runtime.sharding.ranks import Ranks, ranks_of
 from stowage.stages.runtime.sharding.sharding import Sharding
 from stowage.stages.trace.checks import check_module, check_parameters
 from stowage.stages.workload.calls import Loss, Objective
@@ -58,6 +59,19 @@ def make_step(
     Raises:
         ParameterError: an argument is wrong.
     """
+    ranks = ranks_of(choices.group)
+    with heard(ranks):
+        return _make_step(model, optimizer, steps, choices, late, ranks)
+
+
+def _make_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    steps: Steps,
+    choices: Choices,
+    late: LateWeights | None,
+    ranks: Ranks | None,
+) -> TrainingStep:
     check_arguments(model=model, loss=steps.loss, objective=steps.objective, accumulate=steps.accumulate)
     limit = _clipping(steps.max_grad_norm, optimizer)
     check_module(model)
@@ -73,8 +87,6 @@ def make_step(
         method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
-    ranks = Ranks(choices.group) if choices.group is not None else None
-    ranks = ranks if ranks is not None and ranks.count > 1 else None
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:
@@ -220,44 +232,49 @@ def fit(
         TraceError: the model cannot be traced; the text names the module and the line.
         ParameterError: an argument is wrong.
     """
-    check_arguments(model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights)
-    choices = Choices(
-        device_budget,
-        method,
-        offload_of(offload, offload_dir, host_budget, disk_budget),
-        cache_dir,
-        quick,
-        check_of(check),
-        new_shapes,
-        programs,
-        executor,
-        say,
-        group,
-    )
-    if loss is not None and forward is not None:
-        raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")
-    if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
-        raise ParameterError(
-            "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes the "
-            "optimizer, not a ready one."
+    with heard(ranks_of(group)):
+        check_arguments(model=model, optimizer=optimizer, forward=forward, forms=forms, resize=resize, weights=weights)
+        choices = Choices(
+            device_budget,
+            method,
+            offload_of(offload, offload_dir, host_budget, disk_budget),
+            cache_dir,
+            quick,
+            check_of(check),
+            new_shapes,
+            programs,
+            executor,
+            say,
+            group,
         )
-    late = LateWeights(model, batch, weights)
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        with user_code(f"The function {getattr(optimizer, '__name__', type(optimizer).__name__)!r} for the optimizer"):
-            optimizer = optimizer(list(model.parameters()))
-    if optimizer is not None:
-        _check_holds(optimizer, model)
-    step = make_step(model, optimizer, Steps(loss, forward, accumulate, max_grad_norm), choices, late)
-    if not model.training:
-        say(
-            "The model is in evaluation mode (model.training is False): this step trains without dropout and with the "
-            "running statistics of batch normalisation; call model.train() before fit for the usual."
-        )
-    others = [resize(batch, form) for form in forms] if resize is not None else list(forms)
-    if others:
-        step.programs.find_ahead([batch, *others])
-    step.prepare_cycle(batch)
-    return step
+        if loss is not None and forward is not None:
+            raise ParameterError(
+                "Pass loss, which takes the model's outputs, or forward, which calls the model; not both."
+            )
+        if isinstance(optimizer, torch.optim.Optimizer) and any(p.is_meta for p in model.parameters()):
+            raise ParameterError(
+                "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes "
+                "the optimizer, not a ready one."
+            )
+        late = LateWeights(model, batch, weights)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            with user_code(
+                f"The function {getattr(optimizer, '__name__', type(optimizer).__name__)!r} for the optimizer"
+            ):
+                optimizer = optimizer(list(model.parameters()))
+        if optimizer is not None:
+            _check_holds(optimizer, model)
+        step = make_step(model, optimizer, Steps(loss, forward, accumulate, max_grad_norm), choices, late)
+        if not model.training:
+            say(
+                "The model is in evaluation mode (model.training is False): this step trains without dropout and with "
+                "the running statistics of batch normalisation; call model.train() before fit for the usual."
+            )
+        others = [resize(batch, form) for form in forms] if resize is not None else list(forms)
+        if others:
+            step.programs.find_ahead([batch, *others])
+        step.prepare_cycle(batch)
+        return step
 
 
 def _check_holds(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from stowage.flows.api.binding import Binding, ExecutionChoice
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
+from stowage.flows.api.micro_batches import bytes_of, micro_batch_of, place_text, with_gradient
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.reasons import form_of, planned_text, why
 from stowage.flows.api.recent import Recent
@@ -28,8 +28,9 @@ from stowage.stages.optimizers import KnownOptimizer, OptimizerSignature
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
+from stowage.stages.runtime.sharding.agreement import heard, together
 from stowage.stages.structure.generators import forked_generators
-from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside
+from stowage.stages.trace import MicroBatch, Recorded, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 
@@ -89,9 +90,11 @@ class Programs:
             StowageError: the step cannot be traced or planned.
         """
         with current(self._device):
-            key = self.key(batch)
-            self._admit(key)
-            waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
+            with heard(self._planner.ranks):
+                key = self.key(batch)
+                self._admit(key)
+                met = with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
+                waiting = frozenset(name for name, parameter in met.items() if parameter.grad is not None)
             return self._find(key, batch, self._micro_batch(waiting, update))
 
     def _admit(self, key: Key) -> None:
@@ -107,10 +110,6 @@ class Programs:
                 f"{forms}; pad to one of these, or name it in forms."
             )
 
-    def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
-        """Return the model's parameters, and those outside of it that a step of this signature reads."""
-        return with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
-
     def find_cycle(self, batch: Any, *, ahead: bool = False) -> None:
         """Find the programs of the first, a middle and the last micro-batch of an update.
 
@@ -125,11 +124,12 @@ class Programs:
             self._find_cycle(batch, ahead=ahead)
 
     def _find_cycle(self, batch: Any, *, ahead: bool) -> None:
-        key = self.key(batch)
+        with heard(self._planner.ranks):
+            key = self.key(batch)
+            everything = with_gradient(self._record(key, batch)) if self._steps.accumulate > 1 else frozenset[str]()
         if self._steps.accumulate == 1:
             self._find(key, batch, self._micro_batch(frozenset(), True), ahead=ahead)
             return
-        everything = self._everything(self._record(key, batch))
         self._find(key, batch, self._micro_batch(everything, True), ahead=ahead)
         if self._steps.accumulate > 2:
             self._find(key, batch, self._micro_batch(everything, False), ahead=ahead)
@@ -144,7 +144,7 @@ class Programs:
             StowageError: a step cannot be traced or planned.
         """
         distinct = {batch_signature(batch): batch for batch in batches}
-        for batch in sorted(distinct.values(), key=_bytes_of, reverse=True):
+        for batch in sorted(distinct.values(), key=bytes_of, reverse=True):
             self.find_cycle(batch, ahead=True)
 
     def count(self, batch: Any) -> bool:
@@ -163,7 +163,7 @@ class Programs:
     def _count(self, key: Key, batch: Any) -> None:
         recorded = self._record(key, batch)
         with forked_generators(), without_autocast():
-            waiting = self._everything(recorded) if self._steps.accumulate > 1 else frozenset[str]()
+            waiting = with_gradient(recorded) if self._steps.accumulate > 1 else frozenset[str]()
             self._planner.count(recorded, self._micro_batch(waiting, True))
 
     def forget(self, program: Program | None = None) -> None:
@@ -193,13 +193,7 @@ class Programs:
         )
 
     def _micro_batch(self, waiting: frozenset[str], update: bool) -> MicroBatch:
-        update = update and self._optimizer is not None
-        return MicroBatch(waiting, update, self._steps.max_grad_norm if update else None, self._steps.ranks)
-
-    @staticmethod
-    def _everything(recorded: Recorded) -> frozenset[str]:
-        """Return the names of the parameters that get a gradient."""
-        return frozenset(g.parameter for g in recorded.gradients if g.gradient_value >= 0)
+        return micro_batch_of(self._steps, waiting, update=update and self._optimizer is not None)
 
     def _find(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool = False) -> Program:
         optimizer = self._groups()
@@ -209,7 +203,7 @@ class Programs:
         self._planner.agree(
             {
                 "batch": form_of(key[0]),
-                "place in the update": f"{len(micro_batch.waiting)} gradients wait, and it {_ends(micro_batch)}",
+                "place in the update": place_text(micro_batch),
                 "plan": f"plan {self._made[id(key), micro_batch]}" if known is not None else "none yet",
             }
         )
@@ -226,7 +220,8 @@ class Programs:
         traced = self.live.of(known.key)
         if known.version != traced.version:
             planned = with_live_numbers(known.planned, traced, self._model, self._known_optimizer, known.micro_batch)
-            program = self.binding.bind(planned, self._outside(known.key))
+            assert traced.recorded is not None
+            program = self.binding.bind(planned, traced.recorded.outside)
             renewed = known._replace(planned=planned, program=program, version=traced.version)
             self.known.replace(known, renewed)
             known = renewed
@@ -240,7 +235,8 @@ class Programs:
             forget_source(str(folder / "step.py"))
 
     def _make(self, key: Key, batch: Any, micro_batch: MicroBatch, *, ahead: bool) -> KnownSteps:
-        recorded = self._record(key, batch)
+        with heard(self._planner.ranks):
+            recorded = self._record(key, batch)
         began = time.perf_counter()
         first = not self.known and not self._seen
         reason = "" if first else why(*key, micro_batch, [k.key for k in self.known], self._seen)
@@ -250,7 +246,7 @@ class Programs:
                 planned = self._plan(recorded, key, micro_batch, reason, ahead=ahead)
             except Infeasible as error:
                 raise error.about("training", form_of(key[0])) from None
-        program = self.binding.bind(planned, recorded.outside)
+        program = together(self._planner.ranks, lambda: self.binding.bind(planned, recorded.outside))
         self._made[id(key), micro_batch] = len(self._made) + 1
         took_s = time.perf_counter() - began + self._recording.untold_s
         self._say(planned_text(planned.summary, took_s, reason, self._recording.traced_s))
@@ -275,7 +271,7 @@ class Programs:
     def _plan(self, recorded: Recorded, key: Key, micro_batch: MicroBatch, reason: str, *, ahead: bool) -> Planned:
         largest = None
         if self._steps.accumulate > 1:
-            largest = self._micro_batch(self._everything(recorded), True)
+            largest = self._micro_batch(with_gradient(recorded), True)
         with forked_generators(), without_autocast():  # planning must not change what the user's generators give
             return self._planner.training_step(
                 recorded,
@@ -286,11 +282,6 @@ class Programs:
                 in_full=ahead,
                 slow=lambda: self._say(f"Planning, {reason}: training waits for it.") if reason else None,
             )
-
-    def _outside(self, key: Key) -> Outside:
-        recorded = self.live.of(key).recorded
-        assert recorded is not None
-        return recorded.outside
 
     def _record(self, key: Key, batch: Any) -> Recorded:
         """Return the recorded forward and backward, which the micro-batches of a signature share."""
@@ -306,11 +297,3 @@ class Programs:
                 slots = known.planned.slots
                 return frozenset(s.name for s in slots if s.role != "temporary" and s.start == "offloaded")
         return frozenset()
-
-
-def _ends(micro_batch: MicroBatch) -> str:
-    return "updates" if micro_batch.update else "does not update"
-
-
-def _bytes_of(batch: Any) -> int:
-    return sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, torch.Tensor))

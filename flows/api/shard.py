@@ -36,6 +36,10 @@ Choose = Callable[[Sequence[ParameterGroup], ParallelMachine, int, int], Sequenc
 """Chooses a state for each group, given the budgets of a device and of the host in bytes."""
 
 
+UNSEEN_BYTES = 256 << 10
+"""Bytes that a plan counts for what no trace shows: tensors that Python still refers to, and the engine's numbers."""
+
+
 def shard(
     model: nn.Module,
     batch: Any,
@@ -101,10 +105,11 @@ def shard(
     def make() -> str:
         profile = profile_groups(model, batch, stores=stores, loss=loss, optimizer=optimizer, costs=costs)
         on_cpu = ranks.device.type == "cpu"
-        situation = Situation(profile.groups, machine, budget, host, profile.resident_bytes, ahead, on_cpu)
+        resident_bytes = profile.resident_bytes + UNSEEN_BYTES
+        situation = Situation(profile.groups, machine, budget, host, resident_bytes, ahead, on_cpu)
         if choices is None:
             return ShardPlan.of(situation, choose(situation)).to_json()
-        given = choices(profile.groups, machine, budget - profile.resident_bytes, host)
+        given = choices(profile.groups, machine, budget - resident_bytes, host)
         return ShardPlan.of(situation, situation.describe("given", given)).to_json()
 
     plan = ShardPlan.from_json(make() if ranks.group is None else from_first(make, ranks.group))

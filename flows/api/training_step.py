@@ -142,12 +142,9 @@ class TrainingStep(Storing):
         """Return what the model returns for a batch in evaluation mode, without gradients, within the device budget.
 
         The result equals, bit for bit, what `model.eval()` and `model(**batch)` under `torch.no_grad()` give. It is
-        planned
-        when a batch of this form first appears: offloaded weights are reloaded as they are read and released again.
-        What is
-        returned counts in the budget while it is made; parameters and constants are returned as copies. Afterwards
-        weights,
-        states and modes are where and what they were.
+        planned when a batch of this form first appears: offloaded weights are reloaded as they are read and released
+        again. What is returned counts in the budget while it is made; parameters and constants are returned as copies.
+        Afterwards weights, states and modes are where and what they were.
 
         Args:
             batch: with the structure that the model takes.
@@ -159,12 +156,7 @@ class TrainingStep(Storing):
             TraceError: the forward cannot be traced.
             StaleStep: plain PyTorch gives something else; see `fit`.
         """
-        try:
-            return self._evaluations(batch, forward, self._resting())
-        except Infeasible:
-            if not self.programs.count(batch):
-                raise
-            return self._evaluations(batch, forward, self._resting())
+        return self._evaluating(batch, lambda: self._evaluations(batch, forward, self._resting()))
 
     def prepare_evaluation(self, batch: Any, forward: Forward = call_model) -> None:
         """Plan what `evaluate` would run. A budget in percent is of the largest batch seen, in evaluation too.
@@ -172,12 +164,16 @@ class TrainingStep(Storing):
         Raises:
             StowageError: see `evaluate`.
         """
+        self._evaluating(batch, lambda: self._evaluations.prepare(batch, forward, self._resting()))
+
+    def _evaluating(self, batch: Any, work: Callable[[], Result]) -> Result:
+        """Run `work`, and once more where it found no plan and this batch raises a budget in percent."""
         try:
-            self._evaluations.prepare(batch, forward, self._resting())
+            return work()
         except Infeasible:
             if not self.programs.count(batch):
                 raise
-            self._evaluations.prepare(batch, forward, self._resting())
+            return work()
 
     def _resting(self) -> Resting:
         return Resting.of(self.planned, self.model, self._budget.nbytes)

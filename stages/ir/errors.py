@@ -54,7 +54,7 @@ class OffloadedError(StowageError):
 
 
 class RankError(StowageError):
-    """Another rank has ended, hangs, or has failed, so that nothing can be exchanged any more."""
+    """Another rank has ended, hangs, has failed or does something else; the text says if all have to start again."""
 
 
 class StaleStep(StowageError):  # noqa: N818 - what has become of a plan, not a failure of the caller

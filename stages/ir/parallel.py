@@ -76,6 +76,8 @@ class ParameterGroup:
         backward_with_gradients_bytes: most bytes in its part of backward of what `backward_peak_bytes` counts and of
             gradients of its own parameters together; at most their sum. 0 where only the sum is known.
         first_saved_bytes: of the root, the part of `saved_bytes` that is there while the other groups run.
+        incoming_bytes: bytes that are there when its backward begins, beside what forward has saved: gradients of what
+            it has returned, and gradients of the root that wait. Its backward peaks count them too.
 
     A group whose `modules` hold the empty path is the root: what no other group has, tied weights among them. It is
     used at both ends of the model, so that its gathered weights stay from its forward to the end of backward.
@@ -97,6 +99,7 @@ class ParameterGroup:
     segment: int = -1
     backward_with_gradients_bytes: int = 0
     first_saved_bytes: int = 0
+    incoming_bytes: int = 0
 
     @property
     def is_root(self) -> bool:

@@ -46,6 +46,7 @@ class _Part:
     gradients: int = 0
     saved: int = 0
     first_saved: int = 0
+    incoming: int = 0
     crossing: int = 0
 
 
@@ -95,6 +96,7 @@ def parameter_groups(trace: TraceTables, costs: Mapping[str, Cost], modules: Mod
                 segment=segment,
                 backward_with_gradients_bytes=max(part.with_gradients, part.forward_peak if segment >= 0 else 0),
                 first_saved_bytes=part.first_saved,
+                incoming_bytes=part.incoming,
             )
         )
     return rows
@@ -207,6 +209,7 @@ def _parts(trace: TraceTables, costs: Mapping[str, Cost], groups: _Groups) -> di
     parts: dict[str, _Part] = defaultdict(_Part)
     life = _Lives(trace, groups)
     live = waiting = 0
+    begun: set[str] = set()
     saved: dict[str, int] = defaultdict(int)
     saved_by_all = 0
     for call in trace.calls:
@@ -217,6 +220,9 @@ def _parts(trace: TraceTables, costs: Mapping[str, Cost], groups: _Groups) -> di
             raise TableError(f"Call {call.call} ({call.target}) has no cost: profile the trace again.")
         path = groups.of_call[call.call]
         part = parts[path]
+        if call.phase == "backward" and path not in begun:
+            begun.add(path)
+            part.incoming = live - saved_by_all + waiting if path != ROOT else 0
         for storage in life.born[call.call]:
             size = trace.storages[storage].nbytes
             live += size
@@ -348,4 +354,5 @@ def merged(groups: Sequence[ParameterGroup]) -> ParameterGroup:
         segment=first.segment if all(g.segment == first.segment for g in groups) else -1,
         backward_with_gradients_bytes=together,
         first_saved_bytes=sum(g.first_saved_bytes for g in groups),
+        incoming_bytes=groups[-1].incoming_bytes,
     )

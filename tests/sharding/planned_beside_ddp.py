@@ -169,8 +169,9 @@ def compare(
     reference: Callable[..., Iterator[float]] = train_ddp,
     wrap: Callable[[nn.Module], nn.Module] = nn.parallel.DistributedDataParallel,
     more: Mapping[str, Any] | None = None,
+    look: Callable[[TrainingStep], None] = lambda step: None,
 ) -> Compared:
-    """Train both on this rank, and compare what they give."""
+    """Train both on this rank, and compare what they give; `look` sees the step that has trained."""
     recipe = RECIPES[name]()
     rank = dist.get_rank()
     plain = copy.deepcopy(recipe.model)
@@ -212,6 +213,7 @@ def compare(
         for (key, one), (_, other) in zip(recipe.model.named_buffers(), plain.named_buffers(), strict=True)
         if not torch.equal(one, other)
     ]
+    look(step)
     rows = step.planned.rows
     measured = step.measure(recipe.batch(numbers(iterations, accumulate - 1)))
     computed = [r.node for r in rows if r.action == "compute"]

@@ -1,4 +1,4 @@
-"""A Trainer on each rank: plain, under plans, and resumed; run by `test_stowed_trainer`.
+"""A Trainer on each rank: plain, under plans, and resumed, evaluating on the way; run by `test_stowed_trainer`.
 
 `python -m tests.sharding.stowed_trainer FOLDER` on each rank.
 """
@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from transformers import EvalPrediction, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from stowage import stow
 from stowage.stages.ir.errors import ParameterError
 from tests.sharding.ranks import say
+
+EVALUATED = 11
+"""Samples to evaluate: the last batches of the two ranks are not full."""
 
 
 def trainer_in(folder: Path, **arguments: Any) -> Trainer:
@@ -27,20 +30,47 @@ def trainer_in(folder: Path, **arguments: Any) -> Trainer:
     data = [{"input_ids": row, "labels": row} for row in ids]
     given: dict[str, Any] = {
         "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 2,
         "max_steps": 5,
         "logging_steps": 1,
         "save_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
         "learning_rate": 1e-2,
         "report_to": [],
         "use_cpu": True,
         "disable_tqdm": True,
         "ddp_backend": "gloo",
     }
-    return Trainer(model, TrainingArguments(str(folder), **(given | arguments)), train_dataset=data, eval_dataset=data)
+    return Trainer(
+        model,
+        TrainingArguments(str(folder), **(given | arguments)),
+        train_dataset=data,
+        eval_dataset=data[:EVALUATED],
+        compute_metrics=accuracy,
+    )
 
 
-def losses(trainer: Trainer) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
+    logits, labels = torch.as_tensor(evaluated.predictions), torch.as_tensor(evaluated.label_ids)
+    return {"right": float((logits.argmax(-1) == labels).double().mean()), "sum": float(logits.double().sum())}
+
+
+def logged(trainer: Trainer, *names: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history for name in names if name in entry]
+
+
+def seen(trainer: Trainer) -> dict[str, Any]:
+    """What it has logged of training and of evaluation, and what an evaluation after training gives."""
+    last = trainer.evaluate()
+    evaluation = ("eval_loss", "eval_right", "eval_sum")
+    return {
+        "losses": logged(trainer, "loss"),
+        "evaluations": logged(trainer, *evaluation),
+        "last": [last[name] for name in evaluation],
+        "best": Path(trainer.state.best_model_checkpoint or "").name,
+    }
 
 
 def refused(trainer: Trainer) -> str:
@@ -62,12 +92,12 @@ def main(folder: Path) -> None:
     again.train(resume_from_checkpoint=str(folder / "stowed" / "checkpoint-2"))
     say(
         {
-            "plain": losses(plain),
-            "stowed": losses(stowed),
-            "again": losses(again),
+            "plain": seen(plain),
+            "stowed": seen(stowed),
+            "again": seen(again),
             "within": stowed.stowage.plan.device_peak_bytes <= stowed.stowage.plan.device_budget_bytes,
             "gathers": any(row.action == "gather" for row in stowed.stowage.step.planned.rows),
-            "refused": refused(trainer_in(folder / "other", eval_strategy="steps")),
+            "refused": refused(trainer_in(folder / "other", ddp_broadcast_buffers=False)),
         }
     )
     dist.barrier()

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from stowage.flows import fit
 from stowage.stages.ir.errors import OffloadedError, StaleStep
+from tests.matrix import some
+from tests.sharding.all_at_once import Tiers
 from tests.sharding.planned_beside_ddp import train_ddp
 from tests.sharding.processes import on_ranks
 from tests.sharding.recipes import RECIPES, Recipe, adamw
 
 SCALE = "STOWAGE_TEST_SCALE_OF_RANK"
 """A variable of the environment: no trace looks there."""
+
+HOST_BYTES = 1 << 16
+"""Less than what is offloaded, so that the disk has some of it."""
 
 
 def _recipe() -> Recipe:
@@ -31,24 +38,27 @@ def _fit(recipe: Recipe, stores: Path, **more: Any) -> Any:
         recipe.model,
         recipe.batch(dist.get_rank()),
         adamw(recipe.model.parameters()),
-        device_budget="4MiB",
         loss=recipe.loss,
         quick=True,
         cache_dir=stores,
         group=dist.group.WORLD,
-        **more,
+        **{"device_budget": "4MiB"} | more,
     )
 
 
-def _beside(stores: Path, folder: Path | None) -> dict[str, Any]:
+def _beside(stores: Path, tiers: Tiers | None) -> dict[str, Any]:
+    with tiers.used() if tiers is not None else nullcontext():
+        return _found(stores, {"device_budget": "60%"} if tiers is not None else {})
+
+
+def _found(stores: Path, more: dict[str, Any]) -> dict[str, Any]:
     rank = dist.get_rank()
     recipe = RECIPES["resnet"]()
     plain = copy.deepcopy(recipe.model)
     beside = adamw(plain.parameters())
     ddp = nn.parallel.DistributedDataParallel(plain)
-    more = {"offload_dir": folder / str(rank), "method": "offmate"} if folder is not None else {}
     step = _fit(recipe, stores, check="always", **more)
-    found: dict[str, Any] = {"slots": len(step.planned.slots)}
+    found: dict[str, Any] = {"offloads": bool(more) == any(row.action == "offload" for row in step.planned.rows)}
 
     def train(count: int, offset: int) -> bool:
         moved = Recipe(recipe.model, recipe.loss, lambda number: recipe.batch(number + offset))
@@ -119,13 +129,13 @@ def _check(found: dict[str, Any]) -> None:
     called = found.pop("called")
     assert "step.on_device()" in called
     assert found.pop("evaluation") == [True, True]
-    slots = found.pop("slots")
-    assert slots >= 0
     assert all(found.values()), found
 
 
-def test_evaluation_lending_and_the_comparison(fit_stores: Path) -> None:
-    for found in on_ranks(2, _beside, fit_stores, None):
+@pytest.mark.parametrize("tier", some(["none", "disk", "host and disk"], keep=["none", "disk"]))
+def test_evaluation_lending_and_the_comparison(tier: str, fit_stores: Path, tmp_path: Path) -> None:
+    tiers = None if tier == "none" else Tiers(tmp_path, HOST_BYTES if tier == "host and disk" else None)
+    for found in on_ranks(2, _beside, fit_stores, tiers):
         _check(found)
 
 

@@ -15,12 +15,16 @@ from tests.sharding.ranks import run_on_ranks
 def test_a_trainer_on_two_ranks_trains_saves_and_goes_on_as_under_ddp(tmp_path: Path) -> None:
     found = run_on_ranks("tests.sharding.stowed_trainer", str(tmp_path), limit_s=500)
     for rank in found:
-        assert rank["stowed"] == rank["plain"]
-        assert len(rank["plain"]) == 5
-        assert rank["again"][-3:] == rank["plain"][-3:], "resumed after two steps by another Trainer"
+        plain, again = rank["plain"], rank["again"]
+        assert rank["stowed"] == plain
+        assert len(plain["losses"]) == 5
+        assert len(plain["evaluations"]) == 12, "three numbers of each evaluation, one of which is after training"
+        assert len(set(plain["evaluations"])) > 6, "weights and numbers change"
+        assert again["losses"][-3:] == plain["losses"][-3:], "resumed after two steps by another Trainer"
+        assert again["evaluations"][-9:] == plain["evaluations"][-9:]
         assert rank["within"]
         assert rank["gathers"]
-        assert "set eval_strategy to no" in rank["refused"]
+        assert "ddp_broadcast_buffers=False" in rank["refused"]
     for step in (2, 4, 5):
         plain, stowed = (tmp_path / kind / f"checkpoint-{step}" for kind in ("plain", "stowed"))
         assert {p.name for p in plain.iterdir()} == {p.name for p in stowed.iterdir()}

@@ -4,5 +4,6 @@
 - `shadow.py`: runs the check and compares the numbers.
 - `plain_step.py`: one whole iteration in plain PyTorch, undone afterwards.
 - `observer.py`: reads gradients and generators while a planned iteration runs.
+- `all_ranks.py`: raises on all ranks what one of them finds.
 - `agreement.py`: decides whether two results agree, and words the error if not.
 """

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from stowage.flows.api.check.agreement import AgreementHistory, close, digests, repeats, same_loss
+from stowage.flows.api.check.all_ranks import on_all
 from stowage.flows.api.check.observer import Observer
 from stowage.flows.api.check.plain_step import PlainStep, first_difference, plain_step
 from stowage.flows.api.check.when import Check
 from stowage.flows.planning.planned import Planned
 from stowage.stages.device import unique_bytes
 from stowage.stages.device.heap import available_bytes
-from stowage.stages.ir.errors import OffloadedError, StaleStep, size_text
+from stowage.stages.ir.errors import OffloadedError, size_text
 from stowage.stages.ir.shadow import forward_bytes, forward_reads, workspaces
 from stowage.stages.ir.updates import UPDATE_ALL
 from stowage.stages.runtime import Program
@@ -30,6 +31,7 @@ from stowage.stages.runtime.random.generators import STATE_BYTES, GeneratorState
 from stowage.stages.runtime.shadow.guard import NoRoom, ReadsOffloaded, Room
 from stowage.stages.runtime.shadow.operators import Operators
 from stowage.stages.runtime.shadow.shadow import Compute, Number, Shadow, ShadowSeen, digest
+from stowage.stages.runtime.sharding.plain_forward import in_step
 from stowage.stages.runtime.sharding.ranks import Ranks
 from stowage.stages.workload.autocast import without_autocast
 
@@ -109,7 +111,7 @@ class Net:
         whole = self._whole(known, batch) if self.check == "gradients" and watched.calls == 1 else None
         program.fresh = False  # the model is called first, and may change itself
         program.enter()
-        seen = self._plain(program, watched, batch)
+        seen = self._plain_on_all(program, watched, batch)
         summary = known.planned.summary
         has_room = summary.device_peak_bytes + STATE_BYTES <= summary.device_budget_bytes
         observer = Observer(program, whole, has_room=has_room)
@@ -126,7 +128,7 @@ class Net:
             if whole is not None:
                 self._compare_all(watched, known, whole, observer)
 
-        self._on_all(compare)
+        on_all(self._ranks, compare)
         if seen is not None:
             watched.agreed = watched.calls
         return result
@@ -149,7 +151,7 @@ class Net:
         due = self._is_due(watched.calls) and repeats(program.device)
         if due:
             program.enter()
-            seen = self._plain(program, watched, batch)
+            seen = self._plain_on_all(program, watched, batch)
         with without_autocast():
             result = work()
 
@@ -161,32 +163,10 @@ class Net:
                 raise watched.stale_evaluation(wrong or 0)
 
         if due:
-            self._on_all(compare)
+            on_all(self._ranks, compare)
         if seen is not None:
             watched.agreed = watched.calls
         return result
-
-    def _on_all(self, compare: Callable[[], None]) -> None:
-        """Compare on this rank; what is found on one rank is raised on all, which then plan anew together.
-
-        Raises:
-            StaleStep: the results differ here, or on another rank.
-        """
-        if self._ranks is None:
-            compare()
-            return
-        own: StaleStep | None = None
-        try:
-            compare()
-        except StaleStep as error:
-            own = error
-        told = self._ranks.all((str(own), own.call, own.agreed) if own is not None else None, "what plain PyTorch gave")
-        if own is not None:
-            raise own
-        for rank, found in enumerate(told):
-            if found is not None:
-                text, call, agreed = found
-                raise StaleStep(f"Rank {rank}: {text}", call, agreed)
 
     def _loss_shadow(self, reads: dict[str, frozenset[str]]) -> Shadow:
         return Shadow(self._model, self._compute, self._roots, self._operators, reads)
@@ -210,12 +190,16 @@ class Net:
         )
         return found
 
+    def _plain_on_all(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
+        """Return the results of plain PyTorch here; None where they cannot be computed on one of the ranks now."""
+        program.arrange()
+        return in_step(self._ranks, lambda: self._plain(program, watched, batch))
+
     def _plain(self, program: Program, watched: _Watched, batch: Any) -> ShadowSeen | None:
         """Return the results of plain PyTorch; None where they cannot be computed now, so that the check waits."""
         resident_bytes = unique_bytes([*resident_tensors(self._model, self._optimizer, batch), *program.resident()])
         free = watched.budget_bytes - resident_bytes - program.staging_bytes
         most = watched.forward_bytes + max(watched.workspaces.values(), default=0)
-        program.arrange()
         room = Room(free, free > AMPLE * most, watched.workspaces)
         try:
             return watched.shadow.run(batch, room, program.lender)
@@ -288,6 +272,7 @@ class Net:
         for _ in range(DRAWS):
             before = GeneratorStates.now(program.device)
             program.enter()
+            program.arrange()
             seen = self._plain(program, watched, batch)
             if seen is not None and same_state(seen.generators.states[name], before.states[name]):
                 return False

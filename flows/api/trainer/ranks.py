@@ -37,8 +37,6 @@ def other_than_ddp(trainer: Any) -> str:
         return "ddp_broadcast_buffers=False leaves the ranks' buffers apart"
     if getattr(getattr(accelerator.ddp_handler, "comm_hook", None), "name", "NO") != "NO":
         return "a communication hook changes the gradients that ranks exchange"
-    if str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no":
-        return "its ranks would evaluate while each has a shard of the weights (set eval_strategy to no)"
     return ""
 
 

@@ -167,11 +167,6 @@ class _Stowed:
         step = self.step
         if step is None or model is not step.model:
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
-        if step.shards:
-            raise ParameterError(
-                "Each rank has a shard of the weights, with which nothing can be evaluated: load what the Trainer has "
-                "saved into another model."
-            )
         batch = {
             "inputs": self._trainer._prepare_inputs(inputs),
             "loss_only": bool(prediction_loss_only),
@@ -182,7 +177,7 @@ class _Stowed:
                 return self._evaluate(step, batch)
             except TraceError as error:
                 self._evaluates = False
-                where = ", with all weights in memory" if step.offloads else ""
+                where = ", with all weights in memory" if step.offloads or step.shards else ""
                 self._choices.say(f"Evaluation runs as the Trainer runs it{where}: {error}")
         with step.on_device():
             return self._original_prediction(model, inputs, prediction_loss_only, ignore_keys)
@@ -221,7 +216,7 @@ class _Stowed:
             step = make_step(model, optimizer, shared, self._choices)
             if self.step is not None and self.step.model is model:
                 step.take_over(self.step)
-            evaluated = [] if step.shards else list(first_evaluations(trainer))
+            evaluated = list(first_evaluations(trainer))
             for inputs in evaluated:  # so that a budget in percent is of the largest batch known
                 step.programs.count({**batch, "inputs": inputs})
             if batch["micro_batches"] in (None, accumulate):

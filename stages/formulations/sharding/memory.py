@@ -150,8 +150,11 @@ class _Replay:
             self._ask_all(order[:ahead])
             self._constant -= g.saved_bytes - g.first_saved_bytes
             self._note(f"turn_{root}", g.backward_peak_bytes - g.first_saved_bytes)
+        incoming = 0  # what is there when a group's backward begins, in `_constant`
         for place, i in enumerate(order):
             g = self._groups[i]
+            self._constant += g.incoming_bytes - incoming
+            incoming = g.incoming_bytes
             same = [j for j in order[place:] if g.segment >= 0 and self._groups[j].segment == g.segment]
             for j in same or [i]:
                 self._ask(j)
@@ -159,7 +162,10 @@ class _Replay:
             self._ask_all(order[place + 1 : place + 1 + ahead])
             self._constant -= g.saved_bytes
             both = g.backward_peak_bytes + gradient_bytes(g)
-            self._note(f"backward_{i}", min(both, g.backward_with_gradients_bytes or both))
+            self._note(f"backward_{i}", min(both, g.backward_with_gradients_bytes or both) - incoming)
+            following = self._groups[order[place + 1]].incoming_bytes if place + 1 < len(order) else 0
+            self._constant += following - incoming
+            incoming = following
             self._reduce(i)
             yield i
         if root is not None:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from stowage.stages.ir.parallel import GroupChoice, ParameterGroup
+from stowage.stages.runtime.fsdp.gloo import free_in_time
 
 ROOT = ""
 """Path of the model itself: its group holds what no other group does, tied weights among it."""
@@ -49,6 +50,7 @@ def apply_choices(
             ignored_params=None if is_root else ignored & {p for m in modules for p in m.parameters()},
         )
     _set_prefetch(model, groups, prefetch)
+    free_in_time(model, mesh.get_group())
 
 
 def _depth(path: str) -> int:

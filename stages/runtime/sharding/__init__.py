@@ -5,10 +5,12 @@ agreement    what ranks are about to do, compared before they exchange tensors
 sharding     the shards of one model and its optimizer
 iteration    the verbs of a generated step that gather and scatter
 contents     whole tensors for those who save and load
+memory       buffers of collectives, freed in time
 slices       the rows of whole tensors that one rank reads
 writing      checkpoints through torch.distributed.checkpoint
 watch        names an exchange that takes long
 whole_model  a sharded model lent whole
 weights      whole weights for a plain forward
+plain_forward  keeps the plain forwards of ranks in step
 failures     one sentence where ranks are lost, and nothing more afterwards
 """

@@ -1,7 +1,7 @@
 """Compares what ranks are about to do, before they exchange tensors: ranks that do different things would wait forever.
 
 What is compared are facts: texts of one or more lines, with names such as `batch`. All ranks hear of a difference, and
-which rank it is.
+which rank it is. A rank that fails alone says so where the others compare next, so that none waits for it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
+from typing import TypeVar
 
-from stowage.stages.ir.errors import RankError
+from stowage.stages.ir.errors import RankError, StowageError
 from stowage.stages.runtime.sharding.ranks import Ranks
 
 SHOWN = 100
@@ -20,6 +22,14 @@ SHOWN = 100
 
 BEFORE = 20
 """Characters before the first difference that are shown too."""
+
+FAILURE = "failure"
+"""The fact of a rank that has failed: its error, as text."""
+
+_TOLD = "told_other_ranks"
+"""An attribute of errors that the other ranks have heard of."""
+
+Result = TypeVar("Result")
 
 
 def agree(ranks: Ranks, facts: Mapping[str, str]) -> None:
@@ -32,7 +42,74 @@ def agree(ranks: Ranks, facts: Mapping[str, str]) -> None:
     if ranks.same(int.from_bytes(digest, "big"), "what all ranks are about to do"):
         return
     found = ranks.all(dict(facts), "what all ranks are about to do")
+    raise_failure([facts.get(FAILURE) for facts in found])
     raise RankError(_difference(found))
+
+
+@contextmanager
+def heard(ranks: Ranks | None) -> Iterator[None]:
+    """Let the other ranks hear of an error inside where they compare facts next, instead of waiting for this rank.
+
+    What is exchanged inside has to raise its errors on all ranks.
+    """
+    try:
+        yield
+    except RankError:
+        raise  # the others have heard of it, or are lost
+    except Exception as error:
+        if ranks is not None and not getattr(error, _TOLD, False):
+            told(error)  # in case another block like this is around
+            with suppress(StowageError):
+                agree(ranks, {FAILURE: failure_text(error), "rank": str(ranks.rank)})
+        raise
+
+
+def together(ranks: Ranks | None, work: Callable[[], Result]) -> Result:
+    """Return what `work` returns for this rank, once it has succeeded for all.
+
+    Raises:
+        RankError: it fails for another rank.
+    """
+    if ranks is None:
+        return work()
+    failed: Exception | None = None
+    try:
+        result = work()
+    except RankError:
+        raise
+    except Exception as error:
+        if getattr(error, _TOLD, False):
+            raise
+        failed = error
+        told(error)
+    if ranks.same(int(failed is not None), "whether all ranks have succeeded") and failed is None:
+        return result
+    texts = ranks.all(failure_text(failed) if failed is not None else None)
+    if failed is not None:
+        raise failed
+    raise_failure(texts)
+    return result
+
+
+def told(error: BaseException) -> None:
+    """Remember that the other ranks have heard of an error."""
+    setattr(error, _TOLD, True)
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an error as the other ranks are told of it."""
+    return str(error) if isinstance(error, StowageError) else f"{type(error).__name__}: {error}"
+
+
+def raise_failure(texts: Sequence[str | None]) -> None:
+    """Raise the failure of the first rank that has one.
+
+    Raises:
+        RankError: a rank has failed.
+    """
+    for rank, said in enumerate(texts):
+        if said is not None:
+            raise RankError(f"Rank {rank} failed: {said}")
 
 
 def _difference(found: Sequence[Mapping[str, str]]) -> str:

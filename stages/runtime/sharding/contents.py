@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from stowage.stages.ir.errors import ParameterError, RankError, StowageError
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.optimizers import bare_step, twin_of
 from stowage.stages.runtime.files.folder import TensorFolder, own_name
 from stowage.stages.runtime.files.source import TensorSource
@@ -20,6 +20,7 @@ from stowage.stages.runtime.files.tensor_file import Entry, TensorFile, Visitor
 from stowage.stages.runtime.files.torch_file import write_torch
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.sharding.agreement import together
 from stowage.stages.runtime.sharding.sharding import Sharding
 from stowage.stages.runtime.sharding.slices import Slice
 
@@ -182,23 +183,9 @@ class ShardedContents(Contents):
         """Return what `work` returns for this rank.
 
         Raises:
-            StowageError: it fails for another rank.
+            RankError: it fails for another rank.
         """
-        failed: Exception | None = None
-        try:
-            result = work()
-        except RankError:
-            raise
-        except Exception as error:
-            failed = error
-        text = str(failed) if isinstance(failed, StowageError) else f"{type(failed).__name__}: {failed}"
-        texts = self._sharding.ranks.all(text if failed is not None else None)
-        if failed is not None:
-            raise failed
-        for rank, said in enumerate(texts):
-            if said is not None:
-                raise StowageError(f"Rank {rank} failed: {said}")
-        return result
+        return together(self._sharding.ranks, work)
 
     def write(self, path: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> None:
         """Write whole tensors to one file by rank 0, which all ranks lend theirs."""

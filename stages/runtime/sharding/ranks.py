@@ -182,3 +182,9 @@ class Ranks:
                 own = measure_collectives(self.group, device)
             self._rates = self.from_first(lambda: own)
         return self._rates
+
+
+def ranks_of(group: Any) -> Ranks | None:
+    """Return the processes of a group; None without one, or where there is one process only."""
+    ranks = Ranks(group) if group is not None else None
+    return ranks if ranks is not None and ranks.count > 1 else None

@@ -6,7 +6,6 @@ and the parameter is a stand-in of its whole shape, whose numbers cannot be read
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +18,7 @@ from stowage.stages.runtime.files.weights import absent
 from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, arrive, leave
 from stowage.stages.runtime.offload.state_dicts import guard_module, guard_optimizer
 from stowage.stages.runtime.sharding.failures import listed
+from stowage.stages.runtime.sharding.memory import alone_with, memory_of, release, users_of
 from stowage.stages.runtime.sharding.ranks import Ranks
 
 DEALT_OUT = "dealt out to ranks"
@@ -275,36 +275,6 @@ class Scatter:
             begin += form.shard_elements
         release(self._buffer)
         return found
-
-
-def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense tensor's elements in the order of memory."""
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-PATIENCE_S = 1.0
-"""Seconds to wait at most for a backend's thread to let go of a buffer; it takes milliseconds on a busy machine."""
-
-
-def users_of(tensor: torch.Tensor) -> int:
-    """Return how many tensors, of whoever, refer to a tensor's memory."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
-
-
-def alone_with(buffer: torch.Tensor, users: int) -> None:
-    """Wait until nobody else refers to a buffer's memory: a thread of the backend may, for a while after it has ended.
-
-    The plan frees the buffer later, and its memory would stay.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while buffer.device.type == "cpu" and users_of(buffer) > users and time.monotonic() < deadline:
-        time.sleep(1e-4)
-
-
-def release(buffer: torch.Tensor) -> None:
-    """Free the memory of a collective that has ended, although a thread of its backend may refer to it for a while."""
-    if buffer.device.type == "cpu":
-        buffer.untyped_storage().resize_(0)
 
 
 def shard_forms(parameters: Mapping[str, torch.Tensor], ranks: int) -> dict[str, ShardForm]:

@@ -8,7 +8,8 @@ import torch
 
 from stowage.stages.ir.collectives import ShardForm
 from stowage.stages.runtime.files.source import TensorSource
-from stowage.stages.runtime.sharding.sharding import Sharding, memory_of
+from stowage.stages.runtime.sharding.memory import memory_of
+from stowage.stages.runtime.sharding.sharding import Sharding
 
 
 class Slice:

@@ -9,6 +9,7 @@ import torch
 
 from stowage.stages.runtime.offload.offloaded_tensor import OffloadedTensor, arrive, leave
 from stowage.stages.runtime.offload.offloading import Offloading
+from stowage.stages.runtime.sharding.plain_forward import say_read
 from stowage.stages.runtime.sharding.sharding import DEALT_OUT, Sharding
 
 
@@ -56,7 +57,8 @@ class ShardedWeights:
         return self._sharding.whole_layout(name)
 
     def peek(self, name: str) -> torch.Tensor:
-        """Return a whole parameter in new memory; all ranks ask for the same ones in the same order."""
+        """Return a whole parameter in new memory; all ranks ask for the same ones, see `plain_forward`."""
+        say_read(self._sharding.ranks, name)
         shard = self._sharding.shards()[name]
         if isinstance(shard, OffloadedTensor):
             offloading = self._offloading()

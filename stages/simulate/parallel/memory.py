@@ -40,8 +40,7 @@ class RankRules:
     Attributes:
         ranks: number of ranks.
         prefetch: groups that are gathered ahead of their use.
-        copies: collectives copy what they work on, as gloo does. The copy of what was reduced may be freed a little
-            later, by another thread; that is not counted.
+        copies: collectives copy what they work on, as gloo does.
         host_is_device: the device is a CPU, so that what lives in the host takes the device's own memory.
         accumulated: shards of gradients of earlier micro-batches are in memory from the start.
     """
@@ -93,6 +92,7 @@ class _Replay:
         """Flat buffer that stays until the next group's weights are copied out."""
         self._whole: set[int] = set()
         self._reducing = 0
+        self._counted = 0
 
     def on_host(self, g: ParameterGroup) -> bool:
         return self._choice[g.group].on_host and not self._rules.host_is_device
@@ -177,13 +177,15 @@ class _Replay:
             self.now -= self._root.saved_bytes - self._root.first_saved_bytes
             self._touch(self._root.backward_peak_bytes - self._root.first_saved_bytes, "loss of", self._root)
         for i, g in enumerate(backwards):
+            self._incoming(g)
             together = [o for o in backwards[i:] if g.segment >= 0 and o.segment == g.segment] or [g]
             for other in together:
                 self._ask(other)
                 self._have(other, linger=False)
             self._ahead(backwards[i + 1 : i + 1 + self._rules.prefetch])
             self.now -= g.saved_bytes
-            self._touch(_with_gradients(g), "backward of", g)
+            self._touch(_with_gradients(g) - g.incoming_bytes, "backward of", g)
+            self._incoming(backwards[i + 1] if i + 1 < len(backwards) else None)
             self._reduce(g)
         if self._root is not None:
             self.now -= self._root.first_saved_bytes
@@ -191,6 +193,12 @@ class _Replay:
             self._reduce(self._root)
         self.now -= self._reducing
         self._reducing = 0
+
+    def _incoming(self, g: ParameterGroup | None) -> None:
+        """Count what is there when a group's backward begins, and no longer what was there before."""
+        self.now -= self._counted
+        self._counted = g.incoming_bytes if g is not None else 0
+        self.now += self._counted
 
     def _ahead(self, groups: Sequence[ParameterGroup]) -> None:
         for g in groups:

@@ -1,0 +1,93 @@
+"""Weights gathered again, activations recomputed and tensors offloaded in one plan: ranks train like DDP, bit for bit.
+
+Both kinds of lower tier are tried: a disk alone, and host memory before a disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.matrix import some
+from tests.sharding.all_at_once import Found, Tiers, all_at_once, beside_collectives
+from tests.sharding.processes import on_ranks
+from tests.sharding.test_planned_equal_to_ddp import check_all
+
+BUDGETS = {"gpt2": "40%", "llama_lora": "50%", "t5": "50%", "resnet": "60%"}
+"""Budgets of each recipe, of what plain PyTorch takes, with a disk as the lower tier."""
+
+BUDGETS_WITH_HOST = {"gpt2": "30%", "llama_lora": "40%", "t5": "40%", "resnet": "50%"}
+"""The same with host memory and a disk behind it, whose buffers are no part of the budget."""
+
+HOST_BYTES = 40_000
+"""Room in the host: less than is offloaded."""
+
+CASES = [
+    (name, optimizer, tier) for name in BUDGETS for optimizer in ("adamw", "momentum") for tier in ("disk", "host")
+]
+
+
+def _arguments(name: str, tier: str, folder: Path) -> tuple[str, Tiers]:
+    if tier == "disk":
+        return BUDGETS[name], Tiers(folder)
+    return BUDGETS_WITH_HOST[name], Tiers(folder, HOST_BYTES)
+
+
+def _check(found: list[Found], tier: str) -> None:
+    check_all([one.compared for one in found])
+    for one in found:
+        assert one.gathered_again, "no weight is gathered again in backward"
+        assert one.recomputed, "no activation is recomputed"
+        for place in ("disk",) if tier == "disk" else ("disk", "host"):
+            assert one.down[place], f"nothing is offloaded to the {place}"
+            assert one.up[place], f"nothing is reloaded from the {place}"
+
+
+@pytest.mark.parametrize(("name", "optimizer", "tier"), some(CASES, keep=[("gpt2", "adamw", "host")]))
+def test_two_ranks(name: str, optimizer: str, tier: str, fit_stores: Path, tmp_path: Path) -> None:
+    budget, tiers = _arguments(name, tier, tmp_path)
+    _check(on_ranks(2, all_at_once, name, optimizer, budget, fit_stores, tiers), tier)
+
+
+@pytest.mark.long
+def test_four_ranks(fit_stores: Path, tmp_path: Path) -> None:
+    """They equal the same collectives on whole gradients; DistributedDataParallel adds in another order."""
+    budget, tiers = _arguments("gpt2", "host", tmp_path)
+    _check(on_ranks(4, beside_collectives, "gpt2", "adamw", budget, fit_stores, tiers), "host")
+
+
+MORE: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt2", "adamw", {"accumulate": 2}),
+    ("gpt2", "momentum", {"accumulate": 3}),
+]
+
+
+@pytest.mark.parametrize("number", some(range(len(MORE)), keep=[1]))
+def test_micro_batches_with_a_lower_tier(number: int, fit_stores: Path, tmp_path: Path) -> None:
+    name, optimizer, more = MORE[number]
+    found = on_ranks(2, all_at_once, name, optimizer, "60%", fit_stores, Tiers(tmp_path, HOST_BYTES), more)
+    check_all([one.compared for one in found])
+    for one in found:
+        assert one.down
+        assert one.up
+
+
+NORM_BOUND = 1e-6
+"""Relative: squares are added in another order than DistributedDataParallel's."""
+
+PARAMETER_BOUND = 1e-5
+"""Relative, after five updates of what a norm with that bound has clipped."""
+
+
+@pytest.mark.parametrize("optimizer", some(["adamw", "momentum"], keep=["momentum"]))
+def test_clipping_with_a_lower_tier(optimizer: str, fit_stores: Path, tmp_path: Path) -> None:
+    clipped = {"max_grad_norm": 0.5}
+    found = on_ranks(2, all_at_once, "gpt2", optimizer, "60%", fit_stores, Tiers(tmp_path, HOST_BYTES), clipped)
+    for one in found:
+        own, expected = one.compared.norms
+        assert one.down
+        assert own > 0.5
+        assert abs(own - expected) <= NORM_BOUND * expected
+        assert max(one.compared.largest.values(), default=0.0) <= PARAMETER_BOUND
