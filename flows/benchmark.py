@@ -172,12 +172,16 @@ def papers(write: Write = None) -> None:
 
 
 @application.command("elixir")
-def elixir(write: Write = None) -> None:
-    """Simulate the Elixir paper's tables of several GPUs, beside its own."""
+def elixir(
+    batches: Annotated[str, typer.Option(help="Batches for which whole steps are planned, with commas.")] = "4,8,12,16",
+    write: Write = None,
+) -> None:
+    """Simulate the Elixir paper's tables of several GPUs, beside its own; a run that is cut off goes on."""
     with results_of("elixir", write) as out:
         from stowage.flows.benchmarks.elixir.run import run_elixir
 
-        typer.echo(run_elixir(out, typer.echo))
+        planned = frozenset(int(batch) for batch in batches.split(","))
+        typer.echo(run_elixir(out, typer.echo, planned))
 
 
 @application.command("render")
