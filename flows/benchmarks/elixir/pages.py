@@ -239,14 +239,16 @@ SCALING = Section(
 PLAN_TIME = Section(
     "elixir_plan_time",
     "How long planning takes",
-    "The race of the exact choice, the greedy one and the fixed policies, from a table of groups, on one thread; the "
-    "solver stops at a gap of 0.1% or after 30 s.",
+    "*Groups*: the race of the exact choice, the greedy one and the fixed policies, from a table of groups, on one "
+    "thread; the solver stops at a gap of 0.1% or after 30 s. *Step*: tracing the model and planning a sharded step as "
+    "a whole; *gap* is then the distance to what computing and the rates allow.",
     ELIXIR,
     (
         text("model", "model"),
         text("machine", "machine"),
         Column("ranks", "n"),
         Column("layers", "layers"),
+        Column("planned", "what", lambda x: x, optional=True),
         Column("seconds", "planned in", f.about_seconds),
         text("winner", "winner"),
         Column("tflops", "TFLOPS", tflops),

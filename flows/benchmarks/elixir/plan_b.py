@@ -39,12 +39,14 @@ class Planned:
         referee_s: seconds without what collectives cost computing.
         device_bytes: most bytes on the device.
         method: how the plan was made.
+        bound_s: no plan is faster, as far as computing and the rates tell.
     """
 
     time_s: float
     referee_s: float
     device_bytes: int
     method: str
+    bound_s: float
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def planned(case: Case) -> Planned | None:
         return None
     summary = solved.summary
     seconds = rank_time(solved.rows, case.program.nodes, summary.step_time_s, case.parallel)
-    return Planned(seconds, summary.step_time_s, summary.device_peak_bytes, summary.method)
+    return Planned(seconds, summary.step_time_s, summary.device_peak_bytes, summary.method, summary.lower_bound_s)
 
 
 def seconds_of(case: Case, plan: JudgedPlan) -> float:

@@ -1,11 +1,7 @@
-"""Plans a sharded step for each cell of the paper's tables, and keeps each cell as soon as it is planned.
-
-A run that is cut off goes on where it was. Cells are kept by the code that made them.
-"""
+"""Plans a sharded step for each cell of the paper's tables, and keeps each cell as soon as it is planned."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,20 +10,9 @@ from pathlib import Path
 
 from stowage.flows.benchmarks.elixir.engines import Configuration
 from stowage.flows.benchmarks.elixir.group_plans import EXACT, Choices, group_times
+from stowage.flows.benchmarks.elixir.kept import Kept
 from stowage.flows.benchmarks.elixir.plan_b import Planned, case_of, planned
 from stowage.flows.benchmarks.elixir.rows import sharding_problem
-from stowage.flows.planning.plan_store import code_of_plans
-from stowage.stages.ir.code import code_hash
-from stowage.stages.ir.files import write_atomically
-
-MAKERS = tuple(
-    f"stowage.flows.benchmarks.elixir.{name}"
-    for name in (
-        *("engines", "machines", "models", "rows"),
-        *("group_plans", "plan_b", "plan_cells", "rank_time", "sharded_machine", "sharded_step"),
-    )
-)
-"""Modules that decide what is in a cell, besides those that plan."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +38,10 @@ class PlanCell:
 
 
 class PlanCells:
-    """A folder of planned cells."""
+    """The cells that are planned."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
-        self._folder, self._say = folder, say
-        self._code = [*code_of_plans(), code_hash(*MAKERS)]
+    def __init__(self, kept: Kept, say: Callable[[str], None] = lambda text: None) -> None:
+        self._kept, self._say = kept, say
 
     def of(self, c: Configuration, on_fsdp2: Mapping[str, Choices]) -> PlanCell:
         """Return a cell, planned now or before.
@@ -66,26 +50,23 @@ class PlanCells:
             c: the configuration.
             on_fsdp2: see `group_times`.
         """
-        kept = self.kept(c)
-        if kept is not None:
-            return kept
+        before = self.kept(c)
+        if before is not None:
+            return before
         cell = plan_cell(c, on_fsdp2)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(c), (json.dumps({"code": self._code, **asdict(cell)}, indent=1) + "\n").encode())
+        self._kept.keep(asdict(cell), *_name(c))
         said = "nothing fits" if cell.plan_s is None else f"{cell.plan_s:.2f} s by {cell.method}"
         self._say(f"{c.ranks} × {c.machine.name}, {c.model.name}, batch {c.batch}: {said}, in {cell.planned_s:.0f} s")
         return cell
 
     def kept(self, c: Configuration) -> PlanCell | None:
         """Return a cell that was planned before, by the same code."""
-        if not self._path(c).is_file():
-            return None
-        found = json.loads(self._path(c).read_text(encoding="utf-8"))
-        return PlanCell(**found) if found.pop("code") == self._code else None
+        found = self._kept.find(*_name(c))
+        return None if found is None else PlanCell(**found)
 
-    def _path(self, c: Configuration) -> Path:
-        words = (c.machine.name, c.model.name, str(c.ranks), str(c.batch))
-        return self._folder / f"{'-'.join(words).replace(' ', '-')}.json"
+
+def _name(c: Configuration) -> tuple[object, ...]:
+    return c.machine.name, c.model.name, c.ranks, c.batch
 
 
 def plan_cell(c: Configuration, on_fsdp2: Mapping[str, Choices]) -> PlanCell:

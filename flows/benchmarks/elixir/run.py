@@ -11,6 +11,7 @@ from typing import Any
 from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration
 from stowage.flows.benchmarks.elixir.figure import plan_time_figure
 from stowage.flows.benchmarks.elixir.judgement import fits_rows, judged_rows, missed_rows, speedups
+from stowage.flows.benchmarks.elixir.kept import Kept
 from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D, PCIE, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
 from stowage.flows.benchmarks.elixir.plan_cells import PlanCell, PlanCells
@@ -53,8 +54,9 @@ def run_elixir(out: Path, say: Callable[[str], None], batches: Collection[int]) 
         the judgement, in a few lines for people.
     """
     rows = list(elixir_rows(say))
-    planned = list(zip(rows, planned_cells(rows, PlanCells(out / "elixir_cells", say), batches), strict=True))
-    times = list(plan_times(say))
+    kept = Kept(out / "elixir_cells")
+    planned = list(zip(rows, planned_cells(rows, PlanCells(kept, say), batches), strict=True))
+    times = list(plan_times(kept, say))
     tables = {
         "elixir_within": judged_rows(rows),
         "elixir_speedups": list(_speedups(rows)),
