@@ -172,16 +172,26 @@ def papers(write: Write = None) -> None:
 
 
 @application.command("elixir")
-def elixir(
-    batches: Annotated[str, typer.Option(help="Batches for which whole steps are planned, with commas.")] = "4,8,12,16",
-    write: Write = None,
-) -> None:
-    """Simulate the Elixir paper's tables of several GPUs, beside its own; a run that is cut off goes on."""
+def elixir(write: Write = None) -> None:
+    """Simulate the Elixir paper's tables of several GPUs, beside its own."""
     with results_of("elixir", write) as out:
         from stowage.flows.benchmarks.elixir.run import run_elixir
 
-        planned = frozenset(int(batch) for batch in batches.split(","))
-        typer.echo(run_elixir(out, typer.echo, planned))
+        typer.echo(run_elixir(out, typer.echo))
+
+
+@application.command("elixir-plans")
+def elixir_plans(
+    batches: Annotated[str, typer.Option(help="Batches whose cells are planned, with commas.")] = "4,8,12,16",
+    times: Annotated[bool, typer.Option(help="Plan for the table of planning time too.")] = True,
+    write: Write = None,
+) -> None:
+    """Plan whole steps for the cells of those tables; a run that is cut off goes on where it was."""
+    with results_of("elixir_plans", write) as out:
+        from stowage.flows.benchmarks.elixir.run_plans import run_elixir_plans
+
+        wanted = frozenset(int(batch) for batch in batches.split(",") if batch)
+        typer.echo(run_elixir_plans(out, typer.echo, wanted, write, times=times))
 
 
 @application.command("render")

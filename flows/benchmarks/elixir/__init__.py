@@ -15,5 +15,7 @@
 - `traced`: OPT-175B from its trace.
 - `figure`: plots that.
 - `pages`: the tables of the page.
-- `run`: the command.
+- `step_time`: how long planning a sharded step takes.
+- `kept`: keeps results of a long run.
+- `run`, `run_plans`: the commands.
 """

@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 from stowage.flows.benchmarks.elixir.plan_time import PlanTime
 
-COLORS = {"groups": "#4477aa", "step": "#cc6677"}
-
 
 def plan_time_figure(found: Sequence[PlanTime]) -> Figure:
     """Draw two panels: seconds of planning by GPUs, and by layers."""
@@ -17,12 +15,8 @@ def plan_time_figure(found: Sequence[PlanTime]) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     for axes, case in zip(panels, ("GPUs", "layers"), strict=True):
         mine = [p for p in found if p.case == case]
-        xs = sorted({_x(p) for p in mine})
-        for planned, color in COLORS.items():
-            line = [p for p in mine if p.planned == planned]
-            axes.plot(
-                [_x(p) for p in line], [p.seconds for p in line], color=color, lw=2, marker="o", ms=4, label=planned
-            )
+        xs = [p.ranks if case == "GPUs" else p.layers for p in mine]
+        axes.plot(xs, [p.seconds for p in mine], color="#4477aa", lw=2, marker="o", ms=4)
         axes.set(xscale="log", yscale="log", xlabel=case)
         axes.set_xticks(xs, [str(x) for x in xs])
         axes.xaxis.minorticks_off()
@@ -32,9 +26,4 @@ def plan_time_figure(found: Sequence[PlanTime]) -> Figure:
             fixed = f"{what.layers} layers" if case == "GPUs" else f"{what.ranks} GPUs"
             axes.set_title(f"{what.model}, {fixed}", fontsize=10)
     panels[0].set_ylabel("planned in (s)")
-    panels[0].legend(frameon=False)
     return figure
-
-
-def _x(found: PlanTime) -> int:
-    return found.ranks if found.case == "GPUs" else found.layers

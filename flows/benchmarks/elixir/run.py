@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from stowage.flows.benchmarks.elixir.judgement import fits_rows, judged_rows, mi
 from stowage.flows.benchmarks.elixir.kept import Kept
 from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D, PCIE, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
-from stowage.flows.benchmarks.elixir.plan_cells import PlanCell, PlanCells
+from stowage.flows.benchmarks.elixir.plan_cells import CELLS, PlanCells
 from stowage.flows.benchmarks.elixir.plan_time import RANKS, plan_times
 from stowage.flows.benchmarks.elixir.published import PublishedRow, best_of_deepspeed
 from stowage.flows.benchmarks.elixir.rows import (
@@ -42,32 +42,25 @@ POLICIES = {
 """Contestants of the race by column."""
 
 
-def run_elixir(out: Path, say: Callable[[str], None], batches: Collection[int]) -> str:
+def run_elixir(out: Path, say: Callable[[str], None]) -> str:
     """Simulate everything and write it into a folder.
-
-    Args:
-        out: the folder, which keeps what an earlier run has planned there.
-        say: receives a line for each piece of work.
-        batches: batches for which steps are planned as a whole.
 
     Returns:
         the judgement, in a few lines for people.
     """
     rows = list(elixir_rows(say))
-    kept = Kept(out / "elixir_cells")
-    planned = list(zip(rows, planned_cells(rows, PlanCells(kept, say), batches), strict=True))
-    times = list(plan_times(kept, say))
+    cells = PlanCells(Kept(out / CELLS))
+    times = list(plan_times(say))
     tables = {
         "elixir_within": judged_rows(rows),
         "elixir_speedups": list(_speedups(rows)),
         "elixir_fits": fits_rows(rows),
         "elixir_missed": missed_rows(rows),
-        "elixir_7": [_full(row, cell) for row, cell in planned if row.published.machine == SXM.name],
-        "elixir_8": [_full(row, cell) for row, cell in planned if row.published.machine == PCIE.name],
+        "elixir_7": [_full(row, cells) for row in rows if row.published.machine == SXM.name],
+        "elixir_8": [_full(row, cells) for row in rows if row.published.machine == PCIE.name],
         "elixir_2": [_short(row) for row in rows if row.published.batch == 8],
         "elixir_3": [_short(row) for row in rows if row.published.ranks == 4 and row.published.batch != 8],
         "elixir_choices": [_choices(row) for row in rows if row.published.batch == 8],
-        "elixir_plan_b": [_planned(row, cell) for row, cell in planned if cell and cell.batch == 8],
         "elixir_ranks": list(_scaling()),
         "elixir_plan_time": [asdict(found) for found in times],
         "elixir_constants": [{"machine": m.name, **asdict(m.constants)} for m in MACHINES.values()],
@@ -76,16 +69,6 @@ def run_elixir(out: Path, say: Callable[[str], None], batches: Collection[int]) 
     write_atomically(out / "elixir.json", (json.dumps(tables, indent=1) + "\n").encode())
     plan_time_figure(times).savefig(out / "elixir_plan_time.png", dpi=120)
     return _summary(tables)
-
-
-def planned_cells(rows: Sequence[ElixirRow], cells: PlanCells, batches: Collection[int]) -> list[PlanCell | None]:
-    """Plan the rows of some batches as a whole, those of Table 2 first; of others return what is there already."""
-    found: dict[int, PlanCell | None] = {}
-    for at, row in sorted(enumerate(rows), key=lambda numbered: numbered[1].published.batch != 8):
-        choices = {k.name: k.choices for k in row.choices.contestants}
-        c = configuration_of(row.published)
-        found[at] = cells.of(c, choices) if c.batch in batches else cells.kept(c)
-    return [found[at] for at in range(len(rows))]
 
 
 def _summary(tables: dict[str, Rows]) -> str:
@@ -103,8 +86,8 @@ def _cell(row: ElixirRow, engine: str) -> dict[str, float | None]:
     return {"simulated": row.simulated[engine], "published": row.published.tflops.get(engine)}
 
 
-def _full(row: ElixirRow, cell: PlanCell | None) -> dict[str, Any]:
-    p, flops = row.published, configuration_of(row.published).model.flops(row.published.batch)
+def _full(row: ElixirRow, planned: PlanCells) -> dict[str, Any]:
+    p, cell = row.published, planned.kept(configuration_of(row.published))
     cells = {e: _cell(row, e) for e in ("elixir", "fsdp", "zero_2", "zero_3", "zero_2_offload", "zero_3_offload")}
     return {
         "model": p.model,
@@ -114,7 +97,7 @@ def _full(row: ElixirRow, cell: PlanCell | None) -> dict[str, Any]:
         "speedup": {"simulated": speedup(row.simulated), "published": speedup(p.tflops)},
         "ddp": _words(row.simulated["ddp"]),
         "fsdp2": _words(row.fsdp2),
-        "plan_b": "" if cell is None else _words(flops / cell.plan_s / 1e12 if cell.plan_s else None),
+        "plan_b": "" if cell is None else cell.words,
     }
 
 
@@ -139,22 +122,6 @@ def _choices(row: ElixirRow) -> dict[str, Any]:
         found[POLICIES[contestant.name]] = f"**{words}**" if best else words
     p = row.published
     return {"machine": p.machine, "model": p.model, "ranks": p.ranks, **found, "gap": _gap(row.choices)}
-
-
-def _planned(row: ElixirRow, cell: PlanCell) -> dict[str, Any]:
-    p, best = row.published, row.choices.best
-    return {
-        "machine": p.machine,
-        "model": p.model,
-        "ranks": p.ranks,
-        "plan": _seconds(cell.plan_s),
-        **{column: _seconds(cell.groups_s[name]) for name, column in POLICIES.items()},
-        "on_fsdp2": _seconds(best.judged.time_s if best else None),
-    }
-
-
-def _seconds(seconds: float | None) -> str:
-    return "OOM" if seconds is None else f"{seconds:.2f} s"
 
 
 def _gap(result: RaceResult) -> float | None:
