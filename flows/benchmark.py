@@ -180,6 +180,20 @@ def elixir(write: Write = None) -> None:
         typer.echo(run_elixir(out, typer.echo))
 
 
+@application.command("elixir-plans")
+def elixir_plans(
+    batches: Annotated[str, typer.Option(help="Batches whose cells are planned, with commas.")] = "4,8,12,16",
+    times: Annotated[bool, typer.Option(help="Plan for the table of planning time too.")] = True,
+    write: Write = None,
+) -> None:
+    """Plan whole steps for the cells of those tables; a run that is cut off goes on where it was."""
+    with results_of("elixir_plans", write) as out:
+        from stowage.flows.benchmarks.elixir.run_plans import run_elixir_plans
+
+        wanted = frozenset(int(batch) for batch in batches.split(",") if batch)
+        typer.echo(run_elixir_plans(out, typer.echo, wanted, write, times=times))
+
+
 @application.command("render")
 def render(
     folder: Annotated[Path, typer.Argument(help="The folder of pages, with its data.")] = Path("docs/measured"),

@@ -43,13 +43,16 @@ class JudgedPlans:
         """Return the fastest plan within the budget, or None where there is none.
 
         Plans that offload are compared with each other first: of those that are equally fast, the one that transfers
-        least is taken. Then it must be faster than the best that stays on the device.
+        least is taken, unless a baseline is faster. Then it must be faster than the best that stays on the device.
         """
         kept = [p for p in self.fitting if p.tier is None]
         moving = [p for p in self.fitting if p.tier is not None]
         best = min(kept, key=lambda p: (p.time_s, p.method != "keep_all", p.peak_bytes), default=None)
         if moving:
-            limit_s = min(p.time_s for p in moving) * SAME_SPEED
+            limit_s = min(
+                min(p.time_s for p in moving) * SAME_SPEED,
+                min((p.time_s for p in moving if p.baseline), default=math.inf),
+            )
             close = [p for p in moving if p.time_s <= limit_s]
             moved = min(close, key=lambda p: (p.moved_bytes, p.time_s, p.peak_bytes))
             if best is None or moved.time_s < best.time_s:

@@ -54,6 +54,7 @@ class Proposal:
         wanted_on_disk: storages that should be placed on the disk behind the host rather than in the host.
         hide_at_once: its source needs its time with transfers hidden as well as the budget allows.
         only_bound: it only tells the smallest budget that works, and is not to be chosen.
+        baseline: nothing that is chosen may be slower, by however little, if it fits.
         fractional_s: the time that O-ILP counts for its fractions; 0 where no fractions were rounded.
         rates_bound_s: the lower bound from the rates of the tiers; 0 where no fractions were rounded.
     """
@@ -66,6 +67,7 @@ class Proposal:
     wanted_on_disk: frozenset[int] = frozenset()
     hide_at_once: bool = False
     only_bound: bool = False
+    baseline: bool = False
     fractional_s: float = 0.0
     rates_bound_s: float = 0.0
 

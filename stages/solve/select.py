@@ -12,6 +12,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.simulate.together import updates_together
 from stowage.stages.solve.binding import infeasible
+from stowage.stages.solve.collectives.group_race import GroupRace
 from stowage.stages.solve.collectives.groups import GroupPolicies
 from stowage.stages.solve.collectives.policies import ShardingPolicies
 from stowage.stages.solve.in_memory import (
@@ -104,6 +105,8 @@ def _sources(task: Task, everything: Order, plans: JudgedPlans) -> Iterator[tupl
         offloader = Offloader(task.program, task.chain, request.lower_tier)
         wanted = sharded or (request.method == "auto" and request.lower_tier.cpu_update_bytes_per_s > 0)
         if wanted and not gradients_wait(offloader):
+            if sharded:
+                yield GroupRace(offloader), task
             yield GroupPolicies(offloader, plans), task
     if not plans.judged:
         yield InMemory(everything, request.method, request.slots, only_bound=True), task

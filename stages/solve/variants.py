@@ -10,6 +10,7 @@ from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, size_text, s
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.rewrite import Way, is_exact
+from stowage.stages.solve.collection import rarely_collected
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
@@ -46,8 +47,13 @@ def solve_variants(
         NoRoomInLowerTier: one would, with more room in the lower tier.
         TableError: options are missing.
     """
+    with rarely_collected():
+        return _solved(variants, options, request, known or Known())
+
+
+def _solved(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, known: Known) -> Solved:
     try:
-        return _fastest(variants, options, request, known or Known())
+        return _fastest(variants, options, request, known)
     except Infeasible as failure:
         lower_tier = request.lower_tier
         if lower_tier is None or _holds_everything(lower_tier, variants):

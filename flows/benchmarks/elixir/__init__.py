@@ -6,12 +6,16 @@
 - `engines`: simulates one configuration under each engine.
 - `constants`: the few constants of each machine, and how they are fitted.
 - `rows`: simulated beside published.
-- `plan_b`: plans a sharded step as a whole, and judges choices for groups as plans; `sharded_step` traces the model,
-  `sharded_machine` describes one rank, `rank_time` adds what collectives cost computing, `plan_b_rows` makes the table.
+- `plan_b`: plans a sharded step as a whole; `sharded_step` traces the model, `sharded_machine` describes one rank,
+  `rank_time` adds what collectives cost computing.
+- `group_plans`: judges choices for groups as such plans.
+- `plan_cells`: makes both for each cell of the tables, and keeps them.
 - `judgement`: who fits, how many are within 20%, and the speed-ups.
 - `plan_time`: how long planning takes.
 - `traced`: OPT-175B from its trace.
 - `figure`: plots that.
 - `pages`: the tables of the page.
-- `run`: the command.
+- `step_time`: how long planning a sharded step takes.
+- `kept`: keeps results of a long run.
+- `run`, `run_plans`: the commands.
 """

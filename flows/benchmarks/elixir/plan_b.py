@@ -1,15 +1,12 @@
-"""Plans a sharded step of the paper's models as a whole, and judges the choices of groups by the same referee.
+"""Plans a sharded step of the paper's models as a whole.
 
 A plan is made of gathers, scatters, recomputation, offloads, and updates by the CPU, for one of `n` ranks. The referee
-replays it row by row. Fixed policies, Elixir's greedy choice and the exact one are lowered to such plans too: what they
-take is compared with what planning finds.
+replays it row by row.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,9 +21,7 @@ from stowage.flows.planning.effort import QUICK
 from stowage.flows.planning.job import Planning
 from stowage.flows.planning.step import solve_costed
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier
-from stowage.stages.ir.parallel import GroupChoice, ParallelMachine
-from stowage.stages.solve.collectives.groups import GroupsChoice, lowered
-from stowage.stages.solve.collectives.policies import is_gather
+from stowage.stages.ir.parallel import ParallelMachine
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Chain
 from stowage.stages.solve.program.of_trace import program_of
@@ -35,26 +30,23 @@ from stowage.stages.solve.proposal import JudgedPlan
 from stowage.stages.solve.referee import Referee
 
 
-def plan_b_time(c: Configuration, machine: ParallelMachine, budget: int) -> float | None:
-    """Return the seconds of a planned step, or None where nothing fits.
-
-    Args:
-        c: the model, its batch, and the machine's constants.
-        machine: the rates of the ranks.
-        budget: bytes of each device, the driver's included.
-    """
-    with tempfile.TemporaryDirectory() as stores:
-        found = planned(case_of(c, machine, budget, Path(stores)))
-    return found.time_s if found else None
-
-
 @dataclass(frozen=True)
 class Planned:
-    """What planning finds: seconds of a step, most bytes on the device, and how the plan was made."""
+    """What planning finds.
+
+    Attributes:
+        time_s: seconds of a step.
+        referee_s: seconds without what collectives cost computing.
+        device_bytes: most bytes on the device.
+        method: how the plan was made.
+        bound_s: no plan is faster, as far as computing and the rates tell.
+    """
 
     time_s: float
+    referee_s: float
     device_bytes: int
     method: str
+    bound_s: float
 
 
 @dataclass(frozen=True)
@@ -117,35 +109,9 @@ def planned(case: Case) -> Planned | None:
         return None
     summary = solved.summary
     seconds = rank_time(solved.rows, case.program.nodes, summary.step_time_s, case.parallel)
-    return Planned(seconds, summary.device_peak_bytes, summary.method)
+    return Planned(seconds, summary.step_time_s, summary.device_peak_bytes, summary.method, summary.lower_bound_s)
 
 
-def lowered_plan(case: Case, choices: Sequence[GroupChoice], name: str) -> JudgedPlan:
-    """Return the plan that a choice for every group makes, with its collectives and copies hidden as in any plan.
-
-    The root is the first group, and each other group a layer. Every layer is computed again in backward, as the table
-    of groups has it.
-    """
-    program, nodes = case.program, case.program.nodes
-    owner = {s.storage: _group(s.name) for s in program.storages if s.role == "parameter"}
-    host = frozenset(s for s, g in owner.items() if choices[g].on_host)
-    kept = frozenset(n.node for n in nodes if is_gather(n) and all(choices[owner[s]].keep for s in n.reads))
-    executions = case.offloader.executions(case.chain.leanest_options)
-    proposal = lowered(case.offloader, executions, GroupsChoice(host, kept), method=name)
-    return case.referee.judge(replace(proposal, hide_at_once=True))
-
-
-def _group(parameter: str) -> int:
-    """Return the number of the group that a parameter is in: 0 is the root, and the others are layers."""
-    words = parameter.split(".")
-    return int(words[words.index("h") + 1]) + 1 if "h" in words else 0
-
-
-def lowered_times(case: Case, choices: Mapping[str, Sequence[GroupChoice]]) -> dict[str, float | None]:
-    """Return the seconds of each choice as a plan; None where it does not fit."""
-    found = {name: lowered_plan(case, chosen, name) for name, chosen in choices.items()}
-    return {name: _seconds(case, plan) if case.referee.fits(plan) else None for name, plan in found.items()}
-
-
-def _seconds(case: Case, plan: JudgedPlan) -> float:
+def seconds_of(case: Case, plan: JudgedPlan) -> float:
+    """Return the seconds of a plan on the machine of a case."""
     return rank_time(plan.outcome.rows, case.program.nodes, plan.time_s, case.parallel)

@@ -1,4 +1,4 @@
-"""Times planning: the choice for every group, by the number of GPUs and of layers."""
+"""Times planning, by the number of GPUs and of layers: the choice for every group, and a sharded step as a whole."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ BATCH = 4
 """Sequences for each GPU."""
 
 
+Job = tuple[str, ElixirMachine, Gpt2, int]
+"""What varies ("GPUs", "layers" or nothing), a machine, a model, and a number of GPUs."""
+
+
 @dataclass(frozen=True)
 class PlanTime:
     """One planning.
@@ -29,10 +33,10 @@ class PlanTime:
         machine: name of the machine.
         ranks: number of GPUs.
         layers: number of layers.
-        seconds: time by the clock, from the model's description to the winner.
-        winner: name of the winner, or "nothing fits".
+        seconds: time by the clock, from the model's description to the winner; of a step, time of the processor.
+        winner: name of the winner, or how the plan was made; "nothing fits" where there is none.
         tflops: its TFLOPS for each GPU.
-        gap: how far above the proven bound its time is, as a share of it.
+        gap: how far above the proven bound its time is, as a share of it; of a step, above that of computing and rates.
     """
 
     case: str
@@ -46,15 +50,19 @@ class PlanTime:
     gap: float | None
 
 
-def plan_times(say: Callable[[str], None] = lambda text: None) -> Iterator[PlanTime]:
-    """Plan GPT2-20b on more and more GPUs, with more layers on four, and OPT-175B on 64, at last from its trace."""
+def jobs() -> list[Job]:
+    """List what is timed: GPT2-20b on more and more GPUs, with more layers on four, and OPT-175B on 64."""
     model = MODELS["GPT2-20b"]
-    jobs = [
+    return [
         *(("GPUs", SXM, model, ranks) for ranks in RANKS),
         *(("layers", SXM, replace(model, layers=layers), 4) for layers in LAYERS),
         *(("", machine, OPT_175B, 64) for machine in (SXM, PCIE)),
     ]
-    for case, machine, variant, ranks in jobs:
+
+
+def plan_times(say: Callable[[str], None] = lambda text: None) -> Iterator[PlanTime]:
+    """Choose for the groups of every job, and for those of OPT-175B from its trace."""
+    for case, machine, variant, ranks in jobs():
         found = _plan(case, machine, variant, ranks)
         say(f"{ranks} × {found.machine}, {found.model} of {found.layers} layers: planned in {found.seconds:.1f} s")
         yield found

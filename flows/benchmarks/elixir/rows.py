@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 
 from stowage.flows.benchmarks.elixir.constants import is_fitted
 from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration
@@ -21,12 +18,6 @@ from stowage.stages.solver.outcome import SolverSettings
 EFFORT = SolverSettings(time_limit_s=4.0, gap=5e-3)
 """Limits of each exact choice."""
 
-PLAN_B = "stowage.flows.benchmarks.elixir.plan_b"
-"""Module of `plan_b_time(configuration, machine, budget)`, which returns seconds of a step, or None without a plan."""
-
-PLANNED_BATCH = 8
-"""The batch of Table 2, for which sharded plans are made: each takes up to a minute."""
-
 
 @dataclass(frozen=True)
 class ElixirRow:
@@ -40,7 +31,6 @@ class ElixirRow:
         host_bytes: bytes in the host, by engine.
         choices: the race for FSDP2's groups.
         fsdp2: TFLOPS of its winner.
-        plan_b: TFLOPS of a sharded plan; None where there is none, or none is made (see `PLANNED_BATCH`).
     """
 
     published: PublishedRow
@@ -50,7 +40,6 @@ class ElixirRow:
     host_bytes: dict[str, int]
     choices: RaceResult
     fsdp2: float | None
-    plan_b: float | None
 
     @property
     def fitted(self) -> bool:
@@ -75,9 +64,14 @@ def elixir_rows(say: Callable[[str], None] = lambda text: None) -> Iterator[Elix
         yield row
 
 
+def configuration_of(row: PublishedRow) -> Configuration:
+    """Return the configuration of a row."""
+    return Configuration(MACHINES[row.machine], MODELS[row.model], row.ranks, row.batch)
+
+
 def elixir_row(published: PublishedRow) -> ElixirRow:
     """Simulate one row."""
-    c = Configuration(MACHINES[published.machine], MODELS[published.model], published.ranks, published.batch)
+    c = configuration_of(published)
     outcomes = {engine: simulate(c) for engine, simulate in ENGINES.items()}
     choices = plan_groups(sharding_problem(c), EFFORT)
     flops = c.model.flops(c.batch)
@@ -89,7 +83,6 @@ def elixir_row(published: PublishedRow) -> ElixirRow:
         {engine: outcome.host_bytes for engine, outcome in outcomes.items()},
         choices,
         flops / choices.best.judged.time_s / 1e12 if choices.best else None,
-        _plan_b(c),
     )
 
 
@@ -99,15 +92,6 @@ def sharding_problem(c: Configuration) -> ShardingProblem:
     host_updates = machine.host_updates_per_s * c.machine.constants.host_share
     machine = replace(machine, host_updates_per_s=host_updates)
     return ShardingProblem(c.groups, machine, machine.device_bytes, machine.host_bytes, fixed_bytes=DRIVER_BYTES)
-
-
-def _plan_b(c: Configuration) -> float | None:
-    if c.batch != PLANNED_BATCH or find_spec(PLAN_B) is None:
-        return None
-    plan_b_time: Callable[[Any, Any, int], float | None] = import_module(PLAN_B).plan_b_time
-    problem = sharding_problem(c)
-    seconds = plan_b_time(c, problem.machine, problem.device_budget)
-    return None if seconds is None else c.model.flops(c.batch) / seconds / 1e12
 
 
 def _tflops(value: float | None) -> str:

@@ -11,12 +11,20 @@ from typing import Any
 from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration
 from stowage.flows.benchmarks.elixir.figure import plan_time_figure
 from stowage.flows.benchmarks.elixir.judgement import fits_rows, judged_rows, missed_rows, speedups
-from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D
+from stowage.flows.benchmarks.elixir.kept import Kept
+from stowage.flows.benchmarks.elixir.machines import MACHINES, P4D, PCIE, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
-from stowage.flows.benchmarks.elixir.plan_b_rows import plan_b_rows
+from stowage.flows.benchmarks.elixir.plan_cells import CELLS, PlanCells
 from stowage.flows.benchmarks.elixir.plan_time import RANKS, plan_times
 from stowage.flows.benchmarks.elixir.published import PublishedRow, best_of_deepspeed
-from stowage.flows.benchmarks.elixir.rows import EFFORT, ElixirRow, elixir_rows, sharding_problem, speedup
+from stowage.flows.benchmarks.elixir.rows import (
+    EFFORT,
+    ElixirRow,
+    configuration_of,
+    elixir_rows,
+    sharding_problem,
+    speedup,
+)
 from stowage.flows.planning.sharding import plan_groups
 from stowage.stages.formulations.sharding.race import RaceResult
 from stowage.stages.ir.files import write_atomically
@@ -41,18 +49,18 @@ def run_elixir(out: Path, say: Callable[[str], None]) -> str:
         the judgement, in a few lines for people.
     """
     rows = list(elixir_rows(say))
+    cells = PlanCells(Kept(out / CELLS))
     times = list(plan_times(say))
     tables = {
         "elixir_within": judged_rows(rows),
         "elixir_speedups": list(_speedups(rows)),
         "elixir_fits": fits_rows(rows),
         "elixir_missed": missed_rows(rows),
-        "elixir_7": [_full(row) for row in rows if row.published.machine == "A100 40GB SXM"],
-        "elixir_8": [_full(row) for row in rows if row.published.machine == "A100 80GB PCIe"],
+        "elixir_7": [_full(row, cells) for row in rows if row.published.machine == SXM.name],
+        "elixir_8": [_full(row, cells) for row in rows if row.published.machine == PCIE.name],
         "elixir_2": [_short(row) for row in rows if row.published.batch == 8],
         "elixir_3": [_short(row) for row in rows if row.published.ranks == 4 and row.published.batch != 8],
         "elixir_choices": [_choices(row) for row in rows if row.published.batch == 8],
-        "elixir_plan_b": list(plan_b_rows(rows, POLICIES)),
         "elixir_ranks": list(_scaling()),
         "elixir_plan_time": [asdict(found) for found in times],
         "elixir_constants": [{"machine": m.name, **asdict(m.constants)} for m in MACHINES.values()],
@@ -78,8 +86,8 @@ def _cell(row: ElixirRow, engine: str) -> dict[str, float | None]:
     return {"simulated": row.simulated[engine], "published": row.published.tflops.get(engine)}
 
 
-def _full(row: ElixirRow) -> dict[str, Any]:
-    p = row.published
+def _full(row: ElixirRow, planned: PlanCells) -> dict[str, Any]:
+    p, cell = row.published, planned.kept(configuration_of(row.published))
     cells = {e: _cell(row, e) for e in ("elixir", "fsdp", "zero_2", "zero_3", "zero_2_offload", "zero_3_offload")}
     return {
         "model": p.model,
@@ -89,7 +97,7 @@ def _full(row: ElixirRow) -> dict[str, Any]:
         "speedup": {"simulated": speedup(row.simulated), "published": speedup(p.tflops)},
         "ddp": _words(row.simulated["ddp"]),
         "fsdp2": _words(row.fsdp2),
-        "plan_b": row.plan_b,
+        "plan_b": "" if cell is None else cell.words,
     }
 
 

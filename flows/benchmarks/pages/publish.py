@@ -114,6 +114,11 @@ def _elixir(results: Path) -> dict[str, Rows]:
     return found
 
 
+def _elixir_plans(results: Path) -> dict[str, Rows]:
+    found: dict[str, Rows] = _json(results / "elixir_plans.json")
+    return found
+
+
 READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "main_job": _main_job,
     "first_minute": _first_minute,
@@ -127,5 +132,6 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "host": _host,
     "remat": remat_sections,
     "elixir": _elixir,
+    "elixir_plans": _elixir_plans,
 }
 """Benchmark -> the function that reads its results: section -> rows."""

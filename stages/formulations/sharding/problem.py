@@ -21,6 +21,7 @@ class ShardingProblem:
         fixed_bytes: whatever else is on each device: buffers, the batch, the driver's own.
         copies: collectives copy what they work on, as gloo does.
         host_is_device: the device is a CPU: what is in the host takes the device's own memory.
+        host_updates_beside: the host updates beside computing, as sharded plans do; FSDP2 waits for it.
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -32,6 +33,7 @@ class ShardingProblem:
     fixed_bytes: int = 0
     copies: bool = False
     host_is_device: bool = False
+    host_updates_beside: bool = False
 
     def choices(self, on_host: set[int], keep: set[int]) -> tuple[GroupChoice, ...]:
         """Make a choice for every group; what the root gathers is always kept."""

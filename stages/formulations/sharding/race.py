@@ -73,9 +73,10 @@ def race(problem: ShardingProblem, judge: Judge, settings: SolverSettings) -> Ra
         entered["greedy"] = greedy
     before = _in_order(problem, judge, entered)[0]
     exact = exact_choice(problem, settings, start=before.choices if before.fits else None)
-    if exact.choices is not None:
-        answers = [exact.choices, *([before.choices] if before.fits else [])]  # equal but for the solver's tolerance
-        entered["exact"] = min(answers, key=lambda choices: judge(choices).time_s)
+    # The solver counts with tolerances, and may run out of time: what it began with is its answer too.
+    answers = [c for c in (exact.choices, before.choices if before.fits else None) if c is not None]
+    if answers:
+        entered["exact"] = _in_order(problem, judge, {str(k): c for k, c in enumerate(answers)})[0].choices
     order = _in_order(problem, judge, entered)
     best = order[0] if order[0].fits else None
     return RaceResult(best, tuple(order), exact.bound_s, exact.wall_s)

@@ -42,9 +42,10 @@ def overlap(
         judge: the referee; returns None for a plan that it refuses.
     """
     best, judged = list(steps), outcome
+    rows = _rows_of(steps, outcome, nodes)
     for lead in LEADS:
         for scatters in (True, False):
-            moved = _Overlap(steps, outcome, nodes, nbytes, budget_bytes, lead).run(scatters=scatters)
+            moved = _Overlap(steps, outcome, nodes, nbytes, budget_bytes, lead, rows).run(scatters=scatters)
             found = judge(moved)
             if found is not None and found.peak_bytes <= budget_bytes:
                 if found.time_s < judged.time_s:
@@ -68,6 +69,34 @@ class _Rows:
     of_storage: dict[int, list[int]]
 
 
+def _rows_of(steps: Sequence[Step], outcome: Outcome, nodes: Sequence[ComputeNode]) -> _Rows:
+    at_s: list[float] = []
+    touched: list[frozenset[int]] = []
+    shift_s = 0.0
+    for step, row in zip(steps, outcome.rows, strict=True):
+        at_s.append(row.start_s - shift_s)
+        if _is_collective(step, nodes):
+            shift_s += row.end_s - row.start_s
+        if step.node >= 0:
+            node = nodes[step.node]
+            touched.append(frozenset({*node.reads, *node.mutates, *node.creates}))
+        else:
+            touched.append(frozenset({step.storage}))
+    # A row that is timed beside computing may begin later than those after it.
+    latest = 0.0
+    for i, start_s in enumerate(at_s):
+        latest = at_s[i] = max(latest, start_s) if start_s == start_s else latest
+    of_storage: dict[int, list[int]] = defaultdict(list)
+    for i, storages in enumerate(touched):
+        for storage in storages:
+            of_storage[storage].append(i)
+    return _Rows(at_s, touched, of_storage)
+
+
+def _is_collective(step: Step, nodes: Sequence[ComputeNode]) -> bool:
+    return step.kind == "compute" and nodes[step.node].collective
+
+
 class _Overlap:
     """Moves the rows of one plan."""
 
@@ -79,44 +108,19 @@ class _Overlap:
         nbytes: Sequence[int],
         budget_bytes: int,
         lead: float,
+        rows: _Rows,
     ) -> None:
         self.steps, self.nodes, self.nbytes, self.lead = steps, nodes, nbytes, lead
         self.room = [budget_bytes - row.peak_bytes for row in outcome.rows]
-        self.rows = self._rows(outcome)
+        self.rows = rows
         self.key: dict[int, float] = {}
         """Position of a row that moves."""
         self.started: dict[int, float] = {}
         """Position of the start of a collective, by the row that computed it; that row becomes its wait."""
 
-    def _rows(self, outcome: Outcome) -> _Rows:
-        at_s: list[float] = []
-        touched: list[frozenset[int]] = []
-        shift_s = 0.0
-        for step, row in zip(self.steps, outcome.rows, strict=True):
-            at_s.append(row.start_s - shift_s)
-            if self._is_collective(step):
-                shift_s += row.end_s - row.start_s
-            if step.node >= 0:
-                node = self.nodes[step.node]
-                touched.append(frozenset({*node.reads, *node.mutates, *node.creates}))
-            else:
-                touched.append(frozenset({step.storage}))
-        # A row that is timed beside computing may begin later than those after it.
-        latest = 0.0
-        for i, start_s in enumerate(at_s):
-            latest = at_s[i] = max(latest, start_s) if start_s == start_s else latest
-        of_storage: dict[int, list[int]] = defaultdict(list)
-        for i, storages in enumerate(touched):
-            for storage in storages:
-                of_storage[storage].append(i)
-        return _Rows(at_s, touched, of_storage)
-
-    def _is_collective(self, step: Step) -> bool:
-        return step.kind == "compute" and self.nodes[step.node].collective
-
     def run(self, *, scatters: bool) -> list[Step]:
         """Return the rows in their new order."""
-        collectives = [i for i, step in enumerate(self.steps) if self._is_collective(step)]
+        collectives = [i for i, step in enumerate(self.steps) if _is_collective(step, self.nodes)]
         updates = {i for i in collectives if self.nodes[self.steps[i].node].phase == "update"}
         begins_s = float("inf")
         for i in reversed([i for i in collectives if i not in updates]):

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from stowage.flows.benchmarks.elixir import rows as elixir_rows_module
+from stowage.flows.benchmarks.elixir import plan_cells
 from stowage.flows.benchmarks.elixir.constants import JUDGED, fit_all, is_fitted
 from stowage.flows.benchmarks.elixir.engines import ENGINES, Configuration, elixir_plan
 from stowage.flows.benchmarks.elixir.judgement import NAMES, WHY, WITHIN
+from stowage.flows.benchmarks.elixir.kept import Kept
 from stowage.flows.benchmarks.elixir.machines import MACHINES, SXM
 from stowage.flows.benchmarks.elixir.models import MODELS
 from stowage.flows.benchmarks.elixir.pages import PAGE
+from stowage.flows.benchmarks.elixir.plan_cells import PlanCell, PlanCells
 from stowage.flows.benchmarks.elixir.plan_time import plan_from_trace
 from stowage.flows.benchmarks.elixir.published import (
     TABLE_2,
@@ -27,7 +27,8 @@ from stowage.flows.benchmarks.elixir.published import (
     best_of_deepspeed,
     published_rows,
 )
-from stowage.flows.benchmarks.elixir.rows import elixir_row, sharding_problem, speedup
+from stowage.flows.benchmarks.elixir.rows import sharding_problem, speedup
+from stowage.flows.benchmarks.elixir.run_plans import planned_cells, with_plans
 from stowage.flows.benchmarks.pages.measurement import read_measurement
 from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
@@ -125,17 +126,34 @@ def test_the_exact_choice_is_never_slower_than_the_greedy_one_and_the_policies(m
     assert all(result.best.judged.time_s <= c.judged.time_s for c in result.contestants if c.fits)
 
 
-def test_a_sharded_plan_has_a_column_once_it_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = next(r for r in ROWS if r.model == "GPT2-4b" and r.ranks == 4 and r.batch == 8)
-    monkeypatch.setattr(elixir_rows_module, "EFFORT", SolverSettings(time_limit_s=1.0, gap=0.1))
-    monkeypatch.setattr(elixir_rows_module, "PLAN_B", "no_such_module")
-    assert elixir_row(row).plan_b is None
-    module = ModuleType("plan_b_of_a_test")
-    module.plan_b_time = lambda c, machine, budget: c.model.flops(c.batch) / 2e14  # type: ignore[attr-defined]
-    module.__spec__ = elixir_rows_module.__spec__
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(elixir_rows_module, "PLAN_B", module.__name__)
-    assert elixir_row(row).plan_b == pytest.approx(200.0)
+def test_planned_cells_become_a_column_of_tables_7_and_8() -> None:
+    cell = PlanCell(SXM.name, "GPT2-4b", 4, 8, MODELS["GPT2-4b"].flops(8) / 2e14, "offmate", {}, 1.0, 2.0)
+    rows = [{"model": "GPT2-4b", "ranks": 4, "batch": batch, "elixir": 1} for batch in ("4", "8 †")]
+    assert [row["plan_b"] for row in with_plans(rows, [cell])] == ["", "200"]
+    assert with_plans(rows, [replace(cell, plan_s=None)])[1] == {**rows[1], "plan_b": "OOM"}
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+
+    def plan(c: Configuration) -> PlanCell:
+        if len(planned) == 2:
+            raise KeyboardInterrupt
+        planned.append(c.ranks)
+        return PlanCell(c.machine.name, c.model.name, c.ranks, c.batch, 1.0, "offmate", {"exact": None}, None, 2.0)
+
+    monkeypatch.setattr(plan_cells, "plan_cell", plan)
+    rows = [row for row in ROWS if row.model == "GPT2-4b" and row.machine == SXM.name and row.batch == 8]
+    with pytest.raises(KeyboardInterrupt):
+        planned_cells(rows, PlanCells(Kept(tmp_path)), {8})
+    planned.pop()
+    found = planned_cells(rows, PlanCells(Kept(tmp_path)), {8})
+    assert planned == [1, 4], "the first two were kept"
+    assert [cell.ranks for cell in found] == [1, 2, 4]
+    assert planned_cells(rows, PlanCells(Kept(tmp_path)), {}) == found
+    other = Kept(tmp_path)
+    other._code = ["other code"]
+    assert planned_cells(rows, PlanCells(other), {}) == []
 
 
 def test_every_table_of_the_page_has_data_with_its_columns() -> None:

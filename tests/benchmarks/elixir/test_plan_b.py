@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stowage.flows.benchmarks.elixir.engines import Configuration
+from stowage.flows.benchmarks.elixir.group_plans import group_times, lowered_plan
 from stowage.flows.benchmarks.elixir.machines import DRIVER_BYTES, PCIE, SXM, ElixirMachine
 from stowage.flows.benchmarks.elixir.models import MODELS, Gpt2
-from stowage.flows.benchmarks.elixir.plan_b import Case, case_of, lowered_plan, lowered_times, planned
+from stowage.flows.benchmarks.elixir.plan_b import Case, case_of, planned, seconds_of
+from stowage.flows.benchmarks.elixir.plan_cells import fastest
 from stowage.flows.benchmarks.elixir.rank_time import rank_time, united
 from stowage.flows.benchmarks.elixir.rows import EFFORT, sharding_problem
 from stowage.flows.benchmarks.elixir.sharded_machine import sharded_machine
@@ -80,9 +83,19 @@ def test_a_plan_is_never_slower_than_any_choice_for_groups(
     choices = {c.name: c.choices for c in plan_groups(problem, EFFORT).contestants}
     found = planned(made)
     assert found is not None
-    lowered = [t for t in lowered_times(made, choices).values() if t is not None]
-    assert found.time_s <= min(lowered, default=float("inf")) * (1 + 1e-9)
     assert found.device_bytes <= made.budget
+    groups_s = group_times(made, choices)
+    assert set(groups_s) == {*choices}
+    plan_s, _ = fastest(found, groups_s)
+    assert plan_s is not None
+    exact_s = groups_s["exact"] or math.inf
+    assert plan_s <= exact_s
+    for name, chosen in choices.items():
+        assert exact_s <= (groups_s[name] or math.inf)
+        lowered = lowered_plan(made, chosen, name)
+        if made.referee.fits(lowered):
+            assert exact_s <= seconds_of(made, lowered)
+            assert found.referee_s <= lowered.time_s
 
 
 def test_what_is_on_the_host_leaves_the_device(tmp_path: Path) -> None:

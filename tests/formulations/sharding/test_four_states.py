@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.cost_model import CostModel
+from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
 from stowage.stages.formulations.sharding.four_states.equations import EQUATIONS, build
 from stowage.stages.formulations.sharding.four_states.model import FourStates
 from stowage.stages.formulations.sharding.four_states.solve import exact_choice
 from stowage.stages.formulations.sharding.four_states.start import begin_with
+from stowage.stages.formulations.sharding.memory import State
 from stowage.stages.formulations.sharding.problem import ShardingProblem
 from stowage.stages.ir.parallel import ParallelMachine
 from stowage.stages.solver.equations import constraint_prefix
@@ -69,6 +72,52 @@ def test_no_contestant_is_faster_than_the_best(problem: ShardingProblem, share: 
     exact = next(c for c in fitting if c.name == "exact")
     assert exact.judged.time_s <= result.best.judged.time_s * (1 + 1e-6)
     assert result.bound_s <= result.best.judged.time_s * (1 + 1e-6)
+
+
+@given(
+    problem=problems(),
+    share=st.floats(0, 1),
+    host_share=st.sampled_from([0.3, 1.0]),
+    limits=st.sampled_from([EXACT, SolverSettings(time_limit_s=0.0), SolverSettings(time_limit_s=60.0, gap=0.5)]),
+)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
+def test_the_exact_choice_is_never_above_the_greedy_one_and_the_policies(
+    problem: ShardingProblem, share: float, host_share: float, limits: SolverSettings
+) -> None:
+    """However little the solver has found: what it began with is its answer then."""
+    judged = [judge(problem, choices) for choices in every_choice(problem)]
+    least, most = min(j.device_bytes for j in judged), max(j.device_bytes for j in judged)
+    host_budget = int(host_share * max(j.host_bytes for j in judged))
+    problem = replace(problem, device_budget=int(least + share * (most - least)), host_budget=host_budget)
+    contestants = {c.name: c for c in plan_groups(problem, limits).contestants}
+    assert {"ZeRO-2", "ZeRO-3", "ZeRO-2 offloaded", "ZeRO-3 offloaded"} <= set(contestants)
+    fitting = [c for c in contestants.values() if c.fits]
+    if fitting:
+        exact = contestants["exact"]
+        assert exact.fits
+        assert exact.judged.time_s == min(c.judged.time_s for c in fitting)
+    greedy = greedy_choices(problem)
+    assert (greedy is not None) == ("greedy" in contestants)
+
+
+@given(problem=problems(most=3), host_budget=st.sampled_from([10**9, 4000]))
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
+def test_updates_beside_computing_are_in_the_end_of_the_step(problem: ShardingProblem, host_budget: int) -> None:
+    problem = replace(problem, micro_batches=1, host_budget=host_budget, host_updates_beside=True)
+    costs = CostModel(problem)
+    answer = exact_choice(problem, EXACT)
+    best = math.inf
+    for choices in every_choice(problem):
+        m = build(FourStates(problem))
+        end = begin_with(m, choices) * m.time_unit
+        states = [State(c.on_host, c.keep) for c in choices]
+        host_s = sum(costs.update_s(i, s) for i, s in enumerate(states) if s.on_host)
+        device_s = sum(costs.update_s(i, s) for i, s in enumerate(states) if not s.on_host)
+        waiting = replace(problem, host_updates_beside=False)
+        assert end == pytest.approx(max(host_s, judge(waiting, choices).time_s - host_s - device_s))
+        if costs.host_total(choices) <= host_budget:
+            best = min(best, end + device_s)
+    assert answer.time_s == pytest.approx(best, rel=1e-6)
 
 
 @given(problem=problems(most=3))

@@ -41,8 +41,9 @@ Where this differs from the thesis, and why:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from stowage.stages.formulations.offload.o_ilp.quantities import Cpu, Moving, Portion
@@ -80,6 +81,7 @@ class OIlp:
     problem: OffloadProblem
     limits: OIlpLimits
     model: Any = field(default_factory=lambda: pulp.LpProblem("o_ilp", pulp.LpMinimize))
+    _sums: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         machine = self.problem.machine
@@ -157,9 +159,11 @@ class OIlp:
             value(option) * self.comp[i][o] for o, option in enumerate(self.problem.blocks[i].options) if value(option)
         )
 
-    @cache  # noqa: B019  one model lives as long as its solve
     def down(self, t: int) -> Any:
         """Return bytes over the link in step t, device to host."""
+        return self._once("down", t, self._down)
+
+    def _down(self, t: int) -> Any:
         terms = [x.nbytes * x.offloaded(t) for p in self.portions for x in p.movings]
         terms += [
             p.group.nbytes * p.cpu.gradient(t, self.problem.last_gradient(p.group)) for p in self.portions if p.cpu
@@ -168,31 +172,43 @@ class OIlp:
             terms.append(self.chosen(t, _offloaded))
         return pulp.lpSum(terms)
 
-    @cache  # noqa: B019
     def up(self, t: int) -> Any:
         """Return bytes over the link in step t, host to device."""
+        return self._once("up", t, self._up)
+
+    def _up(self, t: int) -> Any:
         terms = [x.nbytes * x.reloaded(t) for p in self.portions for x in p.movings]
         if t >= self.problem.L:
             terms.append(self.chosen(self.problem.block_of(t), _offloaded))
         return pulp.lpSum(terms)
 
-    @cache  # noqa: B019
     def written(self, t: int) -> Any:
         """Return bytes from the host to the disk in step t: offloads to the disk, and what was updated there."""
+        return self._once("written", t, self._written)
+
+    def _written(self, t: int) -> Any:
         terms = [x.nbytes * x.offloaded(t) for p in self._on_disk for x in p.movings]
         terms += [(p.group.nbytes + p.group.state_bytes) * p.cpu.updated(t) for p in self._on_disk if p.cpu]
         if t < self.problem.L:
             terms.append(self.chosen(t, _to_disk))
         return pulp.lpSum(terms)
 
-    @cache  # noqa: B019
     def read(self, t: int) -> Any:
         """Return bytes from the disk to the host in step t."""
+        return self._once("read", t, self._read)
+
+    def _read(self, t: int) -> Any:
         terms = [x.nbytes * x.reloaded(t) for p in self._on_disk for x in p.movings]
         terms += [(p.group.nbytes + p.group.state_bytes) * p.cpu.updated(t) for p in self._on_disk if p.cpu]
         if t >= self.problem.L:
             terms.append(self.chosen(self.problem.block_of(t), _to_disk))
         return pulp.lpSum(terms)
+
+    def _once(self, name: str, t: int, make: Callable[[int], Any]) -> Any:
+        """Return a sum that several rows have, made once for each step."""
+        if (name, t) not in self._sums:
+            self._sums[name, t] = make(t)
+        return self._sums[name, t]
 
     @cached_property
     def _on_disk(self) -> list[Portion]:

@@ -88,6 +88,33 @@ class RoundedPlan:
     disk_bytes: int
 
 
+class Refits:
+    """Solves O-ILP again with fewer choices, each linear program of one fractional solution once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[tuple[float, ...], int], OIlpSolution | None] = {}
+
+    def solution(
+        self,
+        problem: OffloadProblem,
+        solution: OIlpSolution,
+        on_cpu: Sequence[frozenset[str]],
+        settings: SolverSettings,
+        reach: int | None,
+        solver: MilpSolver,
+    ) -> OIlpSolution | None:
+        """Return the solution with a solution's options, and with what the CPU updates given."""
+        shares = tuple(
+            sum(t.nbytes for t in group.tensors if t.name in names) / group.nbytes if group.nbytes else 0.0
+            for group, names in zip(problem.groups, on_cpu)
+        )
+        key = shares, problem.machine.host_bytes
+        if key not in self._found:
+            limits = OIlpLimits(options=solution.options, cpu_fractions=shares, relaxed=True, reach=reach)
+            self._found[key] = o_ilp(problem, settings, solver=solver, limits=limits).solution
+        return self._found[key]
+
+
 def round_o_ilp(
     problem: OffloadProblem,
     solution: OIlpSolution,
@@ -97,6 +124,7 @@ def round_o_ilp(
     smoothed: bool = False,
     barred: frozenset[str] = frozenset(),
     solver: MilpSolver = "highs",
+    refits: Refits | None = None,
 ) -> RoundedPlan:
     """Round a fractional solution to whole tensors.
 
@@ -110,13 +138,15 @@ def round_o_ilp(
             that the fractions took.
         barred: tensors that the CPU does not update.
         solver: "highs" or "cbc".
+        refits: what other roundings of the same solution, with the same settings and reach, have solved again.
     """
+    refits = refits if refits is not None else Refits()
     on_cpu = _select_for_cpu(problem, solution, barred, carry=True)
     room_bytes = problem.machine.host_bytes
-    fitted = _solve_again(problem, solution, on_cpu, settings, reach, solver)
+    fitted = refits.solution(problem, solution, on_cpu, settings, reach, solver)
     if fitted is None:
         on_cpu = _select_for_cpu(problem, solution, barred, carry=False)
-        fitted = _solve_again(problem, solution, on_cpu, settings, reach, solver) or solution
+        fitted = refits.solution(problem, solution, on_cpu, settings, reach, solver) or solution
     while True:
         items = _items(problem, fitted.groups, on_cpu)
         for item in items:
@@ -133,7 +163,7 @@ def round_o_ilp(
         # Whole tensors take more room in the lower tier than fractions did: leave that much in the next attempt.
         room_bytes -= over
         less = replace(problem, machine=replace(problem.machine, host_bytes=room_bytes))
-        again = _solve_again(less, solution, on_cpu, settings, reach, solver)
+        again = refits.solution(less, solution, on_cpu, settings, reach, solver)
         if again is None:
             return plan
         fitted = again
@@ -175,22 +205,6 @@ def _select_for_cpu(
         found.append(frozenset(nearest))
         rest = target - sum(sizes[n] for n in nearest)
     return found
-
-
-def _solve_again(
-    problem: OffloadProblem,
-    solution: OIlpSolution,
-    on_cpu: Sequence[frozenset[str]],
-    settings: SolverSettings,
-    reach: int | None,
-    solver: MilpSolver,
-) -> OIlpSolution | None:
-    shares = tuple(
-        sum(t.nbytes for t in group.tensors if t.name in names) / group.nbytes if group.nbytes else 0.0
-        for group, names in zip(problem.groups, on_cpu)
-    )
-    limits = OIlpLimits(options=solution.options, cpu_fractions=shares, relaxed=True, reach=reach)
-    return o_ilp(problem, settings, solver=solver, limits=limits).solution
 
 
 def _items(problem: OffloadProblem, groups: Sequence[Fractions], on_cpu: Sequence[frozenset[str]]) -> list[Item]:

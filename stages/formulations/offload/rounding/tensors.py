@@ -140,6 +140,7 @@ class Loads:
     written_bytes: list[int]
     read_bytes: list[int]
     goal_s: tuple[float, ...]
+    _times_s: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(
@@ -193,8 +194,10 @@ class Loads:
         if item.states or item.change is None:
             return
         if not item.on_cpu:
+            self._times_s.pop(item.change, None)
             self.compute_s[item.change] += sign * item.tensor.device_update_s
         for t, seconds in item.updates.items():
+            self._times_s.pop(t, None)
             self.cpu_s[t] += sign * seconds
             if item.on_disk:
                 share = seconds / item.tensor.cpu_update_s if item.tensor.cpu_update_s else 1.0
@@ -204,12 +207,14 @@ class Loads:
 
     def add_up(self, item: Item, t: int, nbytes: int) -> None:
         """Add bytes of an item that are reloaded in step t."""
+        self._times_s.pop(t, None)
         self.up_bytes[t] += nbytes
         if item.on_disk:
             self.read_bytes[t] += nbytes
 
     def add_down(self, item: Item, t: int, nbytes: int) -> None:
         """Add bytes of an item that are offloaded in step t."""
+        self._times_s.pop(t, None)
         self.down_bytes[t] += nbytes
         if t == item.change:
             self.own_bytes[t] += nbytes
@@ -246,6 +251,12 @@ class Loads:
 
     def time_s(self, t: int) -> float:
         """Return Time_t (4.19 to 4.23)."""
+        found = self._times_s.get(t)
+        if found is None:
+            found = self._times_s[t] = self._time_s(t)
+        return found
+
+    def _time_s(self, t: int) -> float:
         machine = self.problem.machine
         link, disk = machine.link, machine.disk
         found = max(

@@ -102,12 +102,17 @@ def one_link(m: FourStates) -> Constraints:
 
 
 def all_ended(m: FourStates) -> Constraints:
-    """End when every lane has ended, and not before both directions of the link have carried their bytes."""
+    """End when every lane has ended, and not before both directions of the link have carried their bytes.
+
+    Nor before the host has updated, where it does so beside computing.
+    """
     for u in range(len(m.uses)):
         yield f"offloaded_{u}", m.end >= m.offloaded[u]
     yield "computed", m.end >= m.computed[-1]
     duplex = m.problem.machine.duplex_bytes_per_s * m.time_unit
     yield "duplex", m.end >= pulp.lpSum(m.costs.link_bytes(i, s) / duplex * x for (i, s), x in m.state.items())
+    if m.problem.host_updates_beside:
+        yield "host", m.end >= m.update_time(on_host=True)
 
 
 EQUATIONS: dict[str, Callable[[FourStates], Constraints]] = {
@@ -127,9 +132,14 @@ EQUATIONS: dict[str, Callable[[FourStates], Constraints]] = {
 
 
 def build(problem: FourStates) -> FourStates:
-    """Add rows and objective: micro-batches · T + Σ (time of the update) x[g,σ]."""
+    """Add rows and objective: micro-batches · T + Σ (time of the update) x[g,σ].
+
+    Updates that are beside computing are in T.
+    """
     m = problem
-    updates = pulp.lpSum(m.costs.update_s(i, s) / m.time_unit * x for (i, s), x in m.state.items())
+    updates = m.update_time(on_host=False)
+    if not m.problem.host_updates_beside:
+        updates += m.update_time(on_host=True)
     m.model += m.problem.micro_batches * m.end + updates, "time"
     add_equations(m.model, EQUATIONS, m)
     return m

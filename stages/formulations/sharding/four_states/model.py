@@ -104,6 +104,11 @@ class FourStates:
             return alone
         return alone + slowdown * (self.lane_time(u, "gather") + self.lane_time(u, "reduce"))
 
+    def update_time(self, *, on_host: bool) -> Any:
+        """Return the time of all updates by the host, or by the devices, in time units."""
+        found = [(self.costs.update_s(i, s), x) for (i, s), x in self.state.items() if s.on_host == on_host]
+        return pulp.lpSum(seconds / self.time_unit * x for seconds, x in found)
+
     def begin(self, u: int) -> Any:
         """Return the moment from which a use may be gathered: `ahead` uses before have begun, in its own phase."""
         first = self.turn if u >= self.turn else 0

@@ -22,6 +22,8 @@ def begin_with(m: FourStates, choices: Sequence[GroupChoice]) -> float:
     end = _Moments(m, chosen).run()
     both = sum(m.costs.link_bytes(i, s) for i, s in enumerate(chosen)) / m.problem.machine.duplex_bytes_per_s
     end = max(end, both / m.time_unit)
+    if m.problem.host_updates_beside:
+        end = max(end, sum(m.costs.update_s(i, s) for i, s in enumerate(chosen) if s.on_host) / m.time_unit)
     m.end.setInitialValue(end)
     return end
 

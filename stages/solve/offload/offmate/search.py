@@ -10,7 +10,7 @@ from stowage.stages.formulations.offload.bounds import lower_bound
 from stowage.stages.formulations.offload.o_ilp.model import OIlpLimits
 from stowage.stages.formulations.offload.o_ilp.solve import OIlpAnswer, OIlpSolution, o_ilp
 from stowage.stages.formulations.offload.problem import OffloadProblem
-from stowage.stages.formulations.offload.rounding.rounding import RoundedPlan, round_o_ilp
+from stowage.stages.formulations.offload.rounding.rounding import Refits, RoundedPlan, round_o_ilp
 from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.offload.offmate.answer import Translator
 from stowage.stages.solve.offload.offmate.choices import choices_of
@@ -131,9 +131,10 @@ class _Search:
             if not self.fractional_s:
                 self.bound_s, self.fractional_s = answer.bound_s, answer.solution.objective_s
             found: list[JudgedPlan] = []
+            refits = Refits()
             for smoothed, close in ((False, CLOSE_TO_O_ILP), (True, FAR_FROM_O_ILP)):
                 if self.best_s > answer.solution.objective_s * close:
-                    found += yield from self._rounded(problem, answer, answer.solution, limits.reach, smoothed=smoothed)
+                    found += yield from self._rounded(problem, answer, answer.solution, refits, limits.reach, smoothed)
                     self.best_s = min([self.best_s, *(p.time_s for p in found if self._fits(p))])
             # If no plan fits yet, ask for less by the smallest excess; otherwise by the largest, to admit plans that
             # reload activations early too.
@@ -165,8 +166,8 @@ class _Search:
         problem: OffloadProblem,
         answer: OIlpAnswer,
         solution: OIlpSolution,
+        refits: Refits,
         reach: int | None,
-        *,
         smoothed: bool,
     ) -> Judged:
         """Propose plans of whole tensors.
@@ -177,7 +178,9 @@ class _Search:
         barred: frozenset[str] = frozenset()
         decision = self._decision(answer)
         for _ in range(ROUNDINGS_PER_ANSWER):
-            rounded = round_o_ilp(problem, solution, self._settings, reach=reach, smoothed=smoothed, barred=barred)
+            rounded = round_o_ilp(
+                problem, solution, self._settings, reach=reach, smoothed=smoothed, barred=barred, refits=refits
+            )
             placed = yield from self._placed(rounded, decision)
             found += placed
             slow = barred.union(self._problem.name_of[s] for p in placed for s in self._slow_updates(p))
