@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 ALWAYS = 1
 """The guard of what runs in every step."""
@@ -47,6 +48,28 @@ def names_in(units: Sequence[Unit], guard: int) -> list[str]:
     return [unit.name for i, unit in enumerate(units) if guard & bit(i)]
 
 
+def joined(*guards: int) -> int:
+    """Return the guard of what runs where one of several does."""
+    found = 0
+    for guard in guards:
+        found |= guard
+    return ALWAYS if found & ALWAYS else found
+
+
 def implies(one: int, other: int) -> bool:
     """Return whether under every mask that has something of one set it has something of the other."""
     return bool(other & ALWAYS) or not one & ~other
+
+
+def spans(units: Sequence[Unit], guard: int) -> list[str]:
+    """Return the names of the units in a set; of three and more neighbours the first, "" for "to", and the last."""
+    inside = [bool(guard & bit(i)) for i in range(len(units))]
+    found: list[str] = []
+    position = 0
+    for within, run in groupby(inside):
+        length = len(list(run))
+        names = [unit.name for unit in units[position : position + length]]
+        if within:
+            found += names if length < 3 else [names[0], "", names[-1]]
+        position += length
+    return found

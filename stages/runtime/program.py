@@ -17,6 +17,7 @@ from stowage.stages.device import current
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
+from stowage.stages.runtime.active import ActiveUnits
 from stowage.stages.runtime.dispatch import below_autograd
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.executors.verbs import Iteration
@@ -106,6 +107,7 @@ class Program:
         fresh: True if someone who shares the model's tree has just looked at it; holds for one call.
         constants_of: the table that the constants were made from, where they were replaced.
         updated: parameters that the latest iteration has updated so far.
+        active: the units that train, where some may be frozen.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
         around: surrounds each run.
         arrange: called before each run, and before plain PyTorch runs to be compared with it.
@@ -126,8 +128,10 @@ class Program:
         rooms: Mapping[str, torch.Tensor] | None = None,
         tree: ModuleTree | None = None,
         surroundings: MakeIteration = SingleIteration,
+        units: Sequence[str] = (),
     ) -> None:
         """Bind the step; `surroundings` makes what each run of it sees."""
+        self.active = ActiveUnits(units)
         self._step = step
         self._surroundings = surroundings
         self._rooms = rooms or {}
@@ -271,6 +275,7 @@ class Program:
             on_update=self.on_update,
             number=self.numbers,
             updated=self.updated,
+            active=self.active,
         )
         self.fresh = False
         self.enter()
