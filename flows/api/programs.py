@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from stowage.flows.api.binding import Binding, ExecutionChoice
+from stowage.flows.api.frozen_steps import FrozenSteps
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
@@ -52,7 +53,9 @@ class Programs:
         *,
         execution: ExecutionChoice | None = None,
         say: Say = lambda text: None,
+        frozen: FrozenSteps | None = None,
     ) -> None:
+        self._frozen = frozen
         self._model = model
         self._device = next((p.device for p in model.parameters()), None)
         self._optimizer = optimizer
@@ -92,7 +95,14 @@ class Programs:
             key = self.key(batch)
             self._admit(key)
             waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
-            return self._find(key, batch, self._micro_batch(waiting, update))
+            return self._find(key, batch, self._micro_batch(self._with_frozen(waiting, key, batch), update))
+
+    def _with_frozen(self, waiting: frozenset[str], key: Key, batch: Any) -> frozenset[str]:
+        """Return what would wait if nothing were frozen: one plan serves every choice of what trains."""
+        if self._frozen is None or not waiting:
+            return waiting
+        everything = self._everything(self._record(key, batch))
+        return everything if waiting == everything - self._frozen.frozen_parameters() else waiting
 
     def _admit(self, key: Key) -> None:
         """Refuse a form that was not planned ahead, where none may be planned now.
