@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from stowage.stages.freezing.outputs import without_unread
 from stowage.stages.freezing.owners import Owners
 from stowage.stages.freezing.projection import Guarded
-from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.masked_bytes import MaskedBytes
 from stowage.stages.ir.step import Step
-from stowage.stages.ir.sums import taken_memory
 from stowage.stages.ir.units import ALWAYS
 from stowage.stages.simulate.replay import RANDOM_STATE_BYTES
 
@@ -46,10 +44,6 @@ class _Levels:
         self._bytes: Counter[int] = Counter({ALWAYS: staging_bytes})
         for storage, guard in self._live.items():
             self._bytes[guard] += self._size[storage]
-        moved = {s.storage for s in plan.steps if ACTIONS[s.kind].transfers}
-        moved |= plan.start.offloaded | plan.start.reloading | plan.start.copied
-        rows = ((s.node if s.kind == "compute" else -1, s.storage if s.kind == "free" else -1) for s in plan.steps)
-        self._taken = taken_memory(plan.nodes, rows, moved)
         self._updates = {n.node for n in plan.nodes if n.phase == "update"}
         self._together: Counter[int] = Counter()
         """Workspaces of the updates right before, which may be one call of the optimizer with the next."""
@@ -81,8 +75,8 @@ class _Levels:
         made = set(without_unread(plan.trace, node, outputs, guard, 0).creates)
         for storage in node.creates:
             self._take(storage, guard if storage in made else outputs[storage])
-        if number in self._taken:
-            own[guard] -= self._size[self._taken[number]]
+        if number in plan.taken:
+            own[guard] -= self._size[plan.taken[number]]
         own.update(self._together)
         if step.node in self._updates:
             self._together[guard] += node.workspace_bytes

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from stowage.stages.freezing.guards import Guards
 from stowage.stages.freezing.outputs import without_unread
 from stowage.stages.freezing.owners import Owners
+from stowage.stages.ir.actions import ACTIONS
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.machine import EVERYTHING_ON_DEVICE, TierState
 from stowage.stages.ir.step import Step
+from stowage.stages.ir.sums import taken_memory
 from stowage.stages.ir.trace import Storage, TraceTables
 from stowage.stages.ir.units import Unit
 from stowage.stages.simulate.lower_tier import NO_TIER, ReplayedTier
@@ -75,6 +78,19 @@ class Guarded:
     guards: Guards
     start: TierState = EVERYTHING_ON_DEVICE
 
+    @cached_property
+    def taken(self) -> dict[int, int]:
+        """Return, for each sum that is written over a summand in every row that computes it, that summand."""
+        moved = {s.storage for s in self.steps if ACTIONS[s.kind].transfers}
+        moved |= self.start.offloaded | self.start.reloading | self.start.copied
+        rows = ((s.node if s.kind == "compute" else -1, s.storage if s.kind == "free" else -1) for s in self.steps)
+        found = taken_memory(self.nodes, rows, moved)
+        summands: dict[int, set[int]] = {}
+        for number, step in enumerate(self.steps):
+            if step.kind == "compute":
+                summands.setdefault(step.node, set()).add(found.get(number, -1))
+        return {n: s for n, s in found.items() if len(summands[self.steps[n].node]) == 1}
+
     def under(self, mask: int) -> Projection:
         """Return what runs under a mask."""
         owners, rows = Owners(self.trace, self.nodes, self.units), self.guards.rows
@@ -94,9 +110,6 @@ class Guarded:
                 nodes[step.node] = self._masked(nodes[step.node], number, mask)
             released = self._released(step, nodes, number, mask)
             found += [Step(-1, s, step.label) for s in released]
-            if step.node >= 0 and released:  # code writes a sum over what the plan itself frees, and nothing else
-                node = nodes[step.node]
-                nodes[step.node] = replace(node, takes=tuple(s for s in node.takes if s not in released))
         start = self.start
         return Projection(
             [replace(s, role="constant", nbytes=0) if s.storage in absent else s for s in self.trace.storages],
@@ -118,6 +131,8 @@ class Guarded:
         """Return a node that makes and reads what it does under a mask."""
         guards = self.guards
         node = without_unread(self.trace, node, guards.outputs[number], guards.rows[number], mask)
+        if node.takes:  # rows that do not run, and what dies earlier, change nothing in the code of a sum
+            node = replace(node, takes=(self.taken[number],) if number in self.taken else ())
         lacking: Mapping[int, int] = guards.lacking.get(number, {})
         if not lacking:
             return node
