@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stowage.flows.api.best_batch import best_batch
     from stowage.flows.api.curve import curve
     from stowage.flows.api.fit import fit
+    from stowage.flows.api.freeze import Freeze
     from stowage.flows.api.offload import Offload
     from stowage.flows.api.shard import shard
     from stowage.flows.api.sharding.plan import ShardPlan
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchChoice",
+    "Freeze",
     "MasterWeights",
     "Offload",
     "ShardPlan",

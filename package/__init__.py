@@ -17,6 +17,7 @@ from stowage.version import __version__
 if TYPE_CHECKING:
     from stowage.flows import (
         BatchChoice,
+        Freeze,
         MasterWeights,
         Offload,
         ShardPlan,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchChoice",
+    "Freeze",
     "MasterWeights",
     "Offload",
     "ShardPlan",

@@ -9,6 +9,7 @@ from typing import Any
 
 from stowage.flows.api.arguments import check_arguments
 from stowage.flows.api.check.when import Check
+from stowage.flows.api.freeze import Freeze
 from stowage.flows.api.offload import Offload
 from stowage.flows.api.steps import MOST, NewShapes, Say
 from stowage.stages.runtime.executors.base import MakeExecutor
@@ -35,6 +36,7 @@ class Choices:
     executor: MakeExecutor = SingleDevice
     say: Say = print_notice
     group: Any = None
+    freeze: Freeze | None = None
 
     def __post_init__(self) -> None:
         """Check the attributes.

@@ -16,6 +16,8 @@ from stowage.flows.api.binding import ExecutionChoice
 from stowage.flows.api.budget import RunBudget, free_for
 from stowage.flows.api.check.when import check_of
 from stowage.flows.api.choices import Choices, print_notice
+from stowage.flows.api.freeze import Freeze, freeze_of, freezing_of
+from stowage.flows.api.frozen_steps import FrozenSteps
 from stowage.flows.api.late_weights import LateWeights
 from stowage.flows.api.lower_tier import lower_tier_for
 from stowage.flows.api.offload import Offload, offload_of
@@ -87,6 +89,7 @@ def _make_step(
         method=choices.method,
     )
     known = KnownOptimizer(optimizer) if optimizer is not None else None
+    freezing = freezing_of(choices.freeze, optimizer, choices.device_budget, alone=choices.group is None)
     if ranks is not None:
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:
@@ -101,6 +104,7 @@ def _make_step(
         lower_tier=replace(lower.lower_tier, gradients=optimizer is not None and ranks is None) if lower else None,
         structures=choices.programs,
         ranks=ranks,
+        freeze=freezing,
     )
     executor = choices.executor
     if ranks is not None:
@@ -120,6 +124,7 @@ def _make_step(
         execution=ExecutionChoice(executor, lower.open if lower else None, late),
         check=choices.check,
         say=choices.say,
+        frozen=FrozenSteps(choices.freeze, freezing) if choices.freeze is not None and freezing is not None else None,
     )
 
 
@@ -175,6 +180,7 @@ def fit(
     check: str = "powers",
     executor: MakeExecutor = SingleDevice,
     group: Any = None,
+    freeze: Freeze | None = None,
     say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -223,6 +229,9 @@ def fit(
         executor: how plans are executed: a class like `SingleDevice`, which takes one device; see `Executor`.
         group: the process group (`torch.distributed.group.WORLD`) whose ranks train this model together, each on
             batches of its own: each keeps a shard of every parameter and its states, and gradients are averaged.
+        freeze: train a part of the model in each step: `Freeze(rate=0.9, policy="ils")` freezes nine tenths of its
+            units, those that moved least. Memory is planned for the worst choice of what trains; frozen parameters and
+            their states stay as they are.
         say: receives notices, one sentence each.
 
     Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
@@ -246,6 +255,7 @@ def fit(
             executor,
             say,
             group,
+            freeze_of(freeze),
         )
         if loss is not None and forward is not None:
             raise ParameterError(

@@ -15,6 +15,7 @@ from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.effort import Effort, target_device
+from stowage.flows.planning.freezing import Freezing
 from stowage.flows.planning.job import Planning, StepToPlan
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
@@ -42,6 +43,7 @@ class Planner:
         budget: the device budget.
         structures: number of steps that are remembered at most.
         ranks: the processes that train the model together; rank 0 plans for all of them.
+        freeze: what steps may freeze; None where nothing is ever frozen.
         watch: receives the progress.
     """
 
@@ -54,6 +56,7 @@ class Planner:
     lower_tier: LowerTier | None
     structures: int = 16
     ranks: Ranks | None = None
+    freeze: Freezing | None = None
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
@@ -188,14 +191,16 @@ class Planner:
         if kept is not None:
             return kept
         planned = plan_costed(costed, budget_bytes, how, said=self.budget.said, known=known)
-        self._sizes.learn_plan(costed.variants[0].trace, planned)
+        if self.freeze is None:
+            self._sizes.learn_plan(costed.variants[0].trace, planned)
         return planned
 
     def _kept(self, costed: Costed, reserve: Reserve, offloaded_at_rest: frozenset[str]) -> Planned | None:
         """Return the plan that keeps everything, where it fits, so that nothing has to be searched; else None."""
-        found = everything_kept(
-            costed.variants[0], self._request(reserve.usable_bytes, costed.target, offloaded_at_rest)
-        )
+        plain = costed.variants[0]
+        freezable = self.freeze.freezable(plain.trace) if self.freeze is not None else None
+        request = self._request(reserve.usable_bytes, costed.target, offloaded_at_rest)
+        found = everything_kept(plain, request, freezable)
         if found is None:
             return None
         self.watch("codegen")
@@ -216,6 +221,7 @@ class Planner:
             lower_tier=self.lower_tier,
             offloaded_at_rest=offloaded_at_rest,
             part=self.watch.part,
+            freeze=self.freeze,
         )
 
     def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:
@@ -248,6 +254,8 @@ class Planner:
             costs = self._estimated(traces.values(), recorded, target)
         except TableError:  # measuring in full may succeed, or says what is wrong
             return None
+        if self.freeze is not None:
+            costs = {c.signature: c for c in self.freeze.with_copies(costs.values(), traces.values())}
         self.watch("partition")
         nodes, blocks = self._sizes.nodes(trace, costs)
         eager = eager_peak_bytes(whole, nodes if whole is trace else self._sizes.nodes(whole, costs)[0])
@@ -256,12 +264,16 @@ class Planner:
         reserve = Reserve(target, self.budget.see(eager), trace, self.budget.said)
         request = self._request(reserve.usable_bytes, target, offloaded_at_rest)
         self.watch("solve")
-        found = self._sizes.plan(trace, nodes, blocks, costs, request, self.stores, self.effort, only_kept=in_full)
+        freezable = self.freeze.freezable(trace) if self.freeze is not None else None
+        found = self._sizes.plan(
+            trace, nodes, blocks, costs, request, self.stores, self.effort, only_kept=in_full, freezable=freezable
+        )
         if found is None:
             return None
         self.watch("codegen")
         planned = self._finished(found, reserve, eager)
-        self._sizes.learn_plan(trace, planned)
+        if self.freeze is None:
+            self._sizes.learn_plan(trace, planned)
         return planned
 
     def forward(self, recorded: RecordedForward, resting: Resting) -> Planned:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from stowage.flows.api.binding import Binding, ExecutionChoice
+from stowage.flows.api.frozen_steps import FrozenSteps
 from stowage.flows.api.interrupt import ends_in_one_line
 from stowage.flows.api.live.programs import set_numbers, with_live_numbers
 from stowage.flows.api.live.readings import Key, Live
@@ -53,7 +54,9 @@ class Programs:
         *,
         execution: ExecutionChoice | None = None,
         say: Say = lambda text: None,
+        frozen: FrozenSteps | None = None,
     ) -> None:
+        self._frozen = frozen
         self._model = model
         self._device = next((p.device for p in model.parameters()), None)
         self._optimizer = optimizer
@@ -93,9 +96,15 @@ class Programs:
             with heard(self._planner.ranks):
                 key = self.key(batch)
                 self._admit(key)
-                met = with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
-                waiting = frozenset(name for name, parameter in met.items() if parameter.grad is not None)
-            return self._find(key, batch, self._micro_batch(waiting, update))
+                waiting = frozenset(name for name, p in self._parameters(key, batch).items() if p.grad is not None)
+            return self._find(key, batch, self._micro_batch(self._with_frozen(waiting, key, batch), update))
+
+    def _with_frozen(self, waiting: frozenset[str], key: Key, batch: Any) -> frozenset[str]:
+        """Return what would wait if nothing were frozen: one plan serves every choice of what trains."""
+        if self._frozen is None or not waiting:
+            return waiting
+        everything = with_gradient(self._record(key, batch))
+        return everything if waiting == everything - self._frozen.frozen_parameters() else waiting
 
     def _admit(self, key: Key) -> None:
         """Refuse a form that was not planned ahead, where none may be planned now.
@@ -109,6 +118,10 @@ class Programs:
                 f"There is no plan for a batch of {form_of(key[0])}, and new_shapes is 'error': this run has plans for "
                 f"{forms}; pad to one of these, or name it in forms."
             )
+
+    def _parameters(self, key: Key, batch: Any) -> dict[str, torch.Tensor]:
+        """Return the model's parameters, and those outside of it that a step of this signature reads."""
+        return with_outside(self.live.watch.tree.parameters, self._record(key, batch).outside)
 
     def find_cycle(self, batch: Any, *, ahead: bool = False) -> None:
         """Find the programs of the first, a middle and the last micro-batch of an update.

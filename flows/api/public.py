@@ -7,6 +7,7 @@ from typing import Any
 
 MODULE_OF = {
     "BatchChoice": "stowage.flows.planning.batch_sizes",
+    "Freeze": "stowage.flows.api.freeze",
     "MasterWeights": "stowage.stages.runtime.masters",
     "Offload": "stowage.flows.api.offload",
     "ShardPlan": "stowage.flows.api.sharding.plan",

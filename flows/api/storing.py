@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from stowage.flows.api import saving
+from stowage.flows.api.frozen_steps import FrozenSteps
 from stowage.stages.device import current
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime.offload.contents import Contents
@@ -21,9 +22,11 @@ class Storing(ABC):
 
     Attributes:
         model: the model whose weights are saved.
+        frozen: what chooses the units that train in each step; None where nothing is ever frozen.
     """
 
     model: nn.Module
+    frozen: FrozenSteps | None
 
     @abstractmethod
     def contents(self) -> Contents:
@@ -39,7 +42,8 @@ class Storing(ABC):
         reads either, on any number of ranks.
         """
         with current(self._device()):
-            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [])
+            state = self.frozen.state_dict() if self.frozen is not None else None
+            checkpoint.save_checkpoint(Path(path), "", 0, self.contents(), scheduler, [], state)
 
     def load(self, path: str | Path, scheduler: Any = None) -> None:
         """Continue from what `save` wrote: the numbers that follow are those of a run that was not interrupted.
@@ -50,7 +54,8 @@ class Storing(ABC):
             StowageError: there is no such file, it is damaged, or of another model, optimizer or schedule.
         """
         with current(self._device()):
-            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT)
+            load = self.frozen.load_state_dict if self.frozen is not None else None
+            found = restore.load_checkpoint(Path(path), "", self.contents(), scheduler, restore.HINT, load)
         if found is None:
             raise ParameterError(f"There is no checkpoint at {path}.")
 

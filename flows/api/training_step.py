@@ -15,6 +15,7 @@ from stowage.flows.api.binding import ExecutionChoice
 from stowage.flows.api.check.shadow import Net
 from stowage.flows.api.check.when import Check
 from stowage.flows.api.evaluation import Evaluations, Resting
+from stowage.flows.api.frozen_steps import FrozenSteps
 from stowage.flows.api.history import History
 from stowage.flows.api.planner import Planner
 from stowage.flows.api.programs import Programs
@@ -54,6 +55,7 @@ class TrainingStep(Storing):
         optimizer: the optimizer that holds the states, or None when gradients stay in `.grad`.
         planned: the plan of the latest call with its tables; `plan` is its summary.
         programs: what is planned so far.
+        frozen: what chooses the units that train in each step; None where nothing is ever frozen.
     """
 
     def __init__(
@@ -66,17 +68,21 @@ class TrainingStep(Storing):
         execution: ExecutionChoice | None = None,
         check: Check = "powers",
         say: Say = lambda text: None,
+        frozen: FrozenSteps | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self._say = say
-        self.programs = programs = Programs(model, optimizer, planner, steps, execution=execution, say=say)
+        self.frozen = frozen
+        self.programs = programs = Programs(
+            model, optimizer, planner, steps, execution=execution, say=say, frozen=frozen
+        )
         self._budget = planner.budget
         self._history = History()
         compute = partial(compute_loss, loss=steps.loss, objective=steps.objective)
-        self._net = Net(
-            model, optimizer, compute, (steps.loss, steps.objective, *steps.touches), check, say, planner.ranks
-        )
+        roots = (steps.loss, steps.objective, *steps.touches)
+        left_out = frozen.frozen_parameters if frozen is not None else frozenset[str]
+        self._net = Net(model, optimizer, compute, roots, check, say, planner.ranks, left_out)
         self._evaluations = Evaluations(
             model,
             planner,
@@ -237,12 +243,16 @@ class TrainingStep(Storing):
     ) -> Result:
         """Run `work`, one iteration, with the check beside it; a program that has become stale is forgotten."""
         assert self.programs.latest is not None
+        if self.frozen is not None:
+            self.frozen.begin(program)
         with whole_step(program, self._say):
             try:
                 result = self._net.run(self.programs.latest, batch, work, loss_of)
             except StaleStep:
                 self.programs.forget(program)
                 raise
+            if self.frozen is not None and self.programs.latest.micro_batch.update:
+                self.frozen.ended()
             self.programs.leave(program)
         return result
 

@@ -131,6 +131,8 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
         progress=how.profiled,
         notice=how.notices.append,
     )
+    if how.freeze is not None:
+        known = how.freeze.with_copies(known, traces.values())
     how.progress("partition")
     return cost_traces(traces, known, whole, target, how.effort.grid.max_exact_nodes)
 

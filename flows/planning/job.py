@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stowage.flows.planning.effort import Effort
+from stowage.flows.planning.freezing import Freezing
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.solve import LowerTier, PlanRequest
@@ -63,6 +64,7 @@ class Costing:
         notices: receives what the user should know.
         progress: called with each stage's name as it starts.
         profiled: called with the operations that have costs, and how many there are.
+        freeze: what steps may freeze; None where nothing is ever frozen.
     """
 
     stores: Path
@@ -72,6 +74,7 @@ class Costing:
     notices: list[str] = field(default_factory=list)
     progress: Progress = lambda stage: None
     profiled: Part = lambda done, total: None
+    freeze: Freezing | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,19 +6,20 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from stowage.stages.freezing.stored import check_plan
 from stowage.stages.ir.code import code_hash
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
+from stowage.stages.ir.units import Unit
 from stowage.stages.options.store import code_of_options
 from stowage.stages.rewrite import variant_named
-from stowage.stages.simulate.stored import check_stored
 from stowage.stages.solve import Solved, Variant
 
 PLANNERS = tuple(
     f"stowage.stages.{name}"
-    for name in ("formulations", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
+    for name in ("formulations", "freezing", "ir", "options", "partition", "rewrite", "simulate", "solve", "solver")
 )
 """Packages whose code decides how plans are made."""
 
@@ -57,11 +58,12 @@ class PlanStore:
                 read_rows(folder / "plan.parquet", PlanRow),
                 read_record(folder / "summary.json", PlanSummary),
                 read_rows(folder / "slots.parquet", Slot),
+                read_rows(folder / "units.parquet", Unit) if (folder / "units.parquet").exists() else [],
             )
             variant = variant_named(variants, solved.summary.variant)
             if variant is None or solved.summary.device_budget_bytes != budget_bytes:
                 return None
-            check_stored(variant.trace, variant.nodes, solved.rows, solved.slots, solved.summary)
+            check_plan(variant.trace, variant.nodes, solved.rows, solved.slots, solved.summary, solved.units)
         except (TableError, IllegalPlanError):
             return None
         if disk_room_bytes is not None and solved.summary.disk_bytes > disk_room_bytes:
@@ -73,6 +75,8 @@ class PlanStore:
         folder = self._folder / key
         write_rows(folder / "plan.parquet", PlanRow, solved.rows)
         write_rows(folder / "slots.parquet", Slot, solved.slots)
+        if solved.units:
+            write_rows(folder / "units.parquet", Unit, solved.units)
         write_record(folder / "summary.json", solved.summary)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stowage.stages.codegen import Manifest, emit_step, manifest_of
@@ -12,6 +12,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Option, PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit
 from stowage.stages.runtime.executors.base import ExecutablePlan
 from stowage.stages.solve import Solved
 
@@ -32,6 +33,7 @@ class Planned:
         manifest: what `step.py` is valid for.
         folder: the plan's folder.
         eager_peak_bytes: predicted total peak of plain PyTorch; with accumulation, of the last micro-batch.
+        units: groups of parameters that a step may freeze; none where nothing is ever frozen.
     """
 
     trace: TraceTables
@@ -45,11 +47,12 @@ class Planned:
     manifest: Manifest
     folder: Path
     eager_peak_bytes: int
+    units: list[Unit] = field(default_factory=list)
 
     def executable(self) -> ExecutablePlan:
         """Return what an executor needs of the plan."""
         path, budget = self.folder / "step.py", self.summary.device_budget_bytes
-        return ExecutablePlan(self.source, self.manifest, path, self.trace, self.slots, budget)
+        return ExecutablePlan(self.source, self.manifest, path, self.trace, self.slots, budget, self.units)
 
     def __repr__(self) -> str:
         return (
@@ -68,7 +71,7 @@ def finish(
     eager_peak_bytes: int,
 ) -> Planned:
     """Generate `step.py` for a solved plan, and write it with its tables into a folder in `stores`."""
-    source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots)
+    source = emit_step(trace, nodes, solved.rows, solved.summary, solved.slots, solved.units)
     return write_plan(
         Planned(
             trace=trace,
@@ -82,6 +85,7 @@ def finish(
             manifest=manifest_of(source, solved.summary.plan_hash, trace.meta.configuration_hash),
             folder=stores / "plans" / solved.summary.plan_hash,
             eager_peak_bytes=eager_peak_bytes,
+            units=solved.units,
         )
     )
 
@@ -94,6 +98,8 @@ def write_plan(planned: Planned) -> Planned:
     write_rows(folder / "blocks.parquet", Block, planned.blocks)
     write_rows(folder / "plan.parquet", PlanRow, planned.rows)
     write_rows(folder / "slots.parquet", Slot, planned.slots)
+    if planned.units:
+        write_rows(folder / "units.parquet", Unit, planned.units)
     write_record(folder / "summary.json", planned.summary)
     write_atomically(folder / "step.py", planned.source.encode())
     write_record(folder / "manifest.json", planned.manifest)

@@ -17,6 +17,7 @@ from stowage.flows.planning.planned import Planned
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import IllegalPlanError, Infeasible
+from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option, PlanRow, Slot
@@ -27,6 +28,7 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.partition.scale import scaled, structure_of
 from stowage.stages.rewrite import Way, needed_variant, variant_named, variants_of
 from stowage.stages.solve import PlanRequest, Solved, Variant, keep_everything_at_once, same_rows, solve_variants
+from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan
 
 SLOTS = 100
 """Memory slots of RK-Rotor, for sizes whose costs are estimates."""
@@ -70,12 +72,20 @@ class AtOnce:
     options: list[Option]
 
 
-def everything_kept(variant: Variant, request: PlanRequest) -> AtOnce | None:
-    """Return the plan that keeps everything, where that fits the budget and a method would choose it."""
+def everything_kept(variant: Variant, request: PlanRequest, freezable: Freezable | None = None) -> AtOnce | None:
+    """Return the plan that keeps everything, where that fits the budget and a method would choose it.
+
+    Where something is frozen, it must fit under the worst choice of what trains.
+    """
     if not method_of(request.method).keeps:
         return None
+    budget_bytes = request.device_budget_bytes
+    if freezable is not None:
+        request = replace(request, device_budget_bytes=MOST_BYTES)
     solved = keep_everything_at_once(variant.trace, variant.nodes, request)
-    if solved is None:
+    if solved is not None and freezable is not None:
+        solved = freezing_plan(variant.trace, variant.nodes, solved, freezable, budget_bytes)
+    if solved is None or solved.summary.device_peak_bytes > budget_bytes:
         return None
     return AtOnce(variant, replace(solved, summary=replace(solved.summary, variant=variant.name)), [])
 
@@ -128,6 +138,7 @@ class Sizes:
         effort: Effort,
         *,
         only_kept: bool = False,
+        freezable: Freezable | None = None,
     ) -> AtOnce | None:
         """Return a plan within the budget, if there is one without measuring and long searching.
 
@@ -140,7 +151,10 @@ class Sizes:
             stores: see `Planning`.
             effort: see `Planning`.
             only_kept: accept only a plan that keeps everything.
+            freezable: what the step may freeze; then no other plan is made without searching.
         """
+        if freezable is not None:
+            return everything_kept(Variant("plain", trace, nodes, blocks), request, freezable)
         reference = self._known.get(structure_of(trace))
         if reference is not None and not only_kept and any(p.slots for p in reference.plans):
             # The same rows keep weights in the same tier between steps of all sizes.

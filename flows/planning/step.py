@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stowage.flows.planning.costed import Costed, block_options, cost_step, cost_traces
 from stowage.flows.planning.effort import QUICK, Effort, processor_s, stores_folder, target_device
 from stowage.flows.planning.job import Costing, Planning, StepToPlan
@@ -11,6 +13,7 @@ from stowage.stages.ir.plan import Option
 from stowage.stages.rewrite import needed_variant
 from stowage.stages.settings.sizes import resolve_budget
 from stowage.stages.solve import Known, Reserve, Solved, check_method, solve_variants
+from stowage.stages.solve.frozen import solve_freezing
 
 __all__ = [
     "QUICK",
@@ -97,7 +100,9 @@ def solve_costed(
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
     limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
-    key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest))
+    freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
+    frozen = (freezable,) if freezable is not None else ()
+    key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest), *frozen)
     room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     if solved is not None:
@@ -105,8 +110,16 @@ def solve_costed(
     how.progress("options")
     options = costed.options_for(method, how.stores, effort, how.part)
     how.progress("solve")
-    request = how.request(budget, target)
+    known = known or Known()
+
+    def solve(nbytes: int) -> Solved:
+        return solve_variants(variants, options, how.request(nbytes, target), known)
+
     with reserve.counted():
-        solved = reserve.stated(solve_variants(variants, options, request, known))
+        if freezable is None:
+            solved = reserve.stated(solve(budget))
+        else:
+            way = partial(needed_variant, variants)
+            solved = reserve.stated(solve_freezing(solve, way, freezable, budget, lower_tier))
     store.add(key, solved)
     return solved, options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stowage.stages.codegen import emit_step, manifest_of
+from stowage.stages.freezing.stored import check_plan
 from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.files import write_atomically
@@ -10,8 +11,8 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit
 from stowage.stages.rewrite import stored_variant
-from stowage.stages.simulate.stored import check_stored
 
 
 def main() -> None:
@@ -23,11 +24,12 @@ def main() -> None:
     trace, own = step.trace, list(step.nodes)
     rows = read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow)
     slots = read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot)
+    units = read_rows(ARTIFACTS / "solve" / "units.parquet", Unit)
     try:
-        check_stored(trace, own, rows, slots, summary)
+        check_plan(trace, own, rows, slots, summary, units)
     except IllegalPlanError as error:
         raise TableError(f"{ARTIFACTS / 'solve'}: {error}: run the solve stage again (`dvc repro`).") from error
-    source = emit_step(trace, own, rows, summary, slots)
+    source = emit_step(trace, own, rows, summary, slots, units)
     write_atomically(ARTIFACTS / "codegen" / "step.py", source.encode())
     manifest = manifest_of(source, summary.plan_hash, summary.configuration_hash)
     write_record(ARTIFACTS / "codegen" / "manifest.json", manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stowage.stages.codegen.calls import Calls
+from stowage.stages.codegen.guarding import Guarding
 from stowage.stages.codegen.names import Identifiers
 from stowage.stages.ir.actions import ACTIONS, PlanAction
 from stowage.stages.ir.errors import MIB
@@ -13,6 +14,7 @@ from stowage.stages.ir.plan import PlanRow, Slot
 from stowage.stages.ir.source import quoted, remark
 from stowage.stages.ir.sums import taken_memory, written_over
 from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.units import ALWAYS, Unit
 from stowage.stages.ir.updates import ADD, UPDATE, left_behind, taken_gradients, updated_parameter
 
 
@@ -25,13 +27,19 @@ class Actions:
     """
 
     def __init__(
-        self, trace: TraceTables, nodes: Sequence[ComputeNode], rows: Sequence[PlanRow], slots: Sequence[Slot]
+        self,
+        trace: TraceTables,
+        nodes: Sequence[ComputeNode],
+        rows: Sequence[PlanRow],
+        slots: Sequence[Slot],
+        units: Sequence[Unit] = (),
     ) -> None:
         self.trace = trace
         self.nodes = nodes
         self.rows = rows
         self.names = Identifiers(trace)
         self._calls = Calls(trace, self.names)
+        self.guarding = Guarding(trace, nodes, rows, units, self.names)
         self.runs = [0] * len(nodes)
         self.total = [0] * len(nodes)
         self.slots = {s.storage: s for s in slots}
@@ -56,12 +64,18 @@ class Actions:
 
     def write(self, row: PlanRow) -> None:
         """Write the lines of a row."""
-        LINES[row.action](self, row)
+        with self.guarding.row(row):
+            LINES[row.action](self, row)
 
     def is_update(self, row: PlanRow) -> bool:
         """Return whether a row is the update of one parameter on the device."""
         calls = self.nodes[row.node].calls if row.action == "compute" else ()
         return [self.trace.calls[c].target for c in calls] == [UPDATE]
+
+    def kind(self, row: PlanRow) -> tuple[bool, int]:
+        """Return whether a row is an update on the device, and if so its guard: equal ones may be together."""
+        update = self.is_update(row)
+        return update, self.guarding.guard(row) if update else ALWAYS
 
     def compute(self, row: PlanRow) -> None:
         """Write the lines of `compute`."""
@@ -72,7 +86,7 @@ class Actions:
         late = "end" if node.phase == "update" else "shared"
         where = late if node.block < 0 else f"block {node.block}"
         note = f"  # {where}, {nbytes / MIB:.1f} MiB, {node.time_s * 1e3:.2f} ms{', again' if again else ''}"
-        calls = [self.trace.calls[c] for c in node.calls]
+        calls = [self.guarding.with_flags(self.trace.calls[c], row) for c in node.calls]
         if row.row in self.taken:
             calls = [written_over(calls[0], self.taken[row.row], self.trace)]
         if not node.random or self.total[row.node] == 1:
@@ -93,7 +107,11 @@ class Actions:
             self.names.lines.append(f"run.random.forget({node.node})")
 
     def updates(self, rows: Sequence[PlanRow]) -> None:
-        """Write updates with nothing between them as one step of the optimizer, with a line for each gradient."""
+        """Write updates of the same guard with nothing between as one step of the optimizer, a line a gradient."""
+        with self.guarding.under(self.guarding.guard(rows[0])):
+            self._updates(rows)
+
+    def _updates(self, rows: Sequence[PlanRow]) -> None:
         calls = [self.trace.calls[c] for row in rows for c in self.nodes[row.node].calls]
         for read in (v for call in calls for v in call.reads):
             self.names.ensure(read)

@@ -49,7 +49,7 @@ class Calls:
         if -1 in call.returns and max(call.returns) >= 0:  # the kernel may make results that a step ignores
             self._names.lines.append(f"del {NOTHING}")
         for value in call.returns:
-            if value >= 0 and value not in self._names.defined:
+            if value >= 0 and not self._names.has(value):
                 self._names.define(value)
 
     def start(self, call: Call, note: str) -> None:

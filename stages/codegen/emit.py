@@ -13,6 +13,7 @@ from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.source import quoted
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit
 from stowage.stages.ir.updates import CLIP, left_behind
 
 
@@ -22,11 +23,12 @@ def emit_step(
     rows: Sequence[PlanRow],
     summary: PlanSummary,
     slots: Sequence[Slot] = (),
+    units: Sequence[Unit] = (),
 ) -> str:
-    """Return the text of `step.py`: equal plans give equal bytes."""
-    actions = Actions(trace, nodes, rows, slots)
+    """Return the text of `step.py`: equal plans give equal bytes. Rows that some `units` alone need have conditions."""
+    actions = Actions(trace, nodes, rows, slots, units)
     names, label = actions.names, ""
-    for together, found in groupby(rows, actions.is_update):
+    for (together, _), found in groupby(rows, actions.kind):
         group = list(found)
         for row in group:
             if row.step != label:
@@ -56,9 +58,10 @@ def _keep_gradients(trace: TraceTables, actions: Actions) -> None:
     if left:
         names.lines += ["", "# gradients stay"]
     for gradient in left:
-        names.ensure(gradient.gradient_value)
-        value = names.name(gradient.gradient_value)
-        names.lines.append(f"run.keep({quoted(gradient.parameter)}, {value}{scale})")
+        with actions.guarding.under(actions.guarding.of_parameter(gradient.parameter)):
+            names.ensure(gradient.gradient_value)
+            value = names.name(gradient.gradient_value)
+            names.lines.append(f"run.keep({quoted(gradient.parameter)}, {value}{scale})")
 
 
 def _return_loss(trace: TraceTables, names: Identifiers) -> None:

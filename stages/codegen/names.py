@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from stowage.stages.ir.arguments import render_arguments, split_receiver
@@ -13,6 +13,7 @@ from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS, SPREAD
 from stowage.stages.ir.results import grouped
 from stowage.stages.ir.source import identifier, operator_name, quoted, role_of
 from stowage.stages.ir.trace import Call, TraceTables, base_values
+from stowage.stages.ir.units import ALWAYS, implies
 
 NOTHING = "_"
 """Name of results that a step ignores."""
@@ -26,19 +27,23 @@ class Identifiers:
 
     Attributes:
         lines: lines without indentation; a row's action adds to them.
-        defined: values that have a name now.
+        defined: values that have a name now, with the guard under which they have it.
         base_of: storage -> the first value in it.
+        guard: the guard of the lines that are being written.
     """
 
     def __init__(self, trace: TraceTables) -> None:
         self._trace = trace
         self.lines: list[str] = []
-        self.defined: set[int] = set()
+        self.defined: dict[int, int] = {}
+        self.guard = ALWAYS
         self.base_of = base_values(trace)
         self._same_as: dict[int, int] = {}
         """Views that show what another value shows, in the same form."""
         self._of_storage: dict[int, list[int]] = defaultdict(list)
         self._call_of = {v: c for c in trace.calls for v in c.returns if v >= 0}
+        self._block = ("", -1)
+        """The condition of the block that was written last, and where it ends."""
 
     def name(self, value: int) -> str:
         """Return the name of a value in the text."""
@@ -48,15 +53,19 @@ class Identifiers:
 
     def define(self, value: int) -> None:
         """Count a value as one that has a name from here on."""
-        self.defined.add(value)
+        self.defined[value] = self.defined.get(value, 0) | self.guard
         self._of_storage[self._trace.values[value].storage].append(value)
+
+    def has(self, value: int) -> bool:
+        """Return whether a value has a name wherever the lines that are being written run."""
+        return value in self.defined and implies(self.guard, self.defined[value])
 
     def ensure(self, value: int) -> None:
         """Give `value` a name: fetch persistent tensors, make views, both just before they are needed."""
-        if value in self.defined:
+        if self.has(value):
             return
         call = self._call_of.get(value)
-        if call is not None and not call.is_view and self._base(value) in self.defined:
+        if call is not None and not call.is_view and self.has(self._base(value)):
             self._alias(value)
             return
         if call is None:
@@ -76,7 +85,7 @@ class Identifiers:
             self.ensure(read)
         self.lines.append(self.assignment(call, call.arguments))
         for output in call.returns:
-            if output >= 0 and output not in self.defined:
+            if output >= 0 and not self.has(output):
                 self.define(output)
 
     def assignment(self, call: Call, arguments: str) -> str:
@@ -89,13 +98,39 @@ class Identifiers:
         return f"{', '.join(results)}{',' if call.returns_many and len(results) == 1 else ''} = {text}"
 
     def forget(self, storage: int) -> None:
-        """Delete all names of a storage."""
-        names = self._of_storage.pop(storage, [])
-        if names:
-            self.lines.append(f"del {', '.join(dict.fromkeys(map(self.name, names)))}")
-        self.defined.difference_update(names)
-        for value in names:
+        """Delete all names of a storage; those that not every run has given it are set to nothing."""
+        values = self._of_storage.pop(storage, [])
+        certain = [v for v in values if self.has(v)]
+        if certain:
+            self.lines.append(f"del {', '.join(dict.fromkeys(map(self.name, certain)))}")
+        self._clear(set(map(self.name, values)) - set(map(self.name, certain)))
+        for value in values:
+            self.defined.pop(value, None)
+        for value in values:
             self._same_as.pop(value, None)
+
+    def release(self, storages: Iterable[int]) -> None:
+        """Set all names of storages to nothing, for runs that read them no more."""
+        self._clear({self.name(v) for s in storages for v in self._of_storage.get(s, ())})
+
+    def lack(self, values: Iterable[int]) -> None:
+        """Let values be nothing, in runs in which they do not exist."""
+        self._clear(set(map(self.name, values)))
+
+    def _clear(self, names: Collection[str]) -> None:
+        if names:
+            self.lines.append(" = ".join([*sorted(names), "None"]))
+
+    def surround(self, condition: str, start: int) -> None:
+        """Put the lines from `start` on into a block with a condition: the one before, where it is the same."""
+        inside = self.lines[start:]
+        if not inside or not condition:
+            return
+        del self.lines[start:]
+        if self._block != (condition, start):
+            self.lines.append(f"if {condition}:")
+        self.lines += [f"    {line}" for line in inside]
+        self._block = (condition, len(self.lines))
 
     def _same_form(self, one: int, other: int) -> bool:
         a, b = self._trace.values[one], self._trace.values[other]
@@ -103,7 +138,7 @@ class Identifiers:
 
     def _of_whole(self, call: Call) -> Call:
         """Rewrite a view of a view without a name as a view of the latter's base, where all are contiguous."""
-        while call.target == VIEW and call.reads[0] not in self.defined:
+        while call.target == VIEW and not self.has(call.reads[0]):
             inner = self._call_of.get(call.reads[0])
             if inner is None or inner.target != VIEW or not inner.is_view:
                 break

@@ -3,14 +3,15 @@
 Plain JSON stands for itself (None, bool, int, finite float, str, list). Everything else is an object with one key:
 `{"value": 12}` a tensor, `{"float": "-inf"}`, `{"dtype": "float32"}`, `{"device": "cpu"}`, `{"layout": "strided"}`,
 `{"memory_format": "contiguous_format"}`, `{"complex": [re, im]}`. In what code is generated from,
-`{"number": "loss.beta"}` stands for a number that is read at each call.
+`{"number": "loss.beta"}` stands for a number that is read at each call, and `{"active": ["h.0", "", "h.3"]}` for
+whether one of some units trains in this step (see `units.spans`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stowage.stages.ir.errors import TableError
@@ -59,6 +60,8 @@ def _content(key: str, content: Any) -> Any:
             return value
         case "number", str():
             return content
+        case "active", list(names) if all(isinstance(name, str) for name in names):
+            return content
         case "float", _:
             number(content)
             return content
@@ -105,6 +108,8 @@ def render_arguments(text: str, value_name: Callable[[int], str], *, spread: boo
                 return _Source(f"complex({number_text(content[0])}, {number_text(content[1])})")
             case "number":
                 return _Source(f"run.number[{quoted(content)}]")
+            case "active":
+                return _Source(active_text(content))
             case "device":
                 return _Source(f"torch.device({quoted(content)})")
             case _:
@@ -114,6 +119,11 @@ def render_arguments(text: str, value_name: Callable[[int], str], *, spread: boo
     if spread:
         args = spread_out(args)
     return ", ".join([repr(a) for a in args] + [f"{name}={a!r}" for name, a in kwargs.items()])
+
+
+def active_text(names: Sequence[str]) -> str:
+    """Return the source that asks whether one of some units trains; "" among the names stands for all between two."""
+    return f"run.active({', '.join(quoted(name) if name else '...' for name in names)})"
 
 
 def spread_out(args: list[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.amounts import size_text, time_text
+from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.machine import Placement, TierState
 from stowage.stages.ir.trace import StorageRole
 
@@ -162,6 +163,11 @@ class PlanSummary:
             where a rule decided. A plan that reaches the lower bound is `optimal`, whatever decided it.
         gap: distance to the optimum that the solver proved; for a rule, the distance of the plan to the lower bound.
         time_limit_s, seed: settings of one solve; 0 where no solver decided.
+        units: number of units that a step may freeze; 0 where nothing is ever frozen. Where something is,
+            `device_peak_bytes` is that of the worst choice of what trains, and `step_time_s` that of the mean choice.
+        active_units: how many of them may train in a step.
+        worst_units: the units that need most memory when they train together, with commas between them.
+        all_active_bytes, all_active_time_s: peak and time of a step in which every unit trains.
     """
 
     plan_hash: str
@@ -196,6 +202,11 @@ class PlanSummary:
     disk_bytes: int = 0
     reserve_bytes: int = 0
     budget_found: str = ""
+    units: int = 0
+    active_units: int = 0
+    worst_units: str = ""
+    all_active_bytes: int = 0
+    all_active_time_s: float = 0.0
 
     def __repr__(self) -> str:
         moved = ""
@@ -214,7 +225,15 @@ class PlanSummary:
             f"{size_text(self.smallest_feasible_bytes)}\n"
             f" {time_text(self.step_time_s)} a step, {time_text(self.keep_all_time_s)} keeping everything{estimated}\n"
             f" computes {size_text(self.recomputed_bytes)} of {size_text(self.activation_bytes)} of activations again"
-            f"{moved}>"
+            f"{moved}{self._frozen()}>"
+        )
+
+    def _frozen(self) -> str:
+        if not self.units:
+            return ""
+        return (
+            f"\n at most {self.active_units} of {self.units} units train in a step: peak and time are of the worst and "
+            f"of the mean choice; with all {size_text(self.all_active_bytes)}, {time_text(self.all_active_time_s)}"
         )
 
 
@@ -234,7 +253,9 @@ class Manifest:
     source_hash: str
 
 
-def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int) -> str:
-    """Compute the name of a plan from its actions, configuration and budget."""
+def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int, freezable: Freezable | None = None) -> str:
+    """Compute the name of a plan from its actions, configuration and budget, and from what it may freeze."""
     content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
+    if freezable is not None:
+        content += f";{freezable!r}"
     return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]

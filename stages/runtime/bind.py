@@ -30,6 +30,7 @@ def bind(
     outside: Mapping[str, torch.Tensor] | None = None,
     tree: ModuleTree | None = None,
     surroundings: MakeIteration = SingleIteration,
+    units: Sequence[str] = (),
 ) -> Program:
     """Load generated code and bind it to `model`.
 
@@ -45,6 +46,7 @@ def bind(
         outside: tensors that belong neither to the model nor to the batch, by the names of the trace.
         tree: the model's module tree, if it is shared with others.
         surroundings: makes what each run of the step sees.
+        units: names of the units that may be frozen.
 
     Raises:
         PlanMismatchError: the code was changed, or the model's parameters or buffers are not the traced ones.
@@ -88,6 +90,7 @@ def bind(
         rooms,
         tree,
         surroundings,
+        units,
     )
 
 

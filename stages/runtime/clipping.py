@@ -19,6 +19,8 @@ def clip_scale(norms: Sequence[torch.Tensor], max_norm: float) -> tuple[torch.Te
         norms: the norm of each gradient, in the order of the model's parameters.
         max_norm: the limit; `inf` clips nothing.
     """
+    if not norms:  # nothing trains in this step
+        return torch.tensor(0.0), torch.tensor(1.0)
     # clip_grad_norm_ adds up device by device and type by type; a norm has its gradient's device and type.
     grouped = _group_tensors_by_device_and_dtype([list(norms)])
     ordered = [norm for ([group], _) in grouped.values() for norm in group if norm is not None]

@@ -17,9 +17,11 @@ from stowage.stages.device import current
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.plan import Slot
 from stowage.stages.ir.trace import Constant, Value
+from stowage.stages.runtime.active import ActiveUnits
 from stowage.stages.runtime.dispatch import below_autograd
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.executors.verbs import Iteration
+from stowage.stages.runtime.moves import Moves
 from stowage.stages.runtime.observe.tracing import IterationRecorder
 from stowage.stages.runtime.offload.lender import Lender
 from stowage.stages.runtime.offload.offloading import Offloading
@@ -106,6 +108,8 @@ class Program:
         fresh: True if someone who shares the model's tree has just looked at it; holds for one call.
         constants_of: the table that the constants were made from, where they were replaced.
         updated: parameters that the latest iteration has updated so far.
+        active: the units that train, where some may be frozen.
+        moves: measures how far parameters move in updates; None where nobody asks.
         grad_norm: the global norm of the latest iteration's gradients before clipping; None without clipping.
         around: surrounds each run.
         arrange: called before each run, and before plain PyTorch runs to be compared with it.
@@ -126,8 +130,11 @@ class Program:
         rooms: Mapping[str, torch.Tensor] | None = None,
         tree: ModuleTree | None = None,
         surroundings: MakeIteration = SingleIteration,
+        units: Sequence[str] = (),
     ) -> None:
         """Bind the step; `surroundings` makes what each run of it sees."""
+        self.active = ActiveUnits(units)
+        self.moves: Moves | None = None
         self._step = step
         self._surroundings = surroundings
         self._rooms = rooms or {}
@@ -204,8 +211,14 @@ class Program:
                 f"The plan updates parameter {name}, but no optimizer was given: plan with optimizer=None."
             )
         self._before(name)
-        self.updates(name, gradient)
+        with self._measured(name):
+            self.updates(name, gradient)
         self._after(name)
+
+    def _measured(self, *names: str) -> AbstractContextManager[None]:
+        if self.moves is None or self.updates is None:
+            return nullcontext()
+        return self.moves.of({name: self.updates.parameter(name) for name in names})
 
     def _before(self, *names: str) -> None:
         for name in names if self.offloading is not None else ():
@@ -224,14 +237,16 @@ class Program:
                 "optimizer=None."
             )
         self._before(*gradients)
-        self.updates.some(gradients)
+        with self._measured(*gradients):
+            self.updates.some(gradients)
         self._after(*gradients)
 
     def _update_all(self, gradients: Mapping[str, torch.Tensor]) -> None:
         if self.updates is None:
             raise PlanMismatchError("The plan updates all parameters, but no optimizer was given.")
         self._before(*gradients)
-        self.updates.together(gradients)
+        with self._measured(*gradients):
+            self.updates.together(gradients)
         self._after(*gradients)
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -271,6 +286,7 @@ class Program:
             on_update=self.on_update,
             number=self.numbers,
             updated=self.updated,
+            active=self.active,
         )
         self.fresh = False
         self.enter()

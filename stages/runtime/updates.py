@@ -38,6 +38,10 @@ class PerParameterUpdates:
         """Return the names of the parameters that the optimizer has."""
         return set(self._groups)
 
+    def parameter(self, name: str) -> nn.Parameter:
+        """Return a parameter by its name."""
+        return self._parameters[name]
+
     def __call__(self, name: str, gradient: torch.Tensor) -> None:
         """Update parameter `name` with `gradient`, which is not kept."""
         group = self._group_of(name)

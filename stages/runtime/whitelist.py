@@ -1,9 +1,9 @@
 """Checks what a generated step consists of before it runs, whoever wrote the file.
 
-Allowed are assignments, `del`, `with run.…`, and calls of ATen operators, of `run`'s methods and of a few methods of
-tensors, over names that the step itself has assigned and literals. Nothing else is executed: no other import,
-attribute, builtin or expression. (The hash in the manifest finds accidents; whoever can write `step.py` can write the
-hash too.)
+Allowed are assignments, `del`, `with run.…`, `if run.active(…)`, and calls of ATen operators, of `run`'s methods and of
+a few methods of tensors, over names that the step itself has assigned and literals. Nothing else is executed: no other
+import, attribute, builtin or expression. (The hash in the manifest finds accidents; whoever can write `step.py` can
+write the hash too.)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Collection
+from types import EllipsisType
 from typing import NoReturn
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from stowage.stages.ir.errors import PlanMismatchError
 from stowage.stages.ir.operators import ALIKE, FUNCTIONS, METHODS
 from stowage.stages.ir.source import ROLES, WORDS
-from stowage.stages.runtime.executors.verbs import AROUND, VERBS
+from stowage.stages.runtime.executors.verbs import AROUND, CONDITIONS, VERBS
 
 _HEAD = """\
 import torch
@@ -31,6 +32,7 @@ def step(run: Iteration) -> {returns}:
 """
 _RETURNS = ("Tensor", "list[Tensor]")
 _AROUND = frozenset({*(f"run.{verb}" for verb in AROUND), "run.random.record", "run.random.replay"})
+_CONDITIONS = frozenset(f"run.{verb}" for verb in CONDITIONS)
 _TENSOR = frozenset((*METHODS.values(), *ALIKE.values(), "clone"))
 _FUNCTIONS = frozenset(f"torch.{name}" for name in FUNCTIONS.values())
 _WORDS = frozenset().union(*WORDS.values())
@@ -109,10 +111,24 @@ class _Checker:
                 self._arguments(call)
                 for inner in body:
                     self._statement(inner)
+            case ast.Assign(targets=targets, value=ast.Constant(value=None)):
+                for target in targets:
+                    self._assign(target)
+            case ast.If(test=test, body=body, orelse=[]):
+                self._condition(test)
+                for inner in body:
+                    self._statement(inner)
             case ast.Return(value=ast.expr() as value):
                 self._expression(value)
             case _:
                 self._refuse(node, f"a statement of the kind {type(node).__name__}")
+
+    def _condition(self, node: ast.expr) -> None:
+        """Check what an `if` asks: whether some units train, or that none does."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            node = node.operand
+        if not isinstance(node, ast.Call) or not _is_condition(node):
+            self._refuse(node, "a condition of another kind")
 
     def _assign(self, target: ast.expr) -> None:
         match target:
@@ -156,6 +172,8 @@ class _Checker:
                 self._refuse(node, f"an expression of the kind {type(node).__name__}")
 
     def _call(self, node: ast.Call) -> None:
+        if _is_condition(node):
+            return
         self._arguments(node)
         function = node.func
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
@@ -184,6 +202,12 @@ class _Checker:
             if keyword.arg is None:
                 self._refuse(node, "arguments that are not written out")
             self._expression(keyword.value)
+
+
+def _is_condition(node: ast.Call) -> bool:
+    """Return whether a call asks about units: names alone, with `...` between two of them."""
+    words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str | EllipsisType)]
+    return _path(node.func) in _CONDITIONS and len(words) == len(node.args) and not node.keywords
 
 
 def _is_literal(node: ast.expr) -> bool:

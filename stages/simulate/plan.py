@@ -69,6 +69,7 @@ def replay_plan(
     budget_bytes: int | None = None,
     start: TierState = EVERYTHING_ON_DEVICE,
     tier: ReplayedTier = NO_TIER,
+    skipped: frozenset[int] = frozenset(),
 ) -> Outcome:
     """Replay a plan.
 
@@ -81,6 +82,7 @@ def replay_plan(
         budget_bytes: reject the plan if any row exceeds it.
         start: where persistent storages are between iterations, and what is placed on a disk.
         tier: the lower tier.
+        skipped: nodes that need not run: those of parameters that are frozen in this step.
 
     Raises:
         IllegalPlanError: at the first row that reads what is not in memory or no longer what it was, makes what is
@@ -88,7 +90,7 @@ def replay_plan(
             first random numbers out of order, or exceeds the budget; or when the lower tier has no room for what is
             offloaded, nodes never ran or the end is not the start.
     """
-    replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, tier.staging_bytes)
+    replay = Replay(storages, nodes, list(steps), keep, budget_bytes, start, tier.staging_bytes, skipped)
     replay.run()
     in_lower_tier, on_disk = replay.room_in_lower_tier(tier.host_room_bytes, tier.disk_room_bytes)
     timing = Timing(storages, nodes, replay.steps, Copies(tier.link, tier.disk), start, tier.cpu_update_s)

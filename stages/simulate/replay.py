@@ -52,11 +52,13 @@ class Replay:
         budget_bytes: int | None,
         start: TierState,
         staging_bytes: int,
+        skipped: frozenset[int] = frozenset(),
     ) -> None:
         self.storages = storages
         self.nodes = nodes
         self.steps = steps
         self.keep = keep
+        self.skipped = skipped
         self.budget_bytes = budget_bytes
         self.start = start
         self.size = [s.nbytes for s in storages]
@@ -296,7 +298,7 @@ class Replay:
         )
 
     def _end(self) -> None:
-        never = [n.name for n in self.nodes if not self.runs[n.node]]
+        never = [n.name for n in self.nodes if not self.runs[n.node] and n.node not in self.skipped]
         if never:
             raise IllegalPlanError(f"{len(never)} nodes never run, such as {never[0]}")
         persistent = {s.storage for s in self.storages if s.role != "temporary"} - self.spent

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from stowage.stages.ir.graph import ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot, plan_hash
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit
 from stowage.stages.simulate.plan import Outcome
 from stowage.stages.simulate.slots import slots_of
 from stowage.stages.solve.offload.tier import LowerTier
@@ -26,11 +27,13 @@ class Solved:
         rows: the plan.
         summary: what it states.
         slots: places in the lower tier of what it offloads.
+        units: what a step may freeze; none where nothing is ever frozen.
     """
 
     rows: list[PlanRow]
     summary: PlanSummary
     slots: list[Slot] = field(default_factory=list)
+    units: list[Unit] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ and resumed within the device budget. `restore` reads them.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,18 @@ def random_states() -> Tensors:
 
 
 def save_checkpoint(
-    path: Path, run: str, iteration: int, contents: Contents, scheduler: Any, records: list[StepRecord]
+    path: Path,
+    run: str,
+    iteration: int,
+    contents: Contents,
+    scheduler: Any,
+    records: list[StepRecord],
+    frozen: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write everything that continues the run at `iteration`; `run` names what it belongs to."""
+    """Write everything that continues the run at `iteration`; `run` names what it belongs to.
+
+    `frozen` is the state of what chooses the units that train in each step, where something is frozen.
+    """
     contents.settle()
     tensors = model_tensors(contents.model)
     optimizer = contents.optimizer
@@ -63,6 +73,8 @@ def save_checkpoint(
         "records": [asdict(r) for r in records],
         "classes": [class_name(optimizer), class_name(scheduler)],
     }
+    if frozen is not None:
+        rest["frozen"] = dict(frozen)
     metadata = {"run": run, "iteration": str(iteration), "rest": json.dumps(rest)}
     contents.write_checkpoint(path, tensors, random_states(), metadata)
 

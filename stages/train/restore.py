@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +79,17 @@ def open_file(path: Path, kind: str, contents: Contents, hint: str = HINT) -> Te
     return file
 
 
-def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hint: str = OWN_HINT) -> Resumed | None:
+def load_checkpoint(
+    path: Path,
+    run: str,
+    contents: Contents,
+    scheduler: Any,
+    hint: str = OWN_HINT,
+    load_frozen: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Resumed | None:
     """Continue from `path`, or return None if there is no checkpoint; if it cannot be used, nothing is changed.
+
+    `load_frozen` takes the state of what chooses the units that train in each step, and refuses that of another.
 
     Raises:
         TableError: the file is damaged, or something else.
@@ -90,13 +99,19 @@ def load_checkpoint(path: Path, run: str, contents: Contents, scheduler: Any, hi
         return None
     undo = ExitStack()
     with undo:
-        load = contents.together(lambda: _checked(path, run, contents, scheduler, hint, undo))
+        load = contents.together(lambda: _checked(path, run, contents, scheduler, hint, undo, load_frozen))
         undo.pop_all()
     return contents.together(load)
 
 
 def _checked(
-    path: Path, run: str, contents: Contents, scheduler: Any, hint: str, undo: ExitStack
+    path: Path,
+    run: str,
+    contents: Contents,
+    scheduler: Any,
+    hint: str,
+    undo: ExitStack,
+    load_frozen: Callable[[Mapping[str, Any]], None] | None,
 ) -> Callable[[], Resumed]:
     """Check everything, and return what loads it; `undo` takes back what has changed by then."""
     file = open_file(path, CHECKPOINT, contents, hint)
@@ -122,6 +137,7 @@ def _checked(
         load_optimizer_state = _prepared(path, contents, contents.optimizer, packed, file, hint)
     if scheduler is not None:
         undo.callback(_load_schedule(path, scheduler, scheduler_state, hint))
+    _load_frozen(path, rest.get("frozen"), load_frozen, hint)
 
     def load() -> Resumed:
         for parameter in contents.model.parameters():
@@ -137,6 +153,24 @@ def _checked(
         return Resumed(iteration, records)
 
     return load
+
+
+def _load_frozen(path: Path, state: Any, load: Callable[[Mapping[str, Any]], None] | None, hint: str) -> None:
+    """Hand over the state of what is frozen: last of all checks, for it changes nothing where it is refused.
+
+    Raises:
+        PlanMismatchError: the file was saved by a run that freezes and this is none, or the other way round.
+        TableError: it is damaged.
+    """
+    if state is None and load is None:
+        return
+    if state is None or load is None:
+        was, now = ("without", "with") if state is None else ("with", "without")
+        raise PlanMismatchError(f"{path} was saved by a run {was} `freeze`, and this one is {now}: {hint}.")
+    try:
+        load(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(f"{path} is damaged, or was changed after it was written ({_line(error)}): {hint}.") from error
 
 
 def load_optimizer(path: Path, contents: Contents) -> None:

@@ -53,6 +53,7 @@ def plain_step(
     *,
     parameters: Mapping[str, torch.Tensor],
     max_grad_norm: float | None,
+    left_out: frozenset[str] = frozenset(),
 ) -> PlainStep:
     """Run one iteration with everything in memory and return its results; afterwards all is as before.
 
@@ -64,6 +65,7 @@ def plain_step(
         roots: objects that `compute` calls.
         parameters: parameters of the model and others that the step trains, by name.
         max_grad_norm: the norm to clip gradients to, or None.
+        left_out: parameters that are frozen in this step: their gradients are dropped.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     generators, saved = GeneratorStates.now(device), Saved()
@@ -78,6 +80,8 @@ def plain_step(
                 loss.backward()  # type: ignore[no-untyped-call]
                 del loss
                 torch.clear_autocast_cache()
+                for name in left_out:
+                    parameters[name].grad = None
                 found.gradients = _gradients(parameters)
                 if max_grad_norm is not None:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)

@@ -78,11 +78,13 @@ class Net:
         check: Check,
         say: Callable[[str], None],
         ranks: Ranks | None = None,
+        left_out: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """Take what plain PyTorch runs: `compute` gives the loss of model and batch, and `roots` is what it calls.
 
-        `ranks` train the model together, each on its own batches.
+        `ranks` train the model together, each on its own batches. `left_out` says which parameters are frozen now.
         """
+        self._left_out = left_out
         self._ranks = ranks
         self.check = check
         self._model = model
@@ -236,6 +238,7 @@ class Net:
             self._roots,
             parameters=parameters,
             max_grad_norm=micro_batch.max_grad_norm,
+            left_out=self._left_out(),
         )
 
     def _waits(self, reason: str) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from stowage.stages.device.tiers import Tier
 from stowage.stages.ir.plan import Manifest, Slot
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.units import Unit
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import Program
@@ -31,6 +32,7 @@ class ExecutablePlan:
         trace: the traced step that was planned.
         slots: places in the lower tier.
         budget_bytes: what the process may occupy where the device is its own memory; 0 means no limit.
+        units: groups of parameters, each of which may be frozen in a run; none where nothing may.
     """
 
     source: str
@@ -39,6 +41,7 @@ class ExecutablePlan:
     trace: TraceTables
     slots: Sequence[Slot] = ()
     budget_bytes: int = 0
+    units: Sequence[Unit] = ()
 
 
 class Executor(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class SingleIteration:
         on_update: Callable[[str, torch.Tensor], None] | None = None,
         number: Mapping[str, Any] | None = None,
         updated: list[str] | None = None,
+        active: Callable[..., bool] | None = None,
     ) -> None:
         self._outside = OutsideDispatch()
         self._updated = updated if updated is not None else []
@@ -91,12 +93,17 @@ class SingleIteration:
         self._offloading = offloading
         self._recorder = recorder
         self._on_update = on_update
+        self._active = active
 
     def begin(self, label: str) -> None:
         """Begin a step of the cycle."""
         self._keep_to_limit()
         if self._recorder is not None:
             self._recorder.begin(label)
+
+    def active(self, *names: str | EllipsisType) -> bool:
+        """Return whether one of some units trains in this run; everything does where nothing is frozen."""
+        return self._active is None or self._active(*names)
 
     def _keep_to_limit(self) -> None:
         if self._offloading is not None:
@@ -115,9 +122,9 @@ class SingleIteration:
         """Hand out what forward and loss leave in the user's objects."""
         self.left = tensors
 
-    def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    def clip(self, norms: Sequence[torch.Tensor | None], max_norm: float) -> torch.Tensor:
         """Return the factor that clips gradients by their global norm, and remember the norm."""
-        self.grad_norm, scale = clip_scale(norms, max_norm)
+        self.grad_norm, scale = clip_scale([norm for norm in norms if norm is not None], max_norm)
         return scale
 
     def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
@@ -143,9 +150,13 @@ class SingleIteration:
         """
         self._several(gradients, scale, self._update_some, f"{len(gradients)} parameters")
 
-    def update_all(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
-        """Run one step of the optimizer for all parameters; every gradient is complete. A scale clips them first."""
-        self._several(gradients, scale, self._update_together, "all parameters")
+    def update_all(self, gradients: Mapping[str, torch.Tensor | None], scale: torch.Tensor | None = None) -> None:
+        """Run one step of the optimizer for all parameters that train; every gradient is complete.
+
+        A scale clips them first.
+        """
+        there = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+        self._several(there, scale, self._update_together, "all parameters")
 
     def _several(
         self,
@@ -161,7 +172,7 @@ class SingleIteration:
                 self._on_update(name, gradient)
             self._keep_to_limit()
             with self._span("update", label):
-                if scale is not None:
+                if scale is not None and gradients:
                     apply_scale(list(gradients.values()), scale)
                 update(gradients)
         self._updated.extend(gradients)

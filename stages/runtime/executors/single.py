@@ -71,6 +71,7 @@ class SingleDevice:
             outside,
             self._tree if trains else None,
             self._surroundings,
+            [unit.name for unit in plan.units],
         )
 
     @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import EllipsisType
 from typing import Any, Protocol
 
 import torch
@@ -45,14 +46,17 @@ class Iteration(Protocol):
     def begin(self, label: str) -> None:
         """Begin a step of the cycle."""
 
+    def active(self, *names: str | EllipsisType) -> bool:
+        """Return whether one of some units trains in this run; `...` stands for all units between two names."""
+
     def as_in_forward(self) -> AbstractContextManager[None]:
         """Run kernels that look at the gradient mode with it on, as in a plain forward, yet record nothing."""
 
     def leave(self, tensors: Sequence[torch.Tensor]) -> None:
         """Hand out what forward and loss leave in the user's objects."""
 
-    def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Return the factor that clips gradients by their global norm; remember the norm."""
+    def clip(self, norms: Sequence[torch.Tensor | None], max_norm: float) -> torch.Tensor:
+        """Return the factor that clips gradients by their global norm, of those that there are; remember the norm."""
 
     def update(self, name: str, gradient: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         """Update one parameter now; its gradient is complete. A scale clips the gradient first."""
@@ -60,8 +64,11 @@ class Iteration(Protocol):
     def update_together(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
         """Update some parameters by one step of the optimizer that knows no others. A scale clips the gradients."""
 
-    def update_all(self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
-        """Run one step of the optimizer for all parameters; every gradient is complete. A scale clips them first."""
+    def update_all(self, gradients: Mapping[str, torch.Tensor | None], scale: torch.Tensor | None = None) -> None:
+        """Run one step of the optimizer for all parameters that train; every gradient is complete.
+
+        A scale clips them first.
+        """
 
     def offload(self, name: str, activation: torch.Tensor | None = None) -> None:
         """Start copying a parameter, a state or an activation to the lower tier."""
@@ -110,5 +117,8 @@ class Iteration(Protocol):
 AROUND = frozenset({"as_in_forward"})
 """Verbs that surround other lines, in a `with` statement."""
 
-VERBS = frozenset(name for name in vars(Iteration) if not name.startswith("_")) - AROUND
+CONDITIONS = frozenset({"active"})
+"""Verbs that answer yes or no, in an `if` statement or as a flag of a kernel."""
+
+VERBS = frozenset(name for name in vars(Iteration) if not name.startswith("_")) - AROUND - CONDITIONS
 """Verbs that are lines of their own."""

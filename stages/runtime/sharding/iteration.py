@@ -50,10 +50,11 @@ class ShardedIteration(SingleIteration):
             scatter: Scatter = self._under_way(self._scatters, key)
             return scatter.finish()
 
-    def clip(self, norms: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    def clip(self, norms: Sequence[torch.Tensor | None], max_norm: float) -> torch.Tensor:
         """Return the factor that clips gradients by their global norm over all ranks, and remember the norm."""
+        there = [norm for norm in norms if norm is not None]
         with self._outside.again():
-            own = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), 2.0)
+            own = torch.linalg.vector_norm(torch.stack([n.to(there[0].device) for n in there]), 2.0)
             total = own.square()
             self._sharding.ranks.add(total, "the global norm of the gradients")
             self.grad_norm = total.sqrt()

@@ -1,0 +1,105 @@
+"""What to freeze, as people write it: `Freeze(rate=0.9, policy="ils")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stowage.flows.planning.freezing import Freezing
+from stowage.stages.freezing.dynamics import DISTANCES, Distance
+from stowage.stages.freezing.policies import POLICIES, Policy, policy_named
+from stowage.stages.freezing.units import UNIT_KINDS, UnitKind
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.settings.budgets import kind_of_budget
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Freezes a part of the model in each step; see `fit`.
+
+    Attributes:
+        rate: the share of units that is frozen in each step, from 0 to 1, rounded down to whole units.
+        policy: `ils` trains the units that moved most when they were last updated (SlimFit), `random` others in each
+            step, `round_robin` neighbours in turn, `prefix` always the last units, `progressive` all at first and then
+            fewer and fewer of the first; or an object with `choose(step, dynamics) -> names of the units that train`.
+        units: `saving` groups parameters that save memory when they are frozen together, `parameter` takes each
+            parameter of several dimensions by itself, `block` each entry of a list of modules.
+        distance: how far a unit moved: `l1` is ‖Δ‖₁/‖w‖₁, `relative` the mean of |Δ/w|, SlimFit's equation (1).
+        seed: of `random`, and of the numbers that units begin with.
+    """
+
+    rate: float = 0.9
+    policy: str | Policy = "ils"
+    units: UnitKind = "saving"
+    distance: Distance = "l1"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the attributes.
+
+        Raises:
+            ParameterError: one is wrong.
+        """
+        number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        if not number or not 0 <= self.rate <= 1:
+            raise ParameterError(f"freeze.rate is {self.rate!r}: give the share of units to freeze, from 0 to 1.")
+        if isinstance(self.policy, str):
+            policy_named(self.policy, self.rate, 0)
+        elif not callable(getattr(self.policy, "choose", None)):
+            raise ParameterError(
+                f"freeze.policy is a {type(self.policy).__name__}: give one of {', '.join(POLICIES)}, or an object "
+                "with choose(step, dynamics)."
+            )
+        for name, given, known in (
+            ("units", self.units, tuple(UNIT_KINDS)),
+            ("distance", self.distance, DISTANCES),
+        ):
+            if given not in known:
+                raise ParameterError(f"freeze.{name} is {given!r}: write one of {', '.join(known)}.")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ParameterError(f"freeze.seed is {self.seed!r}: give a whole number.")
+
+    def freezing(self) -> Freezing:
+        """Return what planning needs to know of it."""
+        policy = policy_named(self.policy, self.rate, self.seed) if isinstance(self.policy, str) else self.policy
+        return Freezing(self.units, self.rate, policy, measures=self.measures)
+
+    @property
+    def measures(self) -> bool:
+        """Return whether the policy looks at how far units moved: of ours `ils` alone, of others all."""
+        return not isinstance(self.policy, str) or self.policy == "ils"
+
+
+def freeze_of(freeze: Any) -> Freeze | None:
+    """Return the argument `freeze` of `fit` and `stow`.
+
+    Raises:
+        ParameterError: it is something else.
+    """
+    if freeze is not None and not isinstance(freeze, Freeze):
+        raise ParameterError(f"freeze is {freeze!r}: give Freeze(rate=..., policy=...), or None to freeze nothing.")
+    return freeze
+
+
+def freezing_of(
+    freeze: Freeze | None, optimizer: torch.optim.Optimizer | None, device_budget: str | int, *, alone: bool
+) -> Freezing | None:
+    """Return what planning needs to know of what is frozen; None where nothing is.
+
+    Raises:
+        ParameterError: something else of the run does not go with it.
+    """
+    if freeze is None:
+        return None
+    if optimizer is None:
+        raise ParameterError("freeze leaves parameters out of updates, but there is no optimizer: pass one to fit.")
+    if not alone:
+        raise ParameterError("freeze works in one process: leave out either freeze or group.")
+    if kind_of_budget(device_budget) in ("smallest", "slowdown"):
+        raise ParameterError(
+            f"device_budget {device_budget!r} is searched for, which freeze does not: give bytes, a percentage or "
+            "'auto'."
+        )
+    return freeze.freezing()

@@ -1,0 +1,83 @@
+"""Says what steps of one model may freeze: its units, and how many of them train at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from stowage.stages.freezing.policies import Policy, most_active
+from stowage.stages.freezing.units import units_of
+from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.freezable import Freezable
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.updates import UPDATE, UPDATE_ALL, jointly_updated, updated_parameter
+
+
+@dataclass
+class Freezing:
+    """The units of one model, found in the first step that is planned, and the policy that chooses among them.
+
+    Attributes:
+        kind: kind of units, see `freezing.units`.
+        rate: the freezing rate.
+        policy: chooses what trains.
+        measures: updates copy the weights before them, to measure how far they move.
+    """
+
+    kind: str
+    rate: float
+    policy: Policy
+    measures: bool = True
+    _found: Freezable | None = field(default=None, init=False)
+
+    @property
+    def found(self) -> Freezable | None:
+        """Return the units, once a step has been planned."""
+        return self._found
+
+    def freezable(self, trace: TraceTables) -> Freezable:
+        """Return what a step may freeze; the same units in all steps of the model.
+
+        Raises:
+            ParameterError: there are no units, or they are not those of another step of the model.
+        """
+        if self._found is None:
+            units = units_of(trace, self.kind)
+            if not units:
+                raise ParameterError("freeze finds nothing to freeze: no parameter of the model gets a gradient.")
+            active = min(len(units), max(0, most_active(self.policy, len(units), self.rate)))
+            self._found = Freezable(tuple(units), active)
+        trained = {g.parameter for g in trace.gradients if g.gradient_value >= 0}
+        missing = [n for unit in self._found.units for n in unit.parameters if n not in trained]
+        if missing:
+            raise ParameterError(
+                f"freeze has units of the first step that was planned, and parameter '{missing[0]}' gets no gradient "
+                "in this one: freeze another kind of units, or let every batch train the same parameters."
+            )
+        return self._found
+
+    def with_copies(self, costs: Iterable[Cost], traces: Iterable[TraceTables]) -> list[Cost]:
+        """Return the costs with what measuring the moves of weights takes: in updates, a copy of the weight."""
+        more = _copied_bytes(traces) if self.measures else {}
+        return [
+            replace(c, workspace_bytes=c.workspace_bytes + more[c.signature]) if c.signature in more else c
+            for c in costs
+        ]
+
+
+def _copied_bytes(traces: Iterable[TraceTables]) -> dict[str, int]:
+    """Return the bytes of the weights that each distinct update call changes."""
+    found: dict[str, int] = {}
+    for trace in traces:
+        nbytes = {
+            v.source.removeprefix("parameter:"): trace.storages[v.storage].nbytes
+            for v in trace.values
+            if v.source.startswith("parameter:")
+        }
+        for call in trace.calls:
+            if call.target == UPDATE:
+                found[call.signature] = nbytes[updated_parameter(call.arguments)[0]]
+            elif call.target == UPDATE_ALL:
+                found[call.signature] = sum(nbytes[name] for name in jointly_updated(call.arguments))
+    return found

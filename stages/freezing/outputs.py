@@ -1,0 +1,62 @@
+"""Finds results of backward kernels that may be left out under a mask: those that a flag of the call asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stowage.stages.ir.graph import ComputeNode
+from stowage.stages.ir.trace import Call, TraceTables
+
+FLAGGED = frozenset(
+    {
+        "aten.convolution_backward.default",
+        "aten.native_batch_norm_backward.default",
+        "aten.native_group_norm_backward.default",
+        "aten.native_layer_norm_backward.default",
+    }
+)
+"""Kernels whose last argument has a flag for each result, `output_mask`; eager's engine sets it by what trains."""
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A result that is computed only if something of a guard trains.
+
+    Attributes:
+        output: its position among the results.
+        storage: the storage that it is in.
+        guard: the units for which it is read.
+    """
+
+    output: int
+    storage: int
+    guard: int
+
+
+def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], guard: int) -> Iterator[Optional]:
+    """Yield the results of a call that are left out under some masks under which it runs.
+
+    Args:
+        trace: the trace of the step.
+        call: the call.
+        later: the guard of what reads each storage that it makes.
+        guard: the guard of the row that makes the call.
+    """
+    if call.target not in FLAGGED:
+        return
+    flags = json.loads(call.arguments)["args"][-1]
+    for output, value in enumerate(call.returns):
+        storage = trace.values[value].storage if value >= 0 else -1
+        if storage in later and flags[output] is True and later[storage] != guard:
+            yield Optional(output, storage, later[storage])
+
+
+def without_unread(
+    trace: TraceTables, node: ComputeNode, later: Mapping[int, int], guard: int, mask: int
+) -> ComputeNode:
+    """Return a node without the results that are left out under a mask."""
+    calls: Sequence[Call] = [trace.calls[c] for c in node.calls]
+    out = {o.storage for c in calls for o in optional_results(trace, c, later, guard) if not o.guard & mask}
+    return replace(node, creates=tuple(s for s in node.creates if s not in out)) if out else node

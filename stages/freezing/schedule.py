@@ -1,0 +1,87 @@
+"""Follows a training that freezes: asks the policy what trains in each step, and keeps how much units moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from stowage.stages.freezing.dynamics import Dynamics
+from stowage.stages.freezing.policies import Policy
+from stowage.stages.ir.errors import ParameterError, PlanMismatchError
+from stowage.stages.ir.freezable import Freezable
+
+
+class Schedule:
+    """Chooses what trains, step by step.
+
+    Attributes:
+        freezable: the units, and how many of them may train at once.
+        policy: chooses.
+        dynamics: how much each unit moved.
+        step: number of steps that have ended.
+    """
+
+    def __init__(self, freezable: Freezable, policy: Policy, seed: int) -> None:
+        self.freezable = freezable
+        self.policy = policy
+        self.dynamics = Dynamics((unit.name for unit in freezable.units), seed)
+        self.step = 0
+        self._active: frozenset[str] | None = None
+
+    def active(self) -> frozenset[str]:
+        """Return the units that train in the step under way: the same for all micro-batches of an update.
+
+        Raises:
+            ParameterError: the policy names an unknown unit, or more units than memory was planned for.
+        """
+        if self._active is None:
+            self._active = self._checked(self.policy.choose(self.step, self.dynamics.all()))
+        return self._active
+
+    def _checked(self, chosen: Collection[str]) -> frozenset[str]:
+        names, known = frozenset(chosen), {unit.name for unit in self.freezable.units}
+        who = type(self.policy).__name__
+        if unknown := sorted(names - known):
+            raise ParameterError(f"The policy {who} trains {unknown[0]!r}, which is no unit: take names from dynamics.")
+        if len(names) > self.freezable.active:
+            raise ParameterError(
+                f"The policy {who} trains {len(names)} units in step {self.step}, and memory was planned for "
+                f"{self.freezable.active} of {len(known)}: lower the rate, or let it choose fewer."
+            )
+        return names
+
+    def ended(self, distances: Mapping[str, float]) -> None:
+        """Take in that a step has updated its units, and how far they moved."""
+        moved = {name: d for name, d in distances.items() if name in self.active() and not math.isnan(d)}
+        self.dynamics.moved(moved)
+        self.step += 1
+        self._active = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the choices to come depend on, as JSON can hold it."""
+        own = getattr(self.policy, "state_dict", None)
+        return {
+            "step": self.step,
+            "dynamics": self.dynamics.state_dict(),
+            "policy": type(self.policy).__name__,
+            "state": own() if own is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a stored state.
+
+        Raises:
+            PlanMismatchError: it is of another policy, or of other units.
+        """
+        who, units = type(self.policy).__name__, {unit.name for unit in self.freezable.units}
+        if state["policy"] != who:
+            raise PlanMismatchError(f"The checkpoint was saved with the policy {state['policy']}, and here is {who}.")
+        if set(state["dynamics"]) != units:
+            raise PlanMismatchError("The checkpoint was saved with other units to freeze: give the same `freeze`.")
+        self.step = int(state["step"])
+        self.dynamics.load_state_dict({name: float(value) for name, value in state["dynamics"].items()})
+        self._active = None
+        load = getattr(self.policy, "load_state_dict", None)
+        if load is not None and state["state"] is not None:
+            load(state["state"])
