@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from stowage.flows.api.trainer.trainer import stow
     from stowage.flows.api.training_step import TrainingStep
     from stowage.flows.planning.batch_sizes import BatchChoice
+    from stowage.stages.ir.lossy import Lossy
     from stowage.stages.runtime.masters import MasterWeights
 
 __all__ = [
     "BatchChoice",
+    "Lossy",
     "MasterWeights",
     "Offload",
     "ShardPlan",

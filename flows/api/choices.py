@@ -11,6 +11,7 @@ from stowage.flows.api.arguments import check_arguments
 from stowage.flows.api.check.when import Check
 from stowage.flows.api.offload import Offload
 from stowage.flows.api.steps import MOST, NewShapes, Say
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.single import SingleDevice
 
@@ -35,6 +36,7 @@ class Choices:
     executor: MakeExecutor = SingleDevice
     say: Say = print_notice
     group: Any = None
+    lossy: Lossy | None = None
 
     def __post_init__(self) -> None:
         """Check the attributes.
@@ -50,4 +52,5 @@ class Choices:
             new_shapes=self.new_shapes,
             programs=self.programs,
             say=self.say,
+            lossy=self.lossy,
         )

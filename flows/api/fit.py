@@ -26,6 +26,7 @@ from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.api.update_rate import with_own_updates
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.sharded import ShardedDevice
@@ -89,6 +90,7 @@ def make_step(
         lower_tier=replace(lower.lower_tier, gradients=optimizer is not None and ranks is None) if lower else None,
         structures=choices.programs,
         ranks=ranks,
+        lossy=choices.lossy,
     )
     executor = choices.executor
     if ranks is not None:
@@ -163,6 +165,7 @@ def fit(
     check: str = "powers",
     executor: MakeExecutor = SingleDevice,
     group: Any = None,
+    lossy: Lossy | None = None,
     say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -211,6 +214,8 @@ def fit(
         executor: how plans are executed: a class like `SingleDevice`, which takes one device; see `Executor`.
         group: the process group (`torch.distributed.group.WORLD`) whose ranks train this model together, each on
             batches of its own: each keeps a shard of every parameter and its states, and gradients are averaged.
+        lossy: leave to keep values for backward in fewer bits, which changes gradients: `Lossy(["int8", "bf16"],
+            max_gradient_error=0.01)`, see `Lossy`. Without it every number is that of plain PyTorch.
         say: receives notices, one sentence each.
 
     Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
@@ -233,6 +238,7 @@ def fit(
         executor,
         say,
         group,
+        lossy,
     )
     if loss is not None and forward is not None:
         raise ParameterError("Pass loss, which takes the model's outputs, or forward, which calls the model; not both.")

@@ -15,19 +15,21 @@ from stowage.flows.api.evaluation import Resting, plan_forward
 from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.effort import Effort, target_device
-from stowage.flows.planning.job import Planning, StepToPlan
+from stowage.flows.planning.job import Leave, Planning, StepToPlan
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
 from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
 from stowage.flows.planning.step import plan_costed
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
 from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.sensitivity import StepTensors, gradient_errors
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, recorded_text, with_updates
 
@@ -43,6 +45,7 @@ class Planner:
         structures: number of steps that are remembered at most.
         ranks: the processes that train the model together; rank 0 plans for all of them.
         watch: receives the progress.
+        lossy: leave to keep values for backward in fewer bits.
     """
 
     model: nn.Module
@@ -55,6 +58,7 @@ class Planner:
     structures: int = 16
     ranks: Ranks | None = None
     watch: Watch = field(default_factory=Watch)
+    lossy: Lossy | None = None
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -74,6 +78,7 @@ class Planner:
         effort: Effort | None = None,
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
+        live: Callable[[], StepTensors] | None = None,
     ) -> Planned:
         """Plan a training step.
 
@@ -85,6 +90,7 @@ class Planner:
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
+            live: returns the tensors that the step reads, to measure with; needed where there is leave for lossy plans.
 
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -96,7 +102,8 @@ class Planner:
                 planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
             if planned is None:
                 slow()
-                planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
+                effort_now = effort or self.effort
+                planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort_now, live)
             return planned
 
         if self.ranks is not None:
@@ -169,6 +176,7 @@ class Planner:
         largest: MicroBatch | None,
         offloaded_at_rest: frozenset[str],
         effort: Effort,
+        live: Callable[[], StepTensors] | None,
     ) -> Planned:
         step = StepToPlan(
             model=self.model,
@@ -176,6 +184,7 @@ class Planner:
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
+            leave=self._leave(live),
         )
         how = self._how(effort, offloaded_at_rest)
         costed = cost_step(step, replace(how, target=self._target(self._device_type())))
@@ -206,6 +215,15 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
+    def _leave(self, live: Callable[[], StepTensors] | None) -> Leave | None:
+        if self.lossy is None or live is None:
+            return None
+
+        def errors(trace: TraceTables, lossy: Lossy) -> list[GradientError]:
+            return gradient_errors(trace, lossy.kinds, [live()], progress=self.watch.part)
+
+        return Leave(self.lossy, errors)
+
     def _how(self, effort: Effort, offloaded_at_rest: frozenset[str]) -> Planning:
         return Planning(
             stores=self.stores,
@@ -216,6 +234,7 @@ class Planner:
             lower_tier=self.lower_tier,
             offloaded_at_rest=offloaded_at_rest,
             part=self.watch.part,
+            lossy=self.lossy is not None,
         )
 
     def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:

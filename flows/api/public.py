@@ -7,6 +7,7 @@ from typing import Any
 
 MODULE_OF = {
     "BatchChoice": "stowage.flows.planning.batch_sizes",
+    "Lossy": "stowage.stages.ir.lossy",
     "MasterWeights": "stowage.stages.runtime.masters",
     "Offload": "stowage.flows.api.offload",
     "ShardPlan": "stowage.flows.api.sharding.plan",

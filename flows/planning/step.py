@@ -97,7 +97,8 @@ def solve_costed(
     store = PlanStore(how.stores / "solved")
     lasting = lower_tier.lasting() if lower_tier else None
     limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
-    key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest))
+    leave = ("lossy",) if how.lossy else ()
+    key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest), *leave)
     room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     if solved is not None:

@@ -11,6 +11,7 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED, ChainName
+from stowage.stages.partition.alike import like
 from stowage.stages.partition.blocks import partition
 from stowage.stages.partition.clusters.block import block_clusters
 from stowage.stages.partition.clusters.partition import Limits
@@ -96,6 +97,33 @@ def make_chains(
     return (
         around if before > HUGE and largest <= max_exact_nodes else {NO_LONG_LIVED: Partitioned(*plain, []), **around}
     )
+
+
+def make_chains_like(
+    plain: TraceTables,
+    chains: Mapping[ChainName, Partitioned],
+    trace: TraceTables,
+    costs: Mapping[str, Cost],
+    *,
+    max_exact_nodes: int = MAX_EXACT_NODES,
+    limits: Limits | None = None,
+) -> dict[ChainName, Partitioned]:
+    """Make the chains of a rewrite, cut where those of the step as it was recorded are, so that blocks correspond.
+
+    Args:
+        plain: the step as it was recorded.
+        chains: its chains.
+        trace: the rewrite.
+        costs: the cost of every call.
+        max_exact_nodes: see `make_chains`.
+        limits: see `make_chains`.
+    """
+    folded = fold(trace, costs).nodes
+    found: dict[ChainName, Partitioned] = {}
+    for name, chain in chains.items():
+        nodes, blocks = partition(trace, folded, like=like(plain, chain.nodes, chain.blocks, trace))
+        found[name] = Partitioned(nodes, blocks, _clusters(trace, nodes, blocks, max_exact_nodes, limits))
+    return found
 
 
 def _clusters(

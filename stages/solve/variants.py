@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, size_text, size_texts
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
-from stowage.stages.rewrite import Way, is_exact
+from stowage.stages.rewrite import Way, is_asked, is_exact
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
@@ -103,11 +103,11 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
         except Infeasible as failure:
             failures.append(failure)
             continue
-        if not _leaves_to_be_desired(found[-1]):
+        if not _leaves_to_be_desired(found[-1]) and not is_asked(variant.name):
             break
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
-    if all(_leaves_to_be_desired(solved) and not solved.slots for solved in found):
+    if all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
         for way in mixtures(variants, options, request, known.part("mixtures")):
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
                 found.append(plan(way))
