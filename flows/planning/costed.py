@@ -19,14 +19,13 @@ from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import ChainName, VariantName
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
-from stowage.stages.partition import Limits, make_blocks, make_chains, make_chains_like
-from stowage.stages.partition.chains import Partitioned
+from stowage.stages.partition import Limits, make_blocks, make_variants
 from stowage.stages.profile import CostStore, profile_variants
-from stowage.stages.rewrite import is_asked, rewritten, variants_of
+from stowage.stages.rewrite import rewritten, variants_of
 from stowage.stages.rewrite.lossy import Classes, choices
 from stowage.stages.solve import Variant, eager_peak_bytes
 from stowage.stages.trace import Recorded, parameters_of, record_step, with_updates
@@ -91,19 +90,12 @@ def _cut(
     limits: Limits | None = None,
 ) -> list[Variant]:
     by_signature = {c.signature: c for c in costs}
-    found: list[Variant] = []
-    plain: tuple[TraceTables, dict[ChainName, Partitioned]] | None = None
-    for name, trace in traces.items():
-        if plain is not None and is_asked(name):
-            chains = make_chains_like(*plain, trace, by_signature, max_exact_nodes=max_exact_nodes, limits=limits)
-        else:
-            chains = make_chains(
-                trace, by_signature, max_blocks=max_blocks, max_exact_nodes=max_exact_nodes, limits=limits
-            )
-        plain = plain or (trace, chains)
-        for chain, made in chains.items():
-            found.append(Variant(VariantName(name, chain).text, trace, made.nodes, made.blocks, made.clusters))
-    return found
+    made_of = make_variants(traces, by_signature, max_blocks=max_blocks, max_exact_nodes=max_exact_nodes, limits=limits)
+    return [
+        Variant(VariantName(name, chain).text, traces[name], made.nodes, made.blocks, made.clusters)
+        for name, chains in made_of.items()
+        for chain, made in chains.items()
+    ]
 
 
 def cost_step(step: StepToPlan, how: Costing) -> Costed:

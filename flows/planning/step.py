@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stowage.flows.planning.costed import Costed, block_options, cost_step, cost_traces
 from stowage.flows.planning.effort import QUICK, Effort, processor_s, stores_folder, target_device
 from stowage.flows.planning.job import Costing, Planning, StepToPlan
@@ -106,7 +108,7 @@ def solve_costed(
     how.progress("options")
     options = costed.options_for(method, how.stores, effort, how.part)
     how.progress("solve")
-    request = how.request(budget, target)
+    request = replace(how.request(budget, target), errors=costed.errors)
     with reserve.counted():
         solved = reserve.stated(solve_variants(variants, options, request, known))
     store.add(key, solved)

@@ -27,6 +27,10 @@ MAX_GRADIENT_ERROR = 0.01
 """Default of `Lossy.max_gradient_error`."""
 
 
+ERRORS = "errors.parquet"
+"""Name of the table of what was measured, beside those of the trace; it is there where there is leave."""
+
+
 @dataclass(frozen=True)
 class Lossy:
     """Leave to keep values for backward in fewer bits, which changes gradients and never the loss of the same weights.

@@ -10,7 +10,7 @@
 - `scale`: a partitioned step in another size.
 """
 
-from stowage.stages.partition.chains import Partitioned, make_blocks, make_chains, make_chains_like
+from stowage.stages.partition.chains import Partitioned, make_blocks, make_chains, make_variants
 from stowage.stages.partition.clusters.partition import Limits
 
-__all__ = ["Limits", "Partitioned", "make_blocks", "make_chains", "make_chains_like"]
+__all__ = ["Limits", "Partitioned", "make_blocks", "make_chains", "make_variants"]

@@ -108,6 +108,7 @@ def find_chain(
         long_lived_from: values read at least so many nodes after they are made are long-lived: kept instead of hiding
             borders (what a decoder reads of its encoder, skips of a U-Net, inputs of a scan); their gradients may then
             wait beside that of `x`. None for no long-lived values.
+        like: cut here and nowhere else, and keep these long-lived values, whatever the sizes of blocks.
     """
     free = parameter_free(nodes, parameters, accumulators)
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]

@@ -10,6 +10,7 @@ from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, size_text, s
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
 from stowage.stages.rewrite import Way, is_asked, is_exact
+from stowage.stages.rewrite.lossy import described
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
 from stowage.stages.solve.offload.tier import LowerTier
@@ -113,7 +114,9 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
                 found.append(plan(way))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
     best = min(found, key=lambda s: s.summary.step_time_s)
-    return replace(best, summary=replace(best.summary, smallest_feasible_bytes=smallest))
+    lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
+    stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)
+    return replace(best, summary=stated)
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

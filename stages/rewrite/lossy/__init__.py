@@ -10,7 +10,7 @@
 """
 
 from stowage.stages.rewrite.lossy.choose import candidates, choices
-from stowage.stages.rewrite.lossy.classes import Classes
+from stowage.stages.rewrite.lossy.classes import Classes, described
 from stowage.stages.rewrite.lossy.codecs import CODECS, Codec
 from stowage.stages.rewrite.lossy.compress import compress, compressed_sites
 
@@ -22,4 +22,5 @@ __all__ = [
     "choices",
     "compress",
     "compressed_sites",
+    "described",
 ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.variant import VariantName
 from stowage.stages.rewrite.lossy.codecs import CODECS
 from stowage.stages.rewrite.lossy.compress import compress_values
 from stowage.stages.rewrite.lossy.saved import Saved, saved_values
@@ -43,6 +46,29 @@ def classes_of(trace: TraceTables, saved: Sequence[Saved]) -> dict[int, str]:
         maker: name if len(kinds[name]) == 1 else f"{name} ({kinds[name][kind] + 1})"
         for maker, (name, kind) in named.items()
     }
+
+
+def described(trace: TraceTables, variant: str, errors: Iterable[GradientError]) -> tuple[tuple[str, ...], float]:
+    """Return what a variant keeps in fewer bits, kind and class, and the most that its gradient may change by.
+
+    Errors of classes are independent: their squares add up. A class of which only some layers are packed counts whole.
+
+    Args:
+        trace: the step as it was recorded.
+        variant: the name of the variant.
+        errors: what was measured.
+    """
+    parts = {name: sites for name, sites in VariantName.of(variant).parts if name in CODECS}
+    if not parts:
+        return (), 0.0
+    rows = {(e.kind, e.tensors): e.squared_error for e in errors}
+    squared, found = 0.0, []
+    for (kind, name), members in Classes(trace).members(parts).items():
+        sites = parts[kind]
+        if sites is None or not {site for site, _ in members}.isdisjoint(sites):
+            found.append(f"{kind}: {name}")
+            squared += 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
+    return tuple(found), math.sqrt(squared)
 
 
 class Classes:
