@@ -20,6 +20,9 @@ KINDS: dict[str, str] = {
     "int4": "4 bits with a scale for each row; two values a byte",
     "int4_tensor": "4 bits with one scale for a tensor; two values a byte",
     "int4_group": "4 bits with a scale for each 64 elements; two values a byte",
+    "relu1bit": "1 bit for what only ReLU's backward reads: exact",
+    "gelu2bit": "2 bits for what only GELU's backward reads",
+    "silu2bit": "2 bits for what only SiLU's backward reads",
 }
 """Kinds of codes that values may be kept in for backward."""
 

@@ -1,4 +1,4 @@
-"""Training with leave for lossy plans: equal, bit for bit, to plain PyTorch whose hooks keep the same values in codes."""
+"""Training with leave for lossy plans equals, bit for bit, plain PyTorch whose hooks keep the same values in codes."""
 
 from __future__ import annotations
 

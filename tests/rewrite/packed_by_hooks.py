@@ -43,6 +43,10 @@ def _scaled(levels: int, group: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return lossy
 
 
+def _four_points(bound: float, near: float, far: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.where(x > 0, 1.0, -1.0) * ((x.abs() > bound).float() * (far - near) + near)
+
+
 REFERENCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bf16": _cast(torch.bfloat16),
     "fp8_e4m3": _cast(torch.float8_e4m3fn, 448.0),
@@ -54,6 +58,9 @@ REFERENCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         for b, n in ((8, 127), (4, 7))
         for g in ("row", "tensor", "group")
     },
+    "relu1bit": lambda x: (~(x <= 0)).float() - 0.5,
+    "gelu2bit": _four_points(0.46902644222919954, 0.23021011154380255, 2.8914878456084363),
+    "silu2bit": _four_points(0.7892766768033946, 0.38462932688801993, 4.991476053914828),
 }
 """What is read back of a value, for each kind."""
 

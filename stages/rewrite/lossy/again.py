@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+from stowage.stages.ir.trace import Call
+
 CHEAP = frozenset(
     f"aten.{name}"
     for name in (
@@ -45,3 +49,15 @@ ATTENTION = (
 Backward reads the log-sum-exp that forward saved: with other q, k and v its gradients would be wrong by more than they
 are. So these may be packed only where attention is computed again of what is unpacked.
 """
+
+_DROPOUT = {"aten._scaled_dot_product_flash_attention": 3}
+"""Position of the probability of dropout among the arguments; it is 5 where it is not named here."""
+
+
+def draws(attention: Call) -> bool:
+    """Say whether a call of fused attention draws random numbers: the schema says of all that they may."""
+    arguments = json.loads(attention.arguments)
+    position = next((p for name, p in _DROPOUT.items() if attention.target.startswith(name)), 5)
+    args = arguments["args"]
+    given = args[position] if len(args) > position else arguments["kwargs"].get("dropout_p", 0.0)
+    return given != 0

@@ -12,7 +12,6 @@ all that the limit admits; the solver of the chain picks among them, block by bl
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +43,7 @@ class Candidate:
         sites: the rewrite's sites.
         squared_error: see `GradientError`.
         bytes: bytes that wait less between forward and backward, in one step.
+        spared: the storages that wait no more.
         seconds: what packing, unpacking and computing again take, in one step.
     """
 
@@ -53,6 +53,7 @@ class Candidate:
     squared_error: float
     bytes: int
     seconds: float
+    spared: frozenset[int] = frozenset()
 
 
 def choices(trace: TraceTables, costs: Mapping[str, Cost], errors: Sequence[GradientError], lossy: Lossy) -> list[str]:
@@ -97,8 +98,18 @@ def candidates(
     for (kind, name), made in classes.traces(lossy.kinds).items():
         error = 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
         if error <= lossy.max_gradient_error**2:
-            sites = tuple(site for site, _ in members[kind, name])
-            found.append(before.candidate(kind, name, sites, error, _Totals.of(made, costs)))
+            after = _Totals.of(made, costs)
+            found.append(
+                Candidate(
+                    kind,
+                    name,
+                    tuple(site for site, _ in members[kind, name]),
+                    error,
+                    before.waiting_bytes - after.waiting_bytes,
+                    max(after.seconds - before.seconds, 0.0),
+                    frozenset().union(*(saved.freed for _, saved in members[kind, name])),
+                )
+            )
     return [c for c in found if c.bytes > 0]
 
 
@@ -123,10 +134,6 @@ class _Totals:
         nbytes = sum(trace.storages[s].nbytes for s in waiting if trace.storages[s].role == "temporary")
         return _Totals(nbytes, sum(costs[c.signature].time_s for c in trace.calls if c.signature in costs))
 
-    def candidate(self, rewrite: str, tensors: str, sites: tuple[int, ...], error: float, after: _Totals) -> Candidate:
-        spared = self.waiting_bytes - after.waiting_bytes
-        return Candidate(rewrite, tensors, sites, error, spared, max(after.seconds - self.seconds, 0.0))
-
 
 def chosen(found: Sequence[Candidate], price: float, limit: float) -> list[Candidate]:
     """Return the best choice for one price of a byte, by dynamic programming over the classes.
@@ -136,11 +143,17 @@ def chosen(found: Sequence[Candidate], price: float, limit: float) -> list[Candi
         price: seconds that a byte is worth; with infinity bytes alone count, and seconds where they are equal.
         limit: most of the sum of squared errors.
     """
-    classes: dict[str, list[tuple[Candidate, int]]] = defaultdict(list)
+    groups: list[tuple[set[int], list[tuple[Candidate, int]]]] = []
     for candidate in found:
         steps = math.ceil(STEPS * candidate.squared_error / limit)
-        if steps <= STEPS:
-            classes[candidate.tensors].append((candidate, steps))
+        if steps > STEPS:
+            continue
+        spared, own = set(candidate.spared), [(candidate, steps)]
+        for group in [g for g in groups if not spared.isdisjoint(g[0])]:  # of what spares the same, one is taken
+            groups.remove(group)
+            spared |= group[0]
+            own = group[1] + own
+        groups.append((spared, own))
 
     def worth(candidate: Candidate) -> tuple[float, float]:
         if math.isinf(price):
@@ -149,7 +162,7 @@ def chosen(found: Sequence[Candidate], price: float, limit: float) -> list[Candi
 
     best: list[tuple[float, float]] = [(0.0, 0.0)] * (STEPS + 1)
     taken: list[tuple[Candidate, ...]] = [()] * (STEPS + 1)
-    for own in classes.values():
+    for _, own in groups:
         new_best, new_taken = list(best), list(taken)
         for candidate, steps in own:
             gain = worth(candidate)

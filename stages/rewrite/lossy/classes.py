@@ -14,6 +14,9 @@ from stowage.stages.rewrite.lossy.codecs import CODECS
 from stowage.stages.rewrite.lossy.compress import compress_values
 from stowage.stages.rewrite.lossy.saved import Saved, saved_values
 
+ALONE = " alone"
+"""End of the name of a class of values of which nothing is computed again."""
+
 _MANY = "*"
 """Stands in the name of a class for the number of a layer."""
 
@@ -79,20 +82,25 @@ class Classes:
         self._trace = trace
 
     @cached_property
-    def _saved(self) -> list[Saved]:
-        return saved_values(self._trace)
+    def _saved(self) -> list[tuple[Saved, str]]:
+        saved = saved_values(self._trace)
+        names = classes_of(self._trace, saved)
+        return [(value, names[value.maker]) for value in saved]
 
     @cached_property
-    def _names(self) -> dict[int, str]:
-        return classes_of(self._trace, self._saved)
+    def _alone(self) -> list[tuple[Saved, str]]:
+        saved = saved_values(self._trace, alone=True)
+        names = classes_of(self._trace, saved)
+        return [(value, f"{names[value.maker]}{ALONE}") for value in saved]
 
     def members(self, kinds: Iterable[str]) -> dict[tuple[str, str], list[tuple[int, Saved]]]:
         """Return for each kind and class the sites of the kind's rewrite, each with the value that is packed there."""
         found: dict[tuple[str, str], list[tuple[int, Saved]]] = defaultdict(list)
         for kind in kinds:
-            fitting = [saved for saved in self._saved if CODECS[kind].fits(self._trace, saved)]
-            for site, saved in enumerate(fitting):
-                found[kind, self._names[saved.maker]].append((site, saved))
+            codec = CODECS[kind]
+            values = self._alone if codec.alone else self._saved
+            for site, (saved, name) in enumerate(v for v in values if codec.fits(self._trace, v[0])):
+                found[kind, name].append((site, saved))
         return dict(found)
 
     def traces(self, kinds: Iterable[str]) -> dict[tuple[str, str], TraceTables]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from stowage.stages.ir.trace import TraceTables, Value
+from stowage.stages.rewrite.lossy.bits import GELU, SILU, AboveZero, is_contiguous
 from stowage.stages.rewrite.lossy.emitter import Form, Lines, tensor
-from stowage.stages.rewrite.lossy.saved import Saved, contiguous_stride
+from stowage.stages.rewrite.lossy.saved import Saved
 
 Codes = Sequence[int]
 """The values that are kept instead of the one that is packed."""
@@ -38,6 +39,7 @@ class Codec:
         pack: writes calls that pack a value, and returns what is kept.
         unpack: writes calls that make a value of the same form from what is kept.
         exact: whether backward computes the same bits with it.
+        alone: it packs what one operator of backward reads, and nothing is computed again of it.
     """
 
     name: str
@@ -46,15 +48,11 @@ class Codec:
     pack: Callable[[Lines, int], Codes]
     unpack: Callable[[Lines, Codes, Value], int]
     exact: bool = False
+    alone: bool = False
 
 
 def _any(trace: TraceTables, saved: Saved) -> bool:
     return True
-
-
-def _is_contiguous(row: Value) -> bool:
-    pairs = zip(row.shape, row.stride, contiguous_stride(row.shape))
-    return all(size == 1 or stride == wanted for size, stride, wanted in pairs)
 
 
 def _flat(multiple: int) -> Callable[[TraceTables, Saved], bool]:
@@ -62,7 +60,7 @@ def _flat(multiple: int) -> Callable[[TraceTables, Saved], bool]:
 
     def fits(trace: TraceTables, saved: Saved) -> bool:
         row = trace.values[saved.base]
-        return _is_contiguous(row) and math.prod(row.shape) % multiple == 0
+        return is_contiguous(row) and math.prod(row.shape) % multiple == 0
 
     return fits
 
@@ -209,7 +207,12 @@ def _codecs() -> list[Codec]:
             scaled = _Scaled(levels, per)
             name = f"int{bits}" if per == "row" else f"int{bits}_{per}"
             found.append(Codec(name, bits, scaled.fits, scaled.pack, scaled.unpack))
-    return found
+    return [
+        *found,
+        Codec("relu1bit", 1, AboveZero.fits, AboveZero.pack, AboveZero.unpack, exact=True, alone=True),
+        Codec("gelu2bit", 2, GELU.fits, GELU.pack, GELU.unpack, alone=True),
+        Codec("silu2bit", 2, SILU.fits, SILU.pack, SILU.unpack, alone=True),
+    ]
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in _codecs()}

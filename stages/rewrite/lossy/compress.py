@@ -27,7 +27,7 @@ FARTHEST = 24
 
 def compressed_sites(trace: TraceTables, codec: Codec) -> list[Saved]:
     """Return the values that a codec can pack, in the order of their makers."""
-    return [saved for saved in saved_values(trace) if codec.fits(trace, saved)]
+    return [saved for saved in saved_values(trace, alone=codec.alone) if codec.fits(trace, saved)]
 
 
 def compress(codec: Codec, trace: TraceTables, where: Callable[[Call], bool] = lambda call: True) -> TraceTables:
@@ -153,5 +153,5 @@ class _Backward:
                 storage = emitter.storage(self._trace.storages[row.storage].nbytes, f"{name}{AGAIN}")
             copies[returned] = emitter.value(name, Form.like(row), storage, row.offset)
         again = reading(call, self._renamed, tuple(copies.get(v, v) for v in call.returns))
-        emitter.before[event].append(replace(again, phase="backward"))
+        emitter.before[event].append(replace(again, phase="backward", is_random=False))
         self._renamed |= copies

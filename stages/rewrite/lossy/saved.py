@@ -12,7 +12,7 @@ from functools import cached_property
 from stowage.stages.ir.operators import SEALS, SPENDS, without_overload
 from stowage.stages.ir.trace import Call, TraceTables, Value, base_values
 from stowage.stages.ir.updates import left_behind
-from stowage.stages.rewrite.lossy.again import ATTENTION, CHEAP
+from stowage.stages.rewrite.lossy.again import ATTENTION, CHEAP, draws
 
 SMALLEST = 1024
 """Values with fewer elements are left as they are."""
@@ -46,13 +46,19 @@ class Saved:
     freed: frozenset[int] = frozenset()
 
 
-def saved_values(trace: TraceTables) -> list[Saved]:
+def saved_values(trace: TraceTables, *, alone: bool = False) -> list[Saved]:
     """Return the values that may be packed, in the order of their makers; one for each call at most.
 
     Where what is computed of a value by cheap operators is saved too, it is computed again, of what is unpacked,
     instead. No two values spare the same storage: of those that would, the one is taken that spares most.
+
+    Args:
+        trace: the trace of a step.
+        alone: nothing is computed again.
     """
     search = _Search(trace)
+    if alone:
+        return search.found(through=False)
     nbytes = [s.nbytes for s in trace.storages]
 
     def gain(saved: Saved) -> int:
@@ -180,11 +186,11 @@ class _Search:
         return self._needed(found)
 
     def _is_cheap(self, call: Call, own: int) -> bool:
-        if call.is_random or call.mutates or call.replay_arguments:
+        if call.mutates or call.replay_arguments:
             return False
         if call.target.startswith(ATTENTION):  # of q, k and v that are all packed together
-            return {self._storage_of[v] for v in call.reads[:3]} == {own}
-        return call.target in CHEAP
+            return not draws(call) and {self._storage_of[v] for v in call.reads[:3]} == {own}
+        return call.target in CHEAP and not call.is_random
 
     def _is_there(self, storage: int) -> bool:
         """Say whether a storage is in memory in backward anyway, with the content that forward finds."""
