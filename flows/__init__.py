@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from stowage.flows.api.trainer.trainer import stow
     from stowage.flows.api.training_step import TrainingStep
     from stowage.flows.planning.batch_sizes import BatchChoice
+    from stowage.stages.ir.lossy import Lossy
     from stowage.stages.runtime.masters import MasterWeights
 
 __all__ = [
     "BatchChoice",
     "Freeze",
+    "Lossy",
     "MasterWeights",
     "Offload",
     "ShardPlan",

@@ -11,6 +11,7 @@ from torch import nn
 
 from stowage.flows.api.steps import NewShapes
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.settings.models import is_path
 
 _SHOWN = 60
@@ -62,6 +63,7 @@ _RULES: dict[str, _Rule] = {
     "programs": (_is_count, "how many may be in memory, 1 or more"),
     "method": (_is_word, "the name of a method, 'auto' to have the best"),
     "quick": (lambda value: isinstance(value, bool), "True or False"),
+    "lossy": (lambda value: value is None or isinstance(value, Lossy), "a Lossy, such as Lossy(['int8']), or None"),
     "say": (callable, "a function of one text"),
     "new_shapes": (lambda value: value in get_args(NewShapes), f"one of {', '.join(get_args(NewShapes))}"),
     "offload_dir": _PLACE,

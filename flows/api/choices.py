@@ -12,6 +12,7 @@ from stowage.flows.api.check.when import Check
 from stowage.flows.api.freeze import Freeze
 from stowage.flows.api.offload import Offload
 from stowage.flows.api.steps import MOST, NewShapes, Say
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.single import SingleDevice
 
@@ -37,6 +38,7 @@ class Choices:
     say: Say = print_notice
     group: Any = None
     freeze: Freeze | None = None
+    lossy: Lossy | None = None
 
     def __post_init__(self) -> None:
         """Check the attributes.
@@ -52,4 +54,5 @@ class Choices:
             new_shapes=self.new_shapes,
             programs=self.programs,
             say=self.say,
+            lossy=self.lossy,
         )

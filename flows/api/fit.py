@@ -28,6 +28,7 @@ from stowage.flows.api.training_step import TrainingStep
 from stowage.flows.api.update_rate import with_own_updates
 from stowage.flows.planning.effort import QUICK, Effort, stores_folder, target_device
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.sharded import ShardedDevice
@@ -105,6 +106,7 @@ def _make_step(
         structures=choices.programs,
         ranks=ranks,
         freeze=freezing,
+        lossy=choices.lossy,
     )
     executor = choices.executor
     if ranks is not None:
@@ -181,6 +183,7 @@ def fit(
     executor: MakeExecutor = SingleDevice,
     group: Any = None,
     freeze: Freeze | None = None,
+    lossy: Lossy | None = None,
     say: Say = print_notice,
 ) -> TrainingStep:
     """Plan the training step of `model` on batches like `batch` within `device_budget`.
@@ -232,6 +235,8 @@ def fit(
         freeze: train a part of the model in each step: `Freeze(rate=0.9, policy="ils")` freezes nine tenths of its
             units, those that moved least. Memory is planned for the worst choice of what trains; frozen parameters and
             their states stay as they are.
+        lossy: leave to keep values for backward in fewer bits, which changes gradients: `Lossy(["int8", "bf16"],
+            max_gradient_error=0.01)`, see `Lossy`. Without it every number is that of plain PyTorch.
         say: receives notices, one sentence each.
 
     Under `torch.autocast` the forward and the loss run with its casts; call the step under it too.
@@ -256,6 +261,7 @@ def fit(
             say,
             group,
             freeze_of(freeze),
+            lossy,
         )
         if loss is not None and forward is not None:
             raise ParameterError(

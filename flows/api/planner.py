@@ -16,19 +16,21 @@ from stowage.flows.planning.costed import Costed, cost_step
 from stowage.flows.planning.curve import CurvePlanner
 from stowage.flows.planning.effort import Effort, target_device
 from stowage.flows.planning.freezing import Freezing
-from stowage.flows.planning.job import Planning, StepToPlan
+from stowage.flows.planning.job import Leave, Planning, StepToPlan
 from stowage.flows.planning.planned import Planned, finish
 from stowage.flows.planning.progress import Watch
 from stowage.flows.planning.sizes import AtOnce, Sizes, everything_kept
 from stowage.flows.planning.step import plan_costed
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.errors import TableError
+from stowage.stages.ir.lossy import GradientError, Lossy
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.profile import CostStore, Similar, estimated_costs
 from stowage.stages.rewrite import variants_of
 from stowage.stages.runtime.sharding.agreement import agree
 from stowage.stages.runtime.sharding.ranks import Ranks
+from stowage.stages.sensitivity import StepTensors, gradient_errors
 from stowage.stages.solve import Known, LowerTier, PlanRequest, Reserve, check_method, eager_peak_bytes
 from stowage.stages.trace import MicroBatch, Recorded, RecordedForward, parameters_of, recorded_text, with_updates
 
@@ -45,6 +47,7 @@ class Planner:
         ranks: the processes that train the model together; rank 0 plans for all of them.
         freeze: what steps may freeze; None where nothing is ever frozen.
         watch: receives the progress.
+        lossy: leave to keep values for backward in fewer bits.
     """
 
     model: nn.Module
@@ -58,6 +61,7 @@ class Planner:
     ranks: Ranks | None = None
     freeze: Freezing | None = None
     watch: Watch = field(default_factory=Watch)
+    lossy: Lossy | None = None
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -77,6 +81,7 @@ class Planner:
         effort: Effort | None = None,
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
+        live: Callable[[], StepTensors] | None = None,
     ) -> Planned:
         """Plan a training step.
 
@@ -88,6 +93,7 @@ class Planner:
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
+            live: returns the tensors that the step reads, to measure with; needed where there is leave for lossy plans.
 
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -99,7 +105,8 @@ class Planner:
                 planned = self._at_once(recorded, micro_batch, largest, offloaded_at_rest, in_full=in_full)
             if planned is None:
                 slow()
-                planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort or self.effort)
+                effort_now = effort or self.effort
+                planned = self._in_full(recorded, micro_batch, largest, offloaded_at_rest, effort_now, live)
             return planned
 
         if self.ranks is not None:
@@ -172,6 +179,7 @@ class Planner:
         largest: MicroBatch | None,
         offloaded_at_rest: frozenset[str],
         effort: Effort,
+        live: Callable[[], StepTensors] | None,
     ) -> Planned:
         step = StepToPlan(
             model=self.model,
@@ -179,6 +187,7 @@ class Planner:
             recorded=recorded,
             micro_batch=micro_batch,
             largest=largest,
+            leave=self._leave(live),
         )
         how = self._how(effort, offloaded_at_rest)
         costed = cost_step(step, replace(how, target=self._target(self._device_type())))
@@ -211,6 +220,15 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
+    def _leave(self, live: Callable[[], StepTensors] | None) -> Leave | None:
+        if self.lossy is None or live is None:
+            return None
+
+        def errors(trace: TraceTables, lossy: Lossy) -> list[GradientError]:
+            return gradient_errors(trace, lossy.kinds, [live()], progress=self.watch.part)
+
+        return Leave(self.lossy, errors)
+
     def _how(self, effort: Effort, offloaded_at_rest: frozenset[str]) -> Planning:
         return Planning(
             stores=self.stores,
@@ -222,6 +240,7 @@ class Planner:
             offloaded_at_rest=offloaded_at_rest,
             part=self.watch.part,
             freeze=self.freeze,
+            lossy=self.lossy is not None,
         )
 
     def _request(self, budget_bytes: int, target: DeviceDescription, offloaded_at_rest: frozenset[str]) -> PlanRequest:

@@ -30,6 +30,7 @@ from stowage.stages.runtime import Program
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.runtime.program import forget_source
 from stowage.stages.runtime.sharding.agreement import heard, together
+from stowage.stages.sensitivity import StepTensors
 from stowage.stages.structure.generators import forked_generators
 from stowage.stages.trace import MicroBatch, Recorded, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
@@ -256,7 +257,7 @@ class Programs:
         watch = self._planner.watch
         with ends_in_one_line(watch, self._say), watch.shown(reason):
             try:
-                planned = self._plan(recorded, key, micro_batch, reason, ahead=ahead)
+                planned = self._plan(recorded, key, batch, micro_batch, reason, ahead=ahead)
             except Infeasible as error:
                 raise error.about("training", form_of(key[0])) from None
         program = together(self._planner.ranks, lambda: self.binding.bind(planned, recorded.outside))
@@ -281,7 +282,9 @@ class Programs:
         """Return whether the optimizer updates all parameters in one `step()`, after the last gradient."""
         return self._known_optimizer is not None and bool(self._known_optimizer.habits.joint)
 
-    def _plan(self, recorded: Recorded, key: Key, micro_batch: MicroBatch, reason: str, *, ahead: bool) -> Planned:
+    def _plan(
+        self, recorded: Recorded, key: Key, batch: Any, micro_batch: MicroBatch, reason: str, *, ahead: bool
+    ) -> Planned:
         largest = None
         if self._steps.accumulate > 1:
             largest = self._micro_batch(with_gradient(recorded), True)
@@ -294,6 +297,7 @@ class Programs:
                 effort=QUICK if self._steps.new_shapes == "quick" and self._seen and not ahead else None,
                 in_full=ahead,
                 slow=lambda: self._say(f"Planning, {reason}: training waits for it.") if reason else None,
+                live=lambda: StepTensors.of(self._model, batch, recorded.outside),
             )
 
     def _record(self, key: Key, batch: Any) -> Recorded:

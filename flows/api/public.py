@@ -8,6 +8,7 @@ from typing import Any
 MODULE_OF = {
     "BatchChoice": "stowage.flows.planning.batch_sizes",
     "Freeze": "stowage.flows.api.freeze",
+    "Lossy": "stowage.stages.ir.lossy",
     "MasterWeights": "stowage.stages.runtime.masters",
     "Offload": "stowage.flows.api.offload",
     "ShardPlan": "stowage.flows.api.sharding.plan",

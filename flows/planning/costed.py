@@ -15,6 +15,7 @@ from stowage.flows.planning.true_kernels import with_true_kernels
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.costs import Cost, DeviceDescription
 from stowage.stages.ir.defaults import MAX_BLOCKS, MAX_EXACT_NODES
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.methods import method_of
 from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
@@ -22,9 +23,10 @@ from stowage.stages.ir.variant import VariantName
 from stowage.stages.optimizers import Bench, KnownOptimizer
 from stowage.stages.options.generate import options_for_blocks
 from stowage.stages.options.store import OptionStore
-from stowage.stages.partition import Limits, make_blocks, make_chains
+from stowage.stages.partition import Limits, make_blocks, make_variants
 from stowage.stages.profile import CostStore, profile_variants
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import rewritten, variants_of
+from stowage.stages.rewrite.lossy import Classes, choices
 from stowage.stages.solve import Variant, eager_peak_bytes
 from stowage.stages.trace import Recorded, parameters_of, record_step, with_updates
 
@@ -40,6 +42,7 @@ class Costed:
         costs: costs of every distinct call.
         limits: sizes of the clusters of methods that take the whole step as one block; the defaults where None.
         max_exact_nodes: blocks with more nodes are cut into clusters.
+        errors: what kinds of codes do to the gradient, where some may be used.
     """
 
     target: DeviceDescription
@@ -48,6 +51,7 @@ class Costed:
     costs: Sequence[Cost]
     limits: Limits | None = None
     max_exact_nodes: int = MAX_EXACT_NODES
+    errors: Sequence[GradientError] = ()
     _whole: dict[Limits | None, list[Variant]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _options: dict[tuple[bool, str, tuple[int, int] | None, Path, Effort], list[Option]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -86,11 +90,11 @@ def _cut(
     limits: Limits | None = None,
 ) -> list[Variant]:
     by_signature = {c.signature: c for c in costs}
-    how = {"max_blocks": max_blocks, "max_exact_nodes": max_exact_nodes}
+    made_of = make_variants(traces, by_signature, max_blocks=max_blocks, max_exact_nodes=max_exact_nodes, limits=limits)
     return [
-        Variant(VariantName(name, chain).text, rewritten, made.nodes, made.blocks, made.clusters)
-        for name, rewritten in traces.items()
-        for chain, made in make_chains(rewritten, by_signature, **how, limits=limits).items()
+        Variant(VariantName(name, chain).text, traces[name], made.nodes, made.blocks, made.clusters)
+        for name, chains in made_of.items()
+        for chain, made in chains.items()
     ]
 
 
@@ -120,21 +124,35 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
     traces, whole = variants_of(trace), trace
     if step.largest is not None:
         whole = with_updates(recorded, step.model, optimizer=learnt, micro_batch=step.largest)
-    known = profile_variants(
-        [*traces.values(), *([whole] if step.largest is not None else [])],
-        target,
-        CostStore(how.stores / "costs"),
-        costs="roofline" if how.costs == "roofline" else "measured",
-        seconds_per_call=how.effort.seconds_per_call,
-        min_samples=how.effort.min_samples,
-        make_update=Bench(learnt.optimizer, parameters_of(step.model, recorded.outside)) if learnt else None,
-        progress=how.profiled,
-        notice=how.notices.append,
-    )
+
+    def profiled(measured: Iterable[TraceTables]) -> list[Cost]:
+        return profile_variants(
+            measured,
+            target,
+            CostStore(how.stores / "costs"),
+            costs="roofline" if how.costs == "roofline" else "measured",
+            seconds_per_call=how.effort.seconds_per_call,
+            min_samples=how.effort.min_samples,
+            make_update=Bench(learnt.optimizer, parameters_of(step.model, recorded.outside)) if learnt else None,
+            progress=how.profiled,
+            notice=how.notices.append,
+        )
+
+    extra = [whole] if step.largest is not None else []
+    errors: Sequence[GradientError] = ()
+    if step.leave is not None:
+        extra += Classes(trace).traces(step.leave.lossy.kinds).values()
+    known = profiled([*traces.values(), *extra])
+    if step.leave is not None:
+        how.progress("errors")
+        errors = step.leave.errors(trace, step.leave.lossy)
+        names = choices(trace, {c.signature: c for c in known}, errors, step.leave.lossy)
+        traces |= {name: rewritten(trace, name) for name in names}
+        known = profiled([*traces.values(), *extra])
     if how.freeze is not None:
         known = how.freeze.with_copies(known, traces.values())
     how.progress("partition")
-    return cost_traces(traces, known, whole, target, how.effort.grid.max_exact_nodes)
+    return replace(cost_traces(traces, known, whole, target, how.effort.grid.max_exact_nodes), errors=errors)
 
 
 def cost_traces(

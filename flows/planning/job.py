@@ -13,6 +13,8 @@ from torch import nn
 from stowage.flows.planning.effort import Effort
 from stowage.flows.planning.freezing import Freezing
 from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.lossy import GradientError, Lossy
+from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.solve import LowerTier, PlanRequest
 from stowage.stages.trace import MicroBatch, Recorded
@@ -23,6 +25,19 @@ Progress = Callable[[str], None]
 
 Part = Callable[[int, int], None]
 """Receives how many parts of a stage are done, of how many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leave:
+    """Leave to keep values for backward in fewer bits.
+
+    Attributes:
+        lossy: which kinds of codes, and the limit.
+        errors: measures what kinds do to the gradient of a step as it was recorded.
+    """
+
+    lossy: Lossy
+    errors: Callable[[TraceTables, Lossy], list[GradientError]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +54,7 @@ class StepToPlan:
         micro_batch: what happens to gradients; by default they go into updates at once.
         largest: the micro-batch whose peak in plain PyTorch a budget in percent is of; by default `micro_batch`.
         layouts: layouts of parameters that are not in memory, see `trace_step`.
+        leave: leave to keep values for backward in fewer bits; None where every number must be plain PyTorch's.
     """
 
     model: nn.Module
@@ -50,6 +66,7 @@ class StepToPlan:
     micro_batch: MicroBatch | None = None
     largest: MicroBatch | None = None
     layouts: Mapping[str, torch.Tensor] | None = None
+    leave: Leave | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,12 +103,14 @@ class Planning(Costing):
         lower_tier: the lower tier, if plans may use one.
         offloaded_at_rest: see `PlanRequest`.
         part: called with the blocks that have schedules, and how many there are.
+        lossy: see `PlanRequest`.
     """
 
     method: str = "auto"
     lower_tier: LowerTier | None = None
     offloaded_at_rest: frozenset[str] = frozenset()
     part: Part = lambda done, total: None
+    lossy: bool = False
 
     def request(self, budget_bytes: int, target: DeviceDescription) -> PlanRequest:
         """Return what is asked of the solvers for one budget on a device."""
@@ -106,4 +125,5 @@ class Planning(Costing):
             o_ilp_searches=self.effort.o_ilp_searches,
             lower_tier=self.lower_tier,
             offloaded_at_rest=self.offloaded_at_rest,
+            lossy=self.lossy,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from stowage.flows.planning.costed import Costed, block_options, cost_step, cost_traces
@@ -102,7 +103,8 @@ def solve_costed(
     limits = effort.grid, effort.solver, effort.o_ilp, effort.o_ilp_searches, effort.slots
     freezable = how.freeze.freezable(variants[0].trace) if how.freeze is not None else None
     frozen = (freezable,) if freezable is not None else ()
-    key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest), *frozen)
+    leave = ("lossy",) if how.lossy else ()
+    key = store.key(variants, budget, method, limits, target, lasting, sorted(how.offloaded_at_rest), *frozen, *leave)
     room_bytes = lower_tier.disk_room_bytes if lower_tier else None
     solved = store.find(key, variants, budget_bytes=budget, disk_room_bytes=room_bytes)
     if solved is not None:
@@ -113,7 +115,7 @@ def solve_costed(
     known = known or Known()
 
     def solve(nbytes: int) -> Solved:
-        return solve_variants(variants, options, how.request(nbytes, target), known)
+        return solve_variants(variants, options, replace(how.request(nbytes, target), errors=costed.errors), known)
 
     with reserve.counted():
         if freezable is None:

@@ -146,6 +146,8 @@ class PlanSummary:
         device_fingerprint: fingerprint of the device that the costs are from.
         variant: the rewrite of the trace that it plans, see `VariantName`.
         exact: whether every number is that of plain PyTorch, bit for bit; no plan that is not is made unasked.
+        lossy: what is kept for backward in fewer bits: kind and class of tensors, `int8: h.*.mlp.c_fc addmm`.
+        gradient_error: most that the gradient is predicted to change by, see `Lossy`; 0 for exact plans.
         lower_tier_bytes: most bytes in the lower tier at any time of the iteration.
         disk_bytes: the part of them that is on a disk.
         offload_bytes, reload_bytes: offloaded and reloaded in one iteration.
@@ -207,6 +209,8 @@ class PlanSummary:
     worst_units: str = ""
     all_active_bytes: int = 0
     all_active_time_s: float = 0.0
+    lossy: tuple[str, ...] = ()
+    gradient_error: float = 0.0
 
     def __repr__(self) -> str:
         moved = ""
@@ -217,6 +221,9 @@ class PlanSummary:
             )
         reserve = f" beside a reserve of {size_text(self.reserve_bytes)}" if self.reserve_bytes else ""
         reserve += f" (the budget is {self.budget_found})" if self.budget_found else ""
+        if self.lossy:
+            kept = ", ".join(self.lossy)
+            moved += f"\n keeps in fewer bits {kept}; the gradient changes by {self.gradient_error:.2%} at most"
         estimated = f", {self.estimated_nodes} of its costs estimated" if self.estimated_nodes else ""
         return (
             f"<plan {self.plan_hash}: {self.method} ({self.variant}) on {self.device or 'an unknown device'}\n"

@@ -30,6 +30,13 @@ ALIGNED = 64
 """Alignment granularity, in elements: for any type it is a multiple of a line of cache, 64 bytes."""
 
 
+INSIDE = ".inside"
+"""End of the names of temporary storages that one compute node makes and alone reads."""
+
+AGAIN = ".again"
+"""End of the names of storages that backward makes of what forward left, and may make several times."""
+
+
 @dataclass(frozen=True)
 class Storage:
     """One piece of memory; everything that shares it is freed together (aNode).

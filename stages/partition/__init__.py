@@ -1,5 +1,6 @@
 """The stage that folds calls into compute nodes, cuts the chain of blocks, and finds identical blocks.
 
+- `alike`: finds in a rewrite where the step as it was recorded is cut.
 - `blocks`: assigns nodes to blocks and describes each block.
 - `chain`: finds the borders between blocks.
 - `chains`: makes the chains of a step.
@@ -10,7 +11,7 @@
 - `scale`: a partitioned step in another size.
 """
 
-from stowage.stages.partition.chains import Partitioned, make_blocks, make_chains
+from stowage.stages.partition.chains import Partitioned, make_blocks, make_chains, make_variants
 from stowage.stages.partition.clusters.partition import Limits
 
-__all__ = ["Limits", "Partitioned", "make_blocks", "make_chains"]
+__all__ = ["Limits", "Partitioned", "make_blocks", "make_chains", "make_variants"]

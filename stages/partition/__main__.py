@@ -8,12 +8,14 @@ from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
+from stowage.stages.ir.lossy import ERRORS, GradientError
 from stowage.stages.ir.table import read_rows, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import VariantName
-from stowage.stages.partition import make_chains
+from stowage.stages.partition import make_variants
 from stowage.stages.partition.clusters.partition import Limits
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import rewritten, variants_of
+from stowage.stages.rewrite.lossy import choices
 from stowage.stages.settings import load_settings
 
 
@@ -28,8 +30,13 @@ def main() -> None:
     blocks: list[Block] = []
     clusters: list[BlockCluster] = []
     limits = Limits(settings.top_size, settings.cluster_size, settings.alpha)
-    for rewrite, variant in variants_of(trace).items():
-        for chain, made in make_chains(variant, costs, **how, limits=limits).items():
+    traces = variants_of(trace)
+    lossy = everything.solve.lossy
+    if lossy is not None:
+        errors = read_rows(ARTIFACTS / "trace" / ERRORS, GradientError)
+        traces |= {name: rewritten(trace, name) for name in choices(trace, costs, errors, lossy.leave)}
+    for rewrite, made_of in make_variants(traces, costs, **how, limits=limits).items():
+        for chain, made in made_of.items():
             name = VariantName(rewrite, chain).text
             nodes += [replace(n, variant=name) for n in made.nodes]
             blocks += [replace(b, variant=name) for b in made.blocks]

@@ -11,9 +11,9 @@ from itertools import accumulate
 from stowage.stages.ir.block import BlockAllocation, BlockGraph, BlockNode
 from stowage.stages.ir.exposure import exposed
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
-from stowage.stages.ir.trace import TraceTables
+from stowage.stages.ir.trace import AGAIN, TraceTables
 from stowage.stages.ir.updates import CLIP, UPDATE_ALL, left_behind
-from stowage.stages.partition.chain import BlockChain, find_chain
+from stowage.stages.partition.chain import BlockChain, Like, find_chain
 
 
 @dataclass
@@ -51,9 +51,14 @@ def gradient_accumulators(nodes: Sequence[ComputeNode], trace: TraceTables) -> f
 
 
 def partition(
-    trace: TraceTables, nodes: Sequence[ComputeNode], *, smallest_block: int = 4, long_lived_from: int | None = None
+    trace: TraceTables,
+    nodes: Sequence[ComputeNode],
+    *,
+    smallest_block: int = 4,
+    long_lived_from: int | None = None,
+    like: Like | None = None,
 ) -> tuple[list[ComputeNode], list[Block]]:
-    """Assign every node to a block and describe each block; see `find_chain` for `long_lived_from`.
+    """Assign every node to a block and describe each block; see `find_chain` for `long_lived_from` and `like`.
 
     Returns:
         The nodes, renumbered in the order of first execution without recomputation, and the blocks.
@@ -70,6 +75,7 @@ def partition(
         [s.nbytes for s in trace.storages],
         smallest_block=smallest_block,
         long_lived_from=long_lived_from,
+        like=like,
     )
     nodes = [replace(n, once=True) if chain.long_lived.intersection(n.creates) else n for n in nodes]
     block_of = _assign(chain, nodes)
@@ -82,7 +88,7 @@ def partition(
     after_the_chain = _place_updates(updates, members, trace)
 
     for group in members:
-        group.backward = _run_once_beside_updates(group.backward)
+        group.backward = _run_once_beside_updates(group.backward, trace)
     ordered: list[ComputeNode] = [replace(n, block=SHARED) for n in chain.free if block_of[n.node] == SHARED]
     for block, group in enumerate(members):
         ordered += [replace(n, block=block) for n in group.forward]
@@ -172,11 +178,20 @@ def _place_updates(updates: list[ComputeNode], members: list[_Members], trace: T
     return after_the_chain
 
 
-def _run_once_beside_updates(backward: list[ComputeNode]) -> list[ComputeNode]:
-    """Let backward nodes of a block that updates parameters run once: again, they would find the new parameters."""
+def _run_once_beside_updates(backward: list[ComputeNode], trace: TraceTables) -> list[ComputeNode]:
+    """Let backward nodes of a block that updates parameters run once: again, they would find the new parameters.
+
+    What backward makes of codes may be made again, if no parameter is read for it.
+    """
+    updated = {s for n in backward if n.phase == "update" for s in n.mutates}
     if all(n.phase != "update" for n in backward):
         return backward
-    return [replace(n, once=True) for n in backward]
+
+    def again(node: ComputeNode) -> bool:
+        made = [trace.storages[s].name for s in node.creates]
+        return any(name.endswith(AGAIN) for name in made) and updated.isdisjoint(node.reads)
+
+    return [n if again(n) else replace(n, once=True) for n in backward]
 
 
 def _describe(nodes: list[ComputeNode], chain: BlockChain, trace: TraceTables) -> list[Block]:

@@ -35,6 +35,19 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Like:
+    """Another cutting of the same step that a chain is to be cut like.
+
+    Attributes:
+        borders: storages that may cross borders in forward.
+        long_lived: storages of long-lived values.
+    """
+
+    borders: frozenset[int]
+    long_lived: frozenset[int]
+
+
+@dataclass(frozen=True)
 class BlockChain:
     """The block sequence.
 
@@ -81,6 +94,7 @@ def find_chain(
     *,
     smallest_block: int,
     long_lived_from: int | None = None,
+    like: Like | None = None,
 ) -> BlockChain:
     """Cut the step into blocks.
 
@@ -94,6 +108,7 @@ def find_chain(
         long_lived_from: values read at least so many nodes after they are made are long-lived: kept instead of hiding
             borders (what a decoder reads of its encoder, skips of a U-Net, inputs of a scan); their gradients may then
             wait beside that of `x`. None for no long-lived values.
+        like: cut here and nowhere else, and keep these long-lived values, whatever the sizes of blocks.
     """
     free = parameter_free(nodes, parameters, accumulators)
     forward = [n for n in nodes if n.phase == "forward" and n.node not in free]
@@ -107,8 +122,11 @@ def find_chain(
             if storage in made_at:
                 last_read[storage] = max(last_read.get(storage, -1), position)
     long_lived = frozenset[int]()
-    if long_lived_from is not None:
+    if like is not None:
+        long_lived = like.long_lived
+    elif long_lived_from is not None:
         long_lived = _long_lived(forward, made_at, last_read, long_lived_from)
+    if long_lived:
         made_at = {s: position for s, position in made_at.items() if s not in long_lived}
         last_read = {s: position for s, position in last_read.items() if s not in long_lived}
     crossing = _crossing(len(forward), made_at, last_read)
@@ -118,7 +136,7 @@ def find_chain(
     for position in range(len(forward) - 1):
         if len(crossing[position]) == 1:
             (storage,) = crossing[position]
-            if storage not in seen:
+            if storage not in seen and (like is None or storage in like.borders):
                 seen.add(storage)
                 borders.append((position, storage))
     if any(n.phase == "backward" for n in nodes):
@@ -133,7 +151,7 @@ def find_chain(
     else:  # a forward alone
         cuts = [Cut(position, -1, storage, ()) for position, storage in borders]
     return BlockChain(
-        cuts=_merge_small(cuts, effective, smallest_block),
+        cuts=_merge_small(cuts, effective, smallest_block) if like is None else cuts,
         forward=forward,
         effective=effective,
         backward=backward,

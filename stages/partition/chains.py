@@ -11,10 +11,12 @@ from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED, ChainName
+from stowage.stages.partition.alike import like
 from stowage.stages.partition.blocks import partition
 from stowage.stages.partition.clusters.block import block_clusters
 from stowage.stages.partition.clusters.partition import Limits
 from stowage.stages.partition.fold import fold
+from stowage.stages.rewrite import is_asked
 
 SMALLEST_BLOCK = 4
 """Least number of forward nodes of a block: smaller neighbours are merged."""
@@ -96,6 +98,56 @@ def make_chains(
     return (
         around if before > HUGE and largest <= max_exact_nodes else {NO_LONG_LIVED: Partitioned(*plain, []), **around}
     )
+
+
+def make_variants(
+    traces: Mapping[str, TraceTables],
+    costs: Mapping[str, Cost],
+    *,
+    max_blocks: int = MAX_BLOCKS,
+    max_exact_nodes: int = MAX_EXACT_NODES,
+    limits: Limits | None = None,
+) -> dict[str, dict[ChainName, Partitioned]]:
+    """Make the chains of a step and of its rewrites, by the rewrites' names.
+
+    Those that keep values in fewer bits are cut like the step as it was recorded.
+
+    Args:
+        traces: the step as it was recorded first, then as rewrites have it.
+        costs: the cost of every call.
+        max_blocks: see `make_chains`.
+        max_exact_nodes: see `make_chains`.
+        limits: see `make_chains`.
+    """
+    found: dict[str, dict[ChainName, Partitioned]] = {}
+    plain: TraceTables | None = None
+    chains: dict[ChainName, Partitioned] = {}
+    for name, trace in traces.items():
+        if plain is not None and is_asked(name):
+            made = _made_like(plain, chains, trace, costs, max_exact_nodes, limits)
+        else:
+            made = make_chains(trace, costs, max_blocks=max_blocks, max_exact_nodes=max_exact_nodes, limits=limits)
+        if plain is None:
+            plain, chains = trace, made
+        found[name] = made
+    return found
+
+
+def _made_like(
+    plain: TraceTables,
+    chains: Mapping[ChainName, Partitioned],
+    trace: TraceTables,
+    costs: Mapping[str, Cost],
+    max_exact_nodes: int,
+    limits: Limits | None,
+) -> dict[ChainName, Partitioned]:
+    """Make the chains of a rewrite, cut where those of the step as it was recorded are, so that blocks correspond."""
+    folded = fold(trace, costs).nodes
+    found: dict[ChainName, Partitioned] = {}
+    for name, chain in chains.items():
+        nodes, blocks = partition(trace, folded, like=like(plain, chain.nodes, chain.blocks, trace))
+        found[name] = Partitioned(nodes, blocks, _clusters(trace, nodes, blocks, max_exact_nodes, limits))
+    return found
 
 
 def _clusters(

@@ -16,7 +16,7 @@ from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import SHARED, ComputeNode
 from stowage.stages.ir.operators import SPENDS
 from stowage.stages.ir.sums import takes_of
-from stowage.stages.ir.trace import Call, TraceTables
+from stowage.stages.ir.trace import INSIDE, Call, TraceTables
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def fold(trace: TraceTables, costs: Mapping[str, Cost]) -> Folded:
             if storage in temporary and storage not in creator:
                 creator[storage] = call.call
                 touched_by[storage].append(call.call)
+    for storage in (s.storage for s in trace.storages if s.name.endswith(INSIDE)):
+        joined.add_edges_from((creator[storage], other) for other in touched_by[storage])
     _join_sole_readers(calls, storage_of, creator, joined)
     _order_persistent(calls, storage_of, temporary, graph)
     _order_random(calls, graph)

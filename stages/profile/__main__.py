@@ -15,19 +15,21 @@ from stowage.stages.ir.table import read_record, write_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.profile import CostStore, profile_variants
 from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite.lossy import Classes
 from stowage.stages.settings import load_settings
 
 
 def main() -> None:
     """Measure what the store does not know, and export what this trace needs."""
-    settings = load_settings().profile
+    everything = load_settings()
+    settings, lossy = everything.profile, everything.solve.lossy
     trace = TraceTables.load(ARTIFACTS / "trace")
     target = read_record(DEVICE, DeviceDescription)
     keep_freed_memory()  # in the mode that training has
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
         costs = profile_variants(
-            variants_of(trace).values(),
+            [*variants_of(trace).values(), *(Classes(trace).traces(lossy.leave.kinds).values() if lossy else ())],
             target,
             CostStore(STORE / "costs"),
             costs=settings.costs,

@@ -1,7 +1,8 @@
-"""Rewrites of a trace that change calls but no number; planning tries each, and mixes them block by block.
+"""Rewrites of a trace, which compute the same step with other calls; planning tries each, and mixes them by blocks.
 
 - `sharding`: lets every rank hold one shard of each parameter.
 - `buckets`: exchanges small tensors of one block together.
+- `lossy`: keeps values for backward in fewer bits, where the user has asked for it.
 - `masks`: stores dropout masks as bytes.
 - `rewrites`: the table of rewrites.
 - `variants`: makes the traces of variants from their names.
@@ -14,13 +15,14 @@ from stowage.stages.rewrite.masks import pack_masks
 from stowage.stages.rewrite.mixed import mixed, needed_variant, stored_variant, variant_named
 from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 from stowage.stages.rewrite.splice import Way, exchangeable
-from stowage.stages.rewrite.variants import is_exact, load_variant, rewritten, variants_of
+from stowage.stages.rewrite.variants import is_asked, is_exact, load_variant, rewritten, variants_of
 
 __all__ = [
     "REWRITES",
     "Rewrite",
     "Way",
     "exchangeable",
+    "is_asked",
     "is_exact",
     "load_variant",
     "mixed",

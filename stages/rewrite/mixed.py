@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from stowage.stages.ir.errors import TableError
 from stowage.stages.ir.graph import Block, ComputeNode
@@ -24,13 +25,12 @@ def mixed(ways: Sequence[Way], taken: Sequence[int]) -> Way | None:
         The mixed step; None where it cannot be put together from the ways.
     """
     plain = ways[0]
-    block_of = {c: n.block for n in plain.nodes for c in n.calls}
+    blocks = _SitesByBlock(plain)
     sites: dict[str, list[int]] = {}
-    for position, way in enumerate(ways[1:], 1):
-        name = VariantName.of(way.name).rewrite
-        calls = REWRITES[name].sites(plain.trace)
-        chosen = {b for b, way_of_block in enumerate(taken) if way_of_block == position}
-        sites[name] = [site for site, call in enumerate(calls) if block_of.get(call) in chosen]
+    for block, position in enumerate(taken):
+        for name, own in blocks.of(ways[position])[block].items():
+            sites.setdefault(name, []).extend(own)
+    sites = {name: sites[name] for name in REWRITES if name in sites}
     variant = VariantName.at(sites, VariantName.of(plain.name).chain).text
     trace = rewritten(plain.trace, variant)
     found = spliced(trace, ways, taken)
@@ -55,21 +55,54 @@ def variant_named(variants: Sequence[Way], name: str) -> Way | None:
     plain = by_name.get(VariantName(PLAIN, wanted.chain).text)
     if plain is None:
         return None
-    block_of = {c: n.block for n in plain.nodes for c in n.calls}
-    ways, taken = [plain], [0] * len(plain.blocks)
-    for rewrite, sites in wanted.parts:
-        way = by_name.get(VariantName(rewrite, wanted.chain).text)
-        if way is None or sites is None or rewrite not in REWRITES:
+    blocks = _SitesByBlock(plain)
+    try:
+        asked = blocks.of_name(name)
+    except (KeyError, IndexError):
+        return None
+    ways = [plain, *(v for v in variants if v is not plain and VariantName.of(v.name).chain == wanted.chain)]
+    made = [blocks.of(way) for way in ways]
+    taken: list[int] = []
+    for block in range(len(plain.blocks)):
+        way = next((i for i, own in enumerate(made) if own[block] == asked[block]), None)
+        if way is None:
             return None
-        calls = REWRITES[rewrite].sites(plain.trace)
-        for site in sites:
-            block = block_of.get(calls[site], -1) if site < len(calls) else -1
-            if block < 0:
-                return None
-            taken[block] = len(ways)
-        ways.append(way)
+        taken.append(way)
     found = mixed(ways, taken)
     return found if found is not None and found.name == name else None
+
+
+class _SitesByBlock:
+    """Finds the sites of variants in the blocks of a trace as it was recorded."""
+
+    def __init__(self, plain: Way) -> None:
+        self._plain = plain
+        self._block_of = {c: n.block for n in plain.nodes for c in n.calls}
+
+    def of(self, way: Way) -> Sequence[Mapping[str, tuple[int, ...]]]:
+        """Return for each block the rewrites of a variant that change it, with their sites there."""
+        return self._plain.once(("sites", way.name), lambda: self.of_name(way.name))
+
+    def of_name(self, name: str) -> list[dict[str, tuple[int, ...]]]:
+        """Return for each block the rewrites that a name has in it, with their sites.
+
+        Raises:
+            KeyError: there is no such rewrite.
+            IndexError: a rewrite has no such site, or a site is in no block.
+        """
+        found: list[dict[str, tuple[int, ...]]] = [{} for _ in self._plain.blocks]
+        for rewrite, sites in VariantName.of(name).parts:
+            if rewrite == PLAIN and sites is None:
+                continue
+            made = REWRITES[rewrite]
+            placed = self._plain.once(("placed", rewrite), partial(made.placed, self._plain.trace))
+            for site in range(len(placed)) if sites is None else sites:
+                block = self._block_of.get(placed[site][1], -1)
+                if block >= 0:
+                    found[block][rewrite] = (*found[block].get(rewrite, ()), site)
+                elif sites is not None:
+                    raise IndexError
+        return found
 
 
 def needed_variant(variants: Sequence[Way], name: str) -> Way:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.graph import SHARED, Block, ComputeNode
@@ -12,6 +13,8 @@ from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite.identity import Names, Translation
 
 Boundary = tuple[object, ...]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,17 @@ class Way:
         found: dict[int, list[ComputeNode]] = {}
         for node in self.nodes:
             found.setdefault(node.block, []).append(node)
+        return found
+
+    @cached_property
+    def _kept(self) -> dict[object, Any]:
+        return {}
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """Return what `make` returned when it was first asked for under this key."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        found: T = self._kept[key]
         return found
 
     def boundary(self, block: int) -> Boundary:

@@ -12,9 +12,11 @@ from stowage.stages.rewrite.rewrites import REWRITES, Rewrite
 
 
 def variants_of(trace: TraceTables) -> dict[str, TraceTables]:
-    """Return the trace and every rewrite that changes it, by name."""
+    """Return the trace and every rewrite that changes it, by name; those that must be asked for are left out."""
     found = {PLAIN: trace}
     for name, rewrite in REWRITES.items():
+        if rewrite.asked:
+            continue
         rewritten = rewrite.everywhere(trace)
         if rewritten is not trace:
             found[name] = rewritten
@@ -63,6 +65,11 @@ def is_exact(variant: str) -> bool:
     """Say whether a variant's numbers are those of the trace as it was recorded, bit for bit."""
     names = [name for name, _ in VariantName.of(variant).parts if name != PLAIN]
     return all(name in REWRITES and REWRITES[name].exact for name in names)
+
+
+def is_asked(variant: str) -> bool:
+    """Say whether a variant has rewrites that are made only where the user has asked for them."""
+    return any(name in REWRITES and REWRITES[name].asked for name, _ in VariantName.of(variant).parts)
 
 
 def load_variant(folder: Path, variant: str) -> TraceTables:

@@ -26,6 +26,7 @@ from stowage.stages.ir.defaults import (
     TOP_SIZE,
 )
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.lossy import KINDS, MAX_GRADIENT_ERROR, Lossy
 from stowage.stages.ir.methods import MethodName, method_of
 from stowage.stages.settings.budgets import check_budget
 from stowage.stages.settings.sizes import parse_bytes
@@ -318,6 +319,30 @@ class OptionsSettings(_Section):
         return self
 
 
+class LossySettings(_Section):
+    """Gives leave to keep values for backward in fewer bits, which changes gradients.
+
+    Attributes:
+        kinds: kinds of codes, see `ir/lossy.py`; `all` for every one.
+        max_gradient_error: most that the gradient may change by, the norm of the difference over its norm.
+    """
+
+    kinds: Literal["all"] | Annotated[list[str], Field(min_length=1)] = "all"
+    max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
+
+    @model_validator(mode="after")
+    def _known_kinds(self) -> LossySettings:
+        for kind in self.kinds if isinstance(self.kinds, list) else ():
+            if kind not in KINDS:
+                raise ValueError(f"kinds has {kind!r}: take some of {', '.join(KINDS)}, or `all`")
+        return self
+
+    @property
+    def leave(self) -> Lossy:
+        """Return the leave."""
+        return Lossy(self.kinds, self.max_gradient_error)
+
+
 class SolveSettings(_Section):
     """Says within what to plan the whole iteration, and how.
 
@@ -336,6 +361,7 @@ class SolveSettings(_Section):
             for no disk.
         disk_budget: bytes that they may take there; None for what is free.
         host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
+        lossy: leave to keep values for backward in fewer bits; None where every number must be plain PyTorch's.
         curve_points: budgets that are planned besides, for the curve of step time against budget in the report; 0 for
             none. Where a lower tier is used there is none.
     """
@@ -348,6 +374,7 @@ class SolveSettings(_Section):
     offload_dir: PathText | None = None
     disk_budget: Size | None = None
     host_budget: Size | None = None
+    lossy: LossySettings | None = None
     curve_points: Annotated[int, Field(ge=0, le=1_000)] = 8
 
     @model_validator(mode="after")
@@ -401,6 +428,12 @@ class Settings(_Section):
         if wrong := {key: right for key, (given, right) in have.items() if given != right}:
             needed = " and ".join(f"{key} to {right}" for key, right in wrong.items())
             raise ValueError(f"solve.method {method.name} needs another graph or other schedules: set {needed}")
+        return self
+
+    @model_validator(mode="after")
+    def _lossy_alone(self) -> Settings:
+        if self.solve.lossy is not None and self.trace.ranks > 1:
+            raise ValueError("solve.lossy is for one process: set trace.ranks to 1, or solve.lossy to null")
         return self
 
     @model_validator(mode="after")

@@ -13,11 +13,11 @@ from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.defaults import O_ILP_SEARCHES
 from stowage.stages.ir.errors import MIB, size_text
 from stowage.stages.ir.graph import Block, ComputeNode
+from stowage.stages.ir.lossy import ERRORS, GradientError
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.variant import VariantName
-from stowage.stages.rewrite import variants_of
+from stowage.stages.rewrite import rewritten
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.budgets import check_budget
 from stowage.stages.settings.sizes import resolve_budget
@@ -96,11 +96,10 @@ def main() -> None:
     trace = TraceTables.load(ARTIFACTS / "trace")
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
-    traces = variants_of(trace)
     variants = [
         Variant(
             name,
-            traces[VariantName.of(name).rewrite],
+            rewritten(trace, name),
             [n for n in nodes if n.variant == name],
             [b for b in blocks if b.variant == name],
         )
@@ -119,6 +118,8 @@ def main() -> None:
         options_limits=SolverSettings(time_limit_s=settings.options.time_limit_s, seed=settings.options.seed),
         o_ilp_limits=o_ilp_limits(settings),
         lower_tier=lower_tier,
+        lossy=wanted.lossy is not None,
+        errors=read_rows(ARTIFACTS / "trace" / ERRORS, GradientError) if wanted.lossy is not None else (),
     )
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
     known = Known()
@@ -153,6 +154,10 @@ def main() -> None:
         f"({s.device_peak_bytes / eager:.0%} of plain PyTorch's {size_text(eager)}), predicted time "
         f"{s.step_time_s / s.lower_bound_s:.3f} × the lower bound"
     )
+    if s.lossy:
+        print(
+            f"solve: keeps in fewer bits {', '.join(s.lossy)}; the gradient changes by {s.gradient_error:.2%} at most"
+        )
     if solved.slots:
         print(
             f"solve: {len(solved.slots)} tensors, {size_text(s.lower_tier_bytes)}, are offloaded; each step "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stowage.stages.ir.defaults import MEMORY_SLOTS, METHOD, O_ILP_GAP, O_ILP_SEARCHES, O_ILP_SECONDS
+from stowage.stages.ir.lossy import GradientError
 from stowage.stages.ir.methods import METHODS, method_of
 from stowage.stages.solve.offload.tier import LowerTier
 from stowage.stages.solver.outcome import SolverSettings
@@ -39,6 +41,7 @@ class PlanRequest:
         offloaded_at_rest: names of parameters, states and gradients, as slots have them, that the plan of another
             micro-batch of the same training offloads between iterations: they had better be offloaded in this one too.
         lossy: whether rewrites that change numbers are allowed.
+        errors: what they do to the gradient, as was measured.
     """
 
     device_budget_bytes: int
@@ -52,6 +55,7 @@ class PlanRequest:
     lower_tier: LowerTier | None = None
     offloaded_at_rest: frozenset[str] = frozenset()
     lossy: bool = False
+    errors: Sequence[GradientError] = ()
 
     def __post_init__(self) -> None:
         check_method(self.method)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from stowage.stages.ir.errors import Infeasible, NoRoomInLowerTier, size_text, size_texts
 from stowage.stages.ir.hierarchy import BlockCluster
 from stowage.stages.ir.plan import Option, PlanSummary
-from stowage.stages.rewrite import Way, is_exact
+from stowage.stages.rewrite import Way, is_asked, is_exact
+from stowage.stages.rewrite.lossy import described
 from stowage.stages.solve.collection import rarely_collected
 from stowage.stages.solve.known import Known
 from stowage.stages.solve.mixtures import mixtures
@@ -109,17 +110,19 @@ def _fastest(variants: Sequence[Variant], options: Sequence[Option], request: Pl
         except Infeasible as failure:
             failures.append(failure)
             continue
-        if not _leaves_to_be_desired(found[-1]):
+        if not _leaves_to_be_desired(found[-1]) and not is_asked(variant.name):
             break
     if not found:
         raise min(failures, key=lambda f: f.smallest_feasible_bytes)
-    if all(_leaves_to_be_desired(solved) and not solved.slots for solved in found):
+    if all((_leaves_to_be_desired(s) or is_asked(s.summary.variant)) and not s.slots for s in found):
         for way in mixtures(variants, options, request, known.part("mixtures")):
             with suppress(Infeasible):  # rounding to slots can promise what the referee does not find
                 found.append(plan(way))
     smallest = min([s.summary.smallest_feasible_bytes for s in found] + [f.smallest_feasible_bytes for f in failures])
     best = min(found, key=lambda s: s.summary.step_time_s)
-    return replace(best, summary=replace(best.summary, smallest_feasible_bytes=smallest))
+    lossy, error = described(variants[0].trace, best.summary.variant, request.errors)
+    stated = replace(best.summary, smallest_feasible_bytes=smallest, lossy=lossy, gradient_error=error)
+    return replace(best, summary=stated)
 
 
 def _leaves_to_be_desired(solved: Solved) -> bool:

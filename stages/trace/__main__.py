@@ -13,10 +13,12 @@ from stowage.stages.inputs.origin import ORIGIN, write_origin
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, STORE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.table import read_record
+from stowage.stages.ir.lossy import ERRORS, GradientError
+from stowage.stages.ir.table import read_record, write_rows
 from stowage.stages.kernels import ReturnedStore, known_outputs
+from stowage.stages.sensitivity import StepTensors, gradient_errors
 from stowage.stages.settings import load_settings
-from stowage.stages.trace import MicroBatch, trace_step
+from stowage.stages.trace import MicroBatch, record_step, with_updates
 from stowage.stages.workload.configured import configured_optimizer, configured_workload
 from stowage.stages.workload.models import move, resolve
 
@@ -35,7 +37,8 @@ def main() -> None:
     executed = ExecutedFiles()
     look_in_src(root)
     source = settings.model
-    workload = configured_workload(settings, fake=source.callable is None)
+    lossy = parameters.solve.lossy
+    workload = configured_workload(settings, fake=source.callable is None and lossy is None)
     if settings.device != "cpu":
         move(workload.model, settings.device)
         workload.batch.update(
@@ -43,17 +46,16 @@ def main() -> None:
         )
     make = configured_optimizer(settings)
     optimizer = make(list(workload.model.parameters())) if make else None
-    notices: list[str] = []
-    trace = trace_step(
+    loss = resolve(settings.loss, "trace.loss") if settings.loss else None
+    recorded = record_step(workload.model, workload.batch, loss=loss)
+    trace = with_updates(
+        recorded,
         workload.model,
-        workload.batch,
-        loss=resolve(settings.loss, "trace.loss") if settings.loss else None,
         optimizer=optimizer,
         micro_batch=MicroBatch(ranks=settings.ranks),
         label=source.architecture or source.directory or source.callable or "",
-        notices=notices,
     )
-    for notice in notices:
+    for notice in recorded.notices:
         print(notice, file=sys.stderr)
     files = imported_files(root, executed.paths)
     require_listed(root, parameters, TRACE, files)
@@ -61,6 +63,11 @@ def main() -> None:
     locations = [call.location for call in trace.calls]
     # Without locations: a line inserted into a source file must not change the trace.
     replace(trace, calls=[replace(call, location="") for call in trace.calls]).save(folder)
+    table = folder / ERRORS
+    table.unlink(missing_ok=True)
+    if lossy is not None:
+        live = StepTensors.of(workload.model, workload.batch, recorded.outside)
+        write_rows(table, GradientError, gradient_errors(trace, lossy.leave.kinds, [live]))
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

@@ -32,7 +32,7 @@ from stowage.stages.train.comparison import compare, metrics_of, require_equal, 
 from stowage.stages.train.identity import checkpoint_of, run_name
 from stowage.stages.train.launch import is_rank, launch, obey
 from stowage.stages.train.loop import TrainingRun, train_eager, train_planned
-from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, planned_step, read_source
+from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, check_leave, planned_step, read_source
 from stowage.stages.train.rank import Rank, distributed, one_of_several
 from stowage.stages.train.results import write, write_final
 from stowage.stages.train.setup import Setup
@@ -89,6 +89,7 @@ def train(settings: Settings, rank: Rank) -> None:
     summary = read_record(SOLVE / "summary.json", PlanSummary)
     require_origin(ORIGIN, root, settings, summary.configuration_hash)
     check_device(summary, settings.trace.device)
+    check_leave(summary, settings)
     planned_way = planned_step(summary)
     trace = planned_way.trace
     source, manifest = read_source(summary)
@@ -147,6 +148,8 @@ def train(settings: Settings, rank: Rank) -> None:
         shutil.rmtree(checkpoint)
     else:
         checkpoint.unlink(missing_ok=True)
+    if not summary.exact:
+        return
     if on_cpu and rank.count <= ADDED_IN_ONE_ORDER:  # kernels of a GPU need not repeat their bits
         require_equal(planned.records, eager.records)
     elif on_cpu and (far := require_near(planned.records, eager.records)):

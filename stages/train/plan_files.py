@@ -10,6 +10,7 @@ from stowage.stages.ir.plan import Manifest, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import Way, stored_variant
+from stowage.stages.settings import Settings
 
 SOLVE, CODEGEN = ARTIFACTS / "solve", ARTIFACTS / "codegen"
 
@@ -32,6 +33,18 @@ def check_device(summary: PlanSummary, kind: str) -> None:
         raise PlanMismatchError(
             f"The plan was made for {summary.device}, and this machine is another device: make it the target "
             "(`python -m stowage.stages.device`) and run `dvc repro`."
+        )
+
+
+def check_leave(summary: PlanSummary, settings: Settings) -> None:
+    """Refuse a plan that keeps values in kinds of codes for which there is no leave."""
+    allowed = settings.solve.lossy.leave.kinds if settings.solve.lossy is not None else ()
+    kinds = {kept.partition(":")[0] for kept in summary.lossy}
+    lacking = ", ".join(sorted(kinds.difference(allowed)))
+    if not summary.exact and lacking:
+        raise PlanMismatchError(
+            f"Plan {summary.plan_hash} keeps values for backward in {lacking}, which changes gradients, and "
+            "solve.lossy does not allow it: allow it there, or run `dvc repro` for an exact plan."
         )
 
 

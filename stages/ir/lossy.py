@@ -1,0 +1,80 @@
+"""Says what may be lossy: leave by kind of codes, a limit on what it does to gradients, and what was measured of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stowage.stages.ir.errors import ParameterError
+
+KINDS: dict[str, str] = {
+    "bf16": "bfloat16",
+    "fp8_e4m3": "8-bit floating point with 3 bits of mantissa",
+    "fp8_e5m2": "8-bit floating point with 2 bits of mantissa",
+    "fixed8": "8-bit fixed point with steps of 1/16, without a scale, as SlimFit has it",
+    "fixed4": "4-bit fixed point with steps of 1/2, without a scale, as SlimFit has it; two values a byte",
+    "int8": "8 bits with a scale for each row",
+    "int8_tensor": "8 bits with one scale for a tensor",
+    "int8_group": "8 bits with a scale for each 64 elements",
+    "int4": "4 bits with a scale for each row; two values a byte",
+    "int4_tensor": "4 bits with one scale for a tensor; two values a byte",
+    "int4_group": "4 bits with a scale for each 64 elements; two values a byte",
+    "relu1bit": "1 bit for what only ReLU's backward reads: exact",
+    "gelu2bit": "2 bits for what only GELU's backward reads",
+    "silu2bit": "2 bits for what only SiLU's backward reads",
+}
+"""Kinds of codes that values may be kept in for backward."""
+
+MAX_GRADIENT_ERROR = 0.01
+"""Default of `Lossy.max_gradient_error`."""
+
+
+ERRORS = "errors.parquet"
+"""Name of the table of what was measured, beside those of the trace; it is there where there is leave."""
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """Leave to keep values for backward in fewer bits, which changes gradients and never the loss of the same weights.
+
+    Attributes:
+        kinds: kinds of codes that may be used, see `KINDS`; `all` for every one.
+        max_gradient_error: most that the gradient of a step may change by: the norm of the difference over the norm of
+            the gradient, of all parameters together. What each kind does to each class of tensors is measured before
+            planning; errors of several classes are taken to be independent, so that their squares add up.
+    """
+
+    kinds: tuple[str, ...] = tuple(KINDS)
+    max_gradient_error: float = MAX_GRADIENT_ERROR
+
+    def __init__(self, kinds: Iterable[str] | str = "all", max_gradient_error: float = MAX_GRADIENT_ERROR) -> None:
+        """Check the attributes.
+
+        Raises:
+            ParameterError: a kind is none of `KINDS`, or the limit is not a number above 0.
+        """
+        wanted = tuple(KINDS) if kinds == "all" else (kinds,) if isinstance(kinds, str) else tuple(kinds)
+        for kind in wanted:
+            if kind not in KINDS:
+                raise ParameterError(f"lossy has the kind {kind!r}: take some of {', '.join(KINDS)}, or 'all'.")
+        limit = max_gradient_error
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
+            raise ParameterError(f"max_gradient_error of lossy is {limit!r}: give a number above 0, such as 0.01.")
+        object.__setattr__(self, "kinds", tuple(kind for kind in KINDS if kind in wanted))
+        object.__setattr__(self, "max_gradient_error", float(limit))
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """What one kind of codes does to the gradient when one class of tensors is kept in it; a row of a table.
+
+    Attributes:
+        kind: the kind of codes.
+        tensors: the class of tensors.
+        squared_error: the squared norm of the change of the gradient over the squared norm of the gradient.
+    """
+
+    kind: str
+    tensors: str
+    squared_error: float

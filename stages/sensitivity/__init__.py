@@ -1,0 +1,10 @@
+"""Measures how much gradients change when values that forward saves for backward are kept in fewer bits.
+
+- `interpreter`: runs the forward and backward of a trace, call by call, on a model's own tensors.
+- `measure`: compares gradients with and without a rewrite, for each class of values and each kind of codes.
+"""
+
+from stowage.stages.sensitivity.interpreter import StepTensors, run_trace
+from stowage.stages.sensitivity.measure import gradient_error, gradient_errors
+
+__all__ = ["StepTensors", "gradient_error", "gradient_errors", "run_trace"]

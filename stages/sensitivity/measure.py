@@ -1,0 +1,70 @@
+"""Measures what each kind of codes does to the gradient, for each class of tensors by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from stowage.stages.ir.lossy import GradientError
+from stowage.stages.ir.trace import TraceTables
+from stowage.stages.rewrite.lossy import Classes
+from stowage.stages.sensitivity.interpreter import StepTensors, StoredForward
+from stowage.stages.structure.generators import forked_generators
+
+Gradients = Mapping[str, torch.Tensor]
+
+
+def gradient_errors(
+    trace: TraceTables,
+    kinds: Iterable[str],
+    live: Sequence[StepTensors],
+    *,
+    around: Callable[[], AbstractContextManager[object]] = forked_generators,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[GradientError]:
+    """Measure the error of each class and kind, with nothing else packed.
+
+    Forward runs once for each batch, and backward once for each class and kind of each batch: all of them in as much
+    memory as plain PyTorch takes.
+
+    Args:
+        trace: the step as it was recorded.
+        kinds: kinds of codes.
+        live: the model's tensors with those of a batch, for each batch.
+        around: surrounds the work; restores the random generators.
+        progress: called with the number of backward runs done and their total.
+    """
+    made = Classes(trace).traces(kinds)
+    changes = dict.fromkeys(made, 0.0)
+    norm = 0.0
+    with around():
+        for number, each in enumerate(live):
+            forward = StoredForward(trace, each, made.values())
+            exact = forward.gradients(trace)
+            norm += sum(float(g.double().square().sum()) for g in exact.values())
+            for done, (key, packed) in enumerate(made.items(), 1):
+                changes[key] += squared_distance(forward.gradients(packed), exact)
+                progress(number * len(made) + done, len(live) * len(made))
+    return [GradientError(kind, name, change / norm if norm else 0.0) for (kind, name), change in changes.items()]
+
+
+def gradient_error(trace: TraceTables, packed: TraceTables, live: Sequence[StepTensors]) -> float:
+    """Return the relative error of the gradient under a rewrite: the norm of the change over the gradient's norm."""
+    change = norm = 0.0
+    with forked_generators():
+        for each in live:
+            forward = StoredForward(trace, each, [packed])
+            exact = forward.gradients(trace)
+            norm += sum(float(g.double().square().sum()) for g in exact.values())
+            change += squared_distance(forward.gradients(packed), exact)
+    return (change / norm) ** 0.5 if norm else 0.0
+
+
+def squared_distance(found: Gradients, exact: Gradients) -> float:
+    """Return the squared norm of the difference of two gradients; infinity where one of them is no number."""
+    total = 0.0
+    for name, gradient in exact.items():
+        total += float((found[name] - gradient).double().square().sum())
+    return total if total == total else float("inf")

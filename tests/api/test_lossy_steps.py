@@ -1,0 +1,101 @@
+"""Training with leave for lossy plans equals, bit for bit, plain PyTorch whose hooks keep the same values in codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stowage.flows import Lossy, fit
+from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.plan import Option
+from stowage.stages.rewrite import is_asked
+from stowage.stages.rewrite.lossy import described
+from stowage.stages.rewrite.lossy import saved as saved_module
+from stowage.stages.solve import PlanRequest, Solved, Variant, solve_variants
+from stowage.stages.trace import trace_step
+from tests.rewrite.packed_by_hooks import Chosen, hooked
+from tests.zoo import ZOO, loss_of
+
+ITERATIONS = 4
+CLOSE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def packed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the first lossy plan, whether it is the fastest or not, of small values too."""
+
+    def solve(variants: Sequence[Variant], options: Sequence[Option], request: PlanRequest, *known: object) -> Solved:
+        del known
+        chosen = next(v for v in variants if is_asked(v.name))
+        solved = solve_variants([chosen], options, request)
+        lossy, error = described(variants[0].trace, chosen.name, request.errors)
+        return replace(solved, summary=replace(solved.summary, lossy=lossy, gradient_error=error))
+
+    monkeypatch.setattr("stowage.flows.planning.step.solve_variants", solve)
+    monkeypatch.setattr(saved_module, "SMALLEST", 64)
+
+
+@pytest.mark.usefixtures("packed_only")
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "unet"])
+def test_training_equals_hooks(name: str, tmp_path: Path) -> None:
+    def adamw(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-2)  # type: ignore[arg-type]
+
+    (model, batch, loss), (plain, _, _) = ZOO[name](), ZOO[name]()
+    trace = trace_step(plain, batch, loss=loss)
+    torch.manual_seed(3)
+    step = fit(
+        model,
+        batch,
+        adamw,
+        device_budget="97%",
+        loss=loss,
+        cache_dir=tmp_path,
+        quick=True,
+        lossy=Lossy(["bf16", "int8_tensor"], 0.1),
+        say=lambda text: None,
+    )
+    assert not step.plan.exact
+    assert step.plan.lossy
+    assert 0 < step.plan.gradient_error <= 0.1
+    chosen = Chosen.of(trace, step.plan.variant)
+    optimizer = adamw(plain.parameters())
+    expected = []
+    torch.manual_seed(3)
+    for _ in range(ITERATIONS):
+        optimizer.zero_grad()
+        with hooked(chosen) as mode:
+            value = loss_of(plain, batch, loss)
+            value.backward()
+        assert mode.used == set(chosen.packed)
+        optimizer.step()
+        expected.append(value.item())
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    assert [step(batch).item() for _ in range(ITERATIONS - 1)] + [step.measure(batch).loss] == expected
+    assert torch.equal(torch.get_rng_state(), after)
+    different = [n for (n, p), q in zip(model.named_parameters(), plain.parameters()) if not torch.equal(p, q)]
+    assert different == []
+    measured = step.measure(batch).peak_bytes
+    assert measured <= step.plan.device_budget_bytes
+    assert abs(measured - step.plan.device_peak_bytes) <= max(CLOSE_BYTES, step.plan.device_peak_bytes // 50)
+
+
+def test_without_leave_every_plan_is_exact(tmp_path: Path) -> None:
+    model, batch, _ = ZOO["gpt2"]()
+    step = fit(model, batch, device_budget="95%", cache_dir=tmp_path, quick=True, say=lambda text: None)
+    assert step.plan.exact
+    assert step.plan.lossy == ()
+    assert step.plan.gradient_error == 0.0
+
+
+def test_leave_is_checked() -> None:
+    with pytest.raises(ParameterError, match="lossy has the kind 'int7'"):
+        Lossy(["int7"])
+    with pytest.raises(ParameterError, match="max_gradient_error of lossy is 0"):
+        Lossy("all", 0)
+    assert Lossy("int8").kinds == ("int8",)
