@@ -13,6 +13,7 @@
 - `late_weights.py`: loads the weights of a model that was built on the meta device.
 - `planner.py`: plans training steps and evaluations of one model.
 - `programs.py`, `steps.py`, `recent.py`: find or make the program for a batch, and keep the latest ones.
+- `micro_batches.py`: tells what micro-batch of an update a call is.
 - `binding.py`: makes executable programs of plans.
 - `recording.py`: traces steps that are new or have changed.
 - `evaluation.py`: evaluates a model under forward-only plans.
