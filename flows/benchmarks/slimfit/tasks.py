@@ -2,7 +2,7 @@
 
 `bytes`: the next byte of Python's language reference, after pre-training on the standard library's sources. `digits`:
 scikit-learn's handwritten digits, after telling how they were turned. `packages`: from which package of the standard
-library a piece of source is, after the same pre-training as `bytes`. A batch depends on the seed and the iteration alone.
+library a piece of source is, after the same pre-training as `bytes`. A batch depends on seed and iteration alone.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _bytes_task() -> Task:
     def held_out() -> Iterator[Batch]:
         rest = corpora.documentation()[1]
         starts = torch.arange(HELD_OUT_WINDOWS) * ((len(rest) - LENGTH) // HELD_OUT_WINDOWS)
-        for part in starts.split(128):
+        for part in torch.split(starts, 128):
             ids = corpora.windows(rest, part, LENGTH)
             yield {"input_ids": ids, "labels": ids}
 
