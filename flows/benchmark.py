@@ -194,6 +194,19 @@ def elixir_plans(
         typer.echo(run_elixir_plans(out, typer.echo, wanted, write, times=times))
 
 
+@application.command("slimfit")
+def slimfit(
+    tasks: Annotated[str, typer.Option(help="Tasks, with commas; all by default.")] = "",
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
+    write: Write = None,
+) -> None:
+    """Train real tasks with a part of the model frozen by each policy; a run that is cut off goes on where it was."""
+    with results_of("slimfit", write) as out:
+        from stowage.flows.benchmarks.slimfit.run import run_accuracy
+
+        typer.echo(run_accuracy(out, typer.echo, [task for task in tasks.split(",") if task], seeds=seeds))
+
+
 @application.command("render")
 def render(
     folder: Annotated[Path, typer.Argument(help="The folder of pages, with its data.")] = Path("docs/measured"),

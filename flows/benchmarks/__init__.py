@@ -4,6 +4,7 @@
 - `limits/`: training under a memory limit of the kernel.
 - `papers/`: the papers' tables, planned here.
 - `elixir/`: the Elixir paper's tables of several GPUs, simulated.
+- `slimfit/`: the SlimFit paper's policies on tasks that are on every machine, and what may be kept in codes.
 - `remat/`: rematerialization beside what others do.
 - `scaling/`: how planning time grows with the model.
 - `gpu/`: measures, plans and races on a machine with a GPU.

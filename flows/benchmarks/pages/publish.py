@@ -119,6 +119,11 @@ def _elixir_plans(results: Path) -> dict[str, Rows]:
     return found
 
 
+def _slimfit(results: Path) -> dict[str, Rows]:
+    found: dict[str, Rows] = _json(results / "slimfit.json")
+    return found
+
+
 READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "main_job": _main_job,
     "first_minute": _first_minute,
@@ -132,6 +137,7 @@ READERS: dict[str, Callable[[Path], dict[str, Rows]]] = {
     "host": _host,
     "remat": remat_sections,
     "elixir": _elixir,
+    "slimfit": _slimfit,
     "elixir_plans": _elixir_plans,
 }
 """Benchmark -> the function that reads its results: section -> rows."""

@@ -19,6 +19,7 @@ from stowage.flows.benchmarks.pages.planning_tables import (
 )
 from stowage.flows.benchmarks.pages.remat_tables import REMAT_ACCURACY, REMAT_METHODS, REMAT_PEERS, REMAT_SHARES
 from stowage.flows.benchmarks.pages.table import COMMAND, Column, Section, TablePage, text
+from stowage.flows.benchmarks.slimfit.pages import PAGE as SLIMFIT
 
 MAIN_JOB = Section(
     "main_job",
@@ -146,6 +147,7 @@ PAGES = (
     TablePage("quarter", "A quarter of the memory", "", (QUARTER,)),
     TablePage("papers", "The OffMate preprint's tables, planned", "", (PAPERS,)),
     ELIXIR,
+    SLIMFIT,
     TablePage("host", "What a step costs the host", "", (HOST,)),
     TablePage("torture", "What was tried at random", "", (TORTURE,)),
 )

@@ -1,0 +1,12 @@
+"""Trains real tasks with units frozen by every policy, and measures memory and time of what may be frozen and packed.
+
+- `corpora`: data that are on every machine: Python's sources and documentation, and scikit-learn's digits.
+- `tasks`: three tasks, each a small model that was trained on something else before.
+- `pretraining`: what it was trained on before.
+- `trials`: one training run under one policy.
+- `study`: all of them, stored one by one.
+- `summary`: means and deviations.
+- `figure`: draws accuracy against the share of units that are frozen.
+- `pages`: describes the page.
+- `run`: the command.
+"""

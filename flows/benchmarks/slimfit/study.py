@@ -1,0 +1,56 @@
+"""Runs all trials, each stored as soon as it is done, so that a run that was cut off goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stowage.flows.benchmarks.slimfit.tasks import TASKS
+from stowage.flows.benchmarks.slimfit.trials import BASELINE, Trial, run_trial
+from stowage.stages.freezing.policies import POLICIES
+from stowage.stages.ir.files import write_atomically
+
+RATES = (0.5, 0.75, 0.9, 0.95)
+SEEDS = 5
+
+
+def trials(tasks: Sequence[str], policies: Sequence[str], rates: Sequence[float], seeds: int) -> Iterator[Trial]:
+    """Yield all trials, seed by seed, so that a study that is cut off has something of everything."""
+    for seed in range(seeds):
+        for task in tasks:
+            yield Trial(task, BASELINE, 0.0, seed)
+            for rate in rates:
+                for policy in policies:
+                    yield Trial(task, policy, rate, seed)
+
+
+def run_study(
+    stores: Path,
+    say: Callable[[str], None],
+    tasks: Sequence[str] = (),
+    policies: Sequence[str] = (),
+    rates: Sequence[float] = RATES,
+    seeds: int = SEEDS,
+) -> list[dict[str, Any]]:
+    """Run what is not stored yet, and return all rows.
+
+    Args:
+        stores: a folder with a file for every trial, and the weights of pre-training.
+        say: receives what people should know.
+        tasks: names of tasks; by default all.
+        policies: names of policies; by default all.
+        rates: freezing rates.
+        seeds: how many seeds.
+    """
+    rows = []
+    for trial in trials(tasks or tuple(TASKS), policies or tuple(POLICIES), rates, seeds):
+        path = stores / "trials" / (json.dumps(trial.key()).translate({ord(c): "_" for c in '{}":, '}) + ".json")
+        if not path.is_file():
+            found = run_trial(trial, stores)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(found).encode())
+            say(f"{trial.task}, {trial.policy} {trial.rate}, seed {trial.seed}: {found['accuracy']:.1f}%")
+        rows.append(json.loads(path.read_text()))
+    return rows

@@ -1,0 +1,70 @@
+"""Summarises trials: mean and deviation over the seeds, and what each policy loses beside training everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from stowage.flows.benchmarks.slimfit.trials import BASELINE
+
+Rows = list[dict[str, Any]]
+
+
+def summarised(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a row for each task, policy and rate.
+
+    Args:
+        rows: what `run_trial` returned.
+
+    Returns:
+        `task`, `policy`, `rate`, `mean` and `deviation` of the accuracy in percent over `seeds` seeds.
+    """
+    return (
+        pl.DataFrame(rows, infer_schema_length=None)
+        .group_by("task", "policy", "rate", maintain_order=True)
+        .agg(
+            pl.len().alias("seeds"),
+            pl.col("accuracy").mean().alias("mean"),
+            pl.col("accuracy").std().alias("deviation"),
+        )
+        .to_dicts()
+    )
+
+
+def differences(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a row for each policy and rate over all tasks: `difference`, its standard `error`, and `runs`."""
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    baseline = frame.filter(pl.col("policy") == BASELINE).select("task", "seed", everything="accuracy")
+    points = (pl.col("accuracy") - pl.col("everything")).alias("points")
+    joined = frame.filter(pl.col("policy") != BASELINE).join(baseline, on=["task", "seed"]).with_columns(points)
+    return (
+        joined.group_by("policy", "rate")
+        .agg(
+            pl.len().alias("runs"),
+            pl.col("points").mean().alias("difference"),
+            (pl.col("points").std() / pl.len().sqrt()).alias("error"),
+        )
+        .sort("rate", "difference", "policy", descending=[False, True, False])
+        .to_dicts()
+    )
+
+
+def by_policy(summary: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a row for each task and rate with one column a policy, for a table; training everything is in each."""
+    whole = {row["task"]: row for row in summary if row["policy"] == BASELINE}
+    found: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in summary:
+        if row["policy"] == BASELINE:
+            continue
+        task = row["task"]
+        line = found.setdefault((task, row["rate"]), {"task": task, "rate": row["rate"], "seeds": row["seeds"]})
+        line.setdefault("everything", _text(whole[task]) if task in whole else "")
+        line[row["policy"]] = _text(row)
+    return list(found.values())
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    deviation = row["deviation"]
+    return f"{row['mean']:.1f}" if deviation is None else f"{row['mean']:.1f} ± {deviation:.1f}"

@@ -1,0 +1,132 @@
+"""Trains one task once under one policy, with plain PyTorch: what is frozen does not require gradients.
+
+A plan that freezes gives the same numbers, bit for bit (`tests/freezing`), so that accuracy needs no plan.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stowage.flows.benchmarks.slimfit.pretraining import optimizer_of, pretrained
+from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
+from stowage.stages.freezing.dynamics import Distance, Dynamics
+from stowage.stages.freezing.policies import Policy, Progressive, policy_named
+from stowage.stages.freezing.units import units_of
+from stowage.stages.ir.units import Unit
+from stowage.stages.trace import trace_step
+from stowage.stages.workload.randomness import seeded
+
+BASELINE = "all train"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run.
+
+    Attributes:
+        task: what is trained.
+        policy: which units are frozen: a name of `POLICIES`, or `BASELINE`.
+        rate: the freezing rate F.
+        seed: seed of the head, of the batches, of dropout and of the policy.
+        units: how parameters are grouped into units.
+        distance: how moves are measured.
+    """
+
+    task: str
+    policy: str
+    rate: float
+    seed: int
+    units: str = "saving"
+    distance: Distance = "l1"
+
+    def key(self) -> dict[str, Any]:
+        """Return what tells it from other trials."""
+        return asdict(self)
+
+
+def run_trial(trial: Trial, stores: Path) -> dict[str, Any]:
+    """Train, and return what was found.
+
+    Returns:
+        the trial's own columns, `accuracy` in percent on what was held out, `loss` of the last iterations, `seconds` of
+        training, and `active`, the mean share of the units that trained.
+    """
+    task = TASKS[trial.task]()
+    model = pretrained(task, trial.seed, stores)
+    began = time.perf_counter()
+    losses, active = _train(task, model, trial)
+    found = {
+        "accuracy": accuracy(task, model),
+        "loss": math.fsum(losses[-20:]) / len(losses[-20:]),
+        "active": active,
+        "seconds": time.perf_counter() - began,
+    }
+    return {**trial.key(), **found}
+
+
+def _train(task: Task, model: nn.Module, trial: Trial) -> tuple[list[float], float]:
+    job = task.job
+    optimizer, schedule = optimizer_of(job, model)
+    parameters = dict(model.named_parameters())
+    units = _units(task, model, trial) if trial.policy != BASELINE else []
+    policy = _policy(trial, job.iterations) if units else None
+    dynamics = Dynamics([unit.name for unit in units], trial.seed)
+    losses, active = [], 0
+    with seeded(trial.seed):
+        for iteration in range(job.iterations):
+            chosen = set(policy.choose(iteration, dynamics.all())) if policy else set()
+            frozen = {name for unit in units if unit.name not in chosen for name in unit.parameters}
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(name not in frozen)
+            optimizer.zero_grad()
+            loss = model(**job.batch(trial.seed, iteration)).loss
+            if loss.requires_grad:
+                loss.backward()
+            before = _weights(units, chosen, parameters) if trial.policy == "ils" else {}
+            optimizer.step()
+            schedule.step()
+            dynamics.moved(_distances(before, parameters, trial.distance))
+            losses.append(loss.item())
+            active += len(chosen)
+    return losses, active / (len(units) * job.iterations) if units else 1.0
+
+
+def _units(task: Task, model: nn.Module, trial: Trial) -> Sequence[Unit]:
+    return units_of(trace_step(model, task.job.batch(trial.seed, 0)), trial.units)
+
+
+def _policy(trial: Trial, iterations: int) -> Policy:
+    if trial.policy == "progressive":
+        return Progressive(trial.rate, over=iterations // 2)
+    return policy_named(trial.policy, trial.rate, trial.seed)
+
+
+Weights = dict[str, list[tuple[str, torch.Tensor]]]
+
+
+def _weights(units: Sequence[Unit], chosen: set[str], parameters: Mapping[str, nn.Parameter]) -> Weights:
+    return {
+        unit.name: [(name, parameters[name].detach().clone()) for name in unit.parameters]
+        for unit in units
+        if unit.name in chosen
+    }
+
+
+def _distances(before: Weights, parameters: Mapping[str, nn.Parameter], distance: Distance) -> dict[str, float]:
+    found = {}
+    for unit, kept in before.items():
+        pairs = [(old.flatten(), parameters[name].detach().flatten()) for name, old in kept]
+        old, new = (torch.cat(list(tensors)) for tensors in zip(*pairs, strict=True))
+        if distance == "l1":
+            found[unit] = float((new - old).abs().sum() / old.abs().sum().clamp_min(1e-30))
+        else:
+            found[unit] = float(((new - old) / old.where(old != 0, 1e-30)).abs().mean())
+    return found

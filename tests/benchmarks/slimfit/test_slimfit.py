@@ -1,0 +1,75 @@
+"""The study of freezing: what its tasks draw, what a trial freezes, and how trials are summarised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stowage.flows.benchmarks.slimfit import trials
+from stowage.flows.benchmarks.slimfit.pretraining import pretrained
+from stowage.flows.benchmarks.slimfit.study import run_study
+from stowage.flows.benchmarks.slimfit.summary import by_policy, differences, summarised
+from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
+from stowage.flows.benchmarks.slimfit.trials import BASELINE, Trial, run_trial
+
+
+def short(name: str) -> Task:
+    task = TASKS[name]()
+    return replace(task, before=replace(task.before, iterations=2), job=replace(task.job, iterations=3))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_batches_depend_on_seed_and_iteration_alone(name: str) -> None:
+    if name == "digits":
+        pytest.importorskip("sklearn")
+    job = TASKS[name]().job
+    first, again, other = job.batch(1, 5), job.batch(1, 5), job.batch(2, 5)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["labels"], other["labels"])
+
+
+def test_a_model_comes_with_the_weights_of_its_pre_training_and_a_head_of_its_seed(tmp_path: Path) -> None:
+    task = short("packages")
+    first, second = pretrained(task, 1, tmp_path), pretrained(task, 2, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other) != name.startswith("classifier")
+    assert 0 <= accuracy(task, first) <= 100
+
+
+def test_what_a_policy_freezes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = short("packages")
+    monkeypatch.setitem(trials.TASKS, "packages", lambda: task)
+    before = pretrained(task, 0, tmp_path)
+    models = []
+    monkeypatch.setattr(trials, "pretrained", lambda *given: models.append(pretrained(*given)) or models[-1])
+    found = run_trial(Trial("packages", "prefix", 0.9, 0), tmp_path)
+    same = [torch.equal(a, b) for a, b in zip(before.parameters(), models[0].parameters(), strict=True)]
+    assert same[0]
+    assert not same[-1]
+    assert found["active"] == pytest.approx(0.1, abs=0.03)
+    assert run_trial(Trial("packages", BASELINE, 0.0, 0), tmp_path)["active"] == 1
+    assert not any(torch.equal(a, b) for a, b in zip(before.parameters(), models[1].parameters(), strict=True))
+
+
+def test_a_study_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    def run(trial: Trial, stores: Path) -> dict[str, object]:
+        done.append(trial)
+        return {**trial.key(), "accuracy": 90.0 - 10 * trial.rate + trial.seed, "loss": 1.0}
+
+    monkeypatch.setattr("stowage.flows.benchmarks.slimfit.study.run_trial", run)
+    rows = run_study(tmp_path, lambda text: None, ["digits"], ["ils", "random"], [0.5], 2)
+    assert len(done) == len(rows) == 6
+    assert run_study(tmp_path, lambda text: None, ["digits"], ["ils", "random"], [0.5], 2) == rows
+    assert len(done) == 6
+    (line,) = by_policy(summarised(rows))
+    assert (line["everything"], line["ils"]) == ("90.5 ± 0.7", "85.5 ± 0.7")
+    assert [(r["policy"], r["difference"], r["error"]) for r in differences(rows)] == [
+        ("ils", -5.0, 0.0),
+        ("random", -5.0, 0.0),
+    ]
