@@ -60,4 +60,4 @@ def draws(attention: Call) -> bool:
     position = next((p for name, p in _DROPOUT.items() if attention.target.startswith(name)), 5)
     args = arguments["args"]
     given = args[position] if len(args) > position else arguments["kwargs"].get("dropout_p", 0.0)
-    return given != 0
+    return bool(given != 0)
