@@ -294,6 +294,6 @@ def stretches(places: Sequence[int], gap: int) -> list[tuple[int, int]]:
 
 def blank_summary() -> PlanSummary:
     """Return the summary of a plan that states nothing about itself."""
-    blank = {"int": 0, "float": 0.0, "str": "", "bool": True}
+    blank = {"int": 0, "float": 0.0, "str": "", "bool": True, "tuple[str, ...]": ()}
     fields = {f.name: blank[str(f.type)] for f in dataclasses.fields(PlanSummary)}
     return PlanSummary(**{**fields, "variant": "plain"})  # type: ignore[arg-type]

@@ -31,10 +31,10 @@ def main() -> None:
     clusters: list[BlockCluster] = []
     limits = Limits(settings.top_size, settings.cluster_size, settings.alpha)
     traces = variants_of(trace)
-    lossy = everything.solve.lossy
+    lossy = everything.lossy.leave
     if lossy is not None:
         errors = read_rows(ARTIFACTS / "trace" / ERRORS, GradientError)
-        traces |= {name: rewritten(trace, name) for name in choices(trace, costs, errors, lossy.leave)}
+        traces |= {name: rewritten(trace, name) for name in choices(trace, costs, errors, lossy)}
     for rewrite, made_of in make_variants(traces, costs, **how, limits=limits).items():
         for chain, made in made_of.items():
             name = VariantName(rewrite, chain).text

@@ -22,14 +22,14 @@ from stowage.stages.settings import load_settings
 def main() -> None:
     """Measure what the store does not know, and export what this trace needs."""
     everything = load_settings()
-    settings, lossy = everything.profile, everything.solve.lossy
+    settings, lossy = everything.profile, everything.lossy.leave
     trace = TraceTables.load(ARTIFACTS / "trace")
     target = read_record(DEVICE, DeviceDescription)
     keep_freed_memory()  # in the mode that training has
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
         costs = profile_variants(
-            [*variants_of(trace).values(), *(Classes(trace).traces(lossy.leave.kinds).values() if lossy else ())],
+            [*variants_of(trace).values(), *(Classes(trace).traces(lossy.kinds).values() if lossy else ())],
             target,
             CostStore(STORE / "costs"),
             costs=settings.costs,

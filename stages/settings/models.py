@@ -319,30 +319,6 @@ class OptionsSettings(_Section):
         return self
 
 
-class LossySettings(_Section):
-    """Gives leave to keep values for backward in fewer bits, which changes gradients.
-
-    Attributes:
-        kinds: kinds of codes, see `ir/lossy.py`; `all` for every one.
-        max_gradient_error: most that the gradient may change by, the norm of the difference over its norm.
-    """
-
-    kinds: Literal["all"] | Annotated[list[str], Field(min_length=1)] = "all"
-    max_gradient_error: Annotated[float, Field(gt=0, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
-
-    @model_validator(mode="after")
-    def _known_kinds(self) -> LossySettings:
-        for kind in self.kinds if isinstance(self.kinds, list) else ():
-            if kind not in KINDS:
-                raise ValueError(f"kinds has {kind!r}: take some of {', '.join(KINDS)}, or `all`")
-        return self
-
-    @property
-    def leave(self) -> Lossy:
-        """Return the leave."""
-        return Lossy(self.kinds, self.max_gradient_error)
-
-
 class SolveSettings(_Section):
     """Says within what to plan the whole iteration, and how.
 
@@ -361,7 +337,6 @@ class SolveSettings(_Section):
             for no disk.
         disk_budget: bytes that they may take there; None for what is free.
         host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
-        lossy: leave to keep values for backward in fewer bits; None where every number must be plain PyTorch's.
         curve_points: budgets that are planned besides, for the curve of step time against budget in the report; 0 for
             none. Where a lower tier is used there is none.
     """
@@ -374,7 +349,6 @@ class SolveSettings(_Section):
     offload_dir: PathText | None = None
     disk_budget: Size | None = None
     host_budget: Size | None = None
-    lossy: LossySettings | None = None
     curve_points: Annotated[int, Field(ge=0, le=1_000)] = 8
 
     @model_validator(mode="after")
@@ -384,6 +358,31 @@ class SolveSettings(_Section):
         if method_of(self.method).offloads and self.offload_dir is None and self.host_budget is None:
             raise ValueError(f"method {self.method} needs a lower tier: give offload_dir, or host_budget on a GPU")
         return self
+
+
+class LossySettings(_Section):
+    """Gives leave to keep values for backward in fewer bits, which changes gradients.
+
+    Attributes:
+        kinds: kinds of codes that may be used, see `ir/lossy.py`; `all` for every one, none where every number must be
+            plain PyTorch's.
+        max_gradient_error: most that the gradient may change by: the norm of the difference over its norm.
+    """
+
+    kinds: Literal["all"] | list[str] = []
+    max_gradient_error: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = MAX_GRADIENT_ERROR
+
+    @model_validator(mode="after")
+    def _known_kinds(self) -> LossySettings:
+        for kind in self.kinds if isinstance(self.kinds, list) else ():
+            if kind not in KINDS:
+                raise ValueError(f"kinds has {kind[:40]!a}: take some of {', '.join(KINDS)}, or `all`")
+        return self
+
+    @property
+    def leave(self) -> Lossy | None:
+        """Return the leave; None where there is none."""
+        return Lossy(self.kinds, self.max_gradient_error) if self.kinds else None
 
 
 class TrainSettings(_Section):
@@ -409,13 +408,14 @@ class TrainSettings(_Section):
 
 
 class Settings(_Section):
-    """All of `params.yaml`, one section for each stage; `codegen` has none."""
+    """All of `params.yaml`: one section for each stage but `codegen`, and leave for lossy plans."""
 
     trace: TraceSettings
     profile: ProfileSettings = Field(default_factory=ProfileSettings)
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     options: OptionsSettings = Field(default_factory=OptionsSettings)
     solve: SolveSettings = Field(default_factory=SolveSettings)
+    lossy: LossySettings = Field(default_factory=LossySettings)
     train: TrainSettings = Field(default_factory=TrainSettings)
 
     @model_validator(mode="after")
@@ -432,8 +432,8 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _lossy_alone(self) -> Settings:
-        if self.solve.lossy is not None and self.trace.ranks > 1:
-            raise ValueError("solve.lossy is for one process: set trace.ranks to 1, or solve.lossy to null")
+        if self.lossy.kinds and self.trace.ranks > 1:
+            raise ValueError("lossy.kinds are for one process: set trace.ranks to 1, or lossy.kinds to []")
         return self
 
     @model_validator(mode="after")

@@ -118,8 +118,8 @@ def main() -> None:
         options_limits=SolverSettings(time_limit_s=settings.options.time_limit_s, seed=settings.options.seed),
         o_ilp_limits=o_ilp_limits(settings),
         lower_tier=lower_tier,
-        lossy=wanted.lossy is not None,
-        errors=read_rows(ARTIFACTS / "trace" / ERRORS, GradientError) if wanted.lossy is not None else (),
+        lossy=settings.lossy.leave is not None,
+        errors=read_rows(ARTIFACTS / "trace" / ERRORS, GradientError) if settings.lossy.leave is not None else (),
     )
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
     known = Known()

@@ -37,7 +37,7 @@ def main() -> None:
     executed = ExecutedFiles()
     look_in_src(root)
     source = settings.model
-    lossy = parameters.solve.lossy
+    lossy = parameters.lossy.leave
     workload = configured_workload(settings, fake=source.callable is None and lossy is None)
     if settings.device != "cpu":
         move(workload.model, settings.device)
@@ -67,7 +67,7 @@ def main() -> None:
     table.unlink(missing_ok=True)
     if lossy is not None:
         live = StepTensors.of(workload.model, workload.batch, recorded.outside)
-        write_rows(table, GradientError, gradient_errors(trace, lossy.leave.kinds, [live]))
+        write_rows(table, GradientError, gradient_errors(trace, lossy.kinds, [live]))
     write_origin(ORIGIN, root, parameters, files, trace.meta.configuration_hash, locations)
     print(f"trace: {len(trace.calls)} calls, {len({c.signature for c in trace.calls})} of them distinct")
 

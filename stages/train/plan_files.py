@@ -38,13 +38,14 @@ def check_device(summary: PlanSummary, kind: str) -> None:
 
 def check_leave(summary: PlanSummary, settings: Settings) -> None:
     """Refuse a plan that keeps values in kinds of codes for which there is no leave."""
-    allowed = settings.solve.lossy.leave.kinds if settings.solve.lossy is not None else ()
+    leave = settings.lossy.leave
+    allowed = leave.kinds if leave is not None else ()
     kinds = {kept.partition(":")[0] for kept in summary.lossy}
     lacking = ", ".join(sorted(kinds.difference(allowed)))
     if not summary.exact and lacking:
         raise PlanMismatchError(
             f"Plan {summary.plan_hash} keeps values for backward in {lacking}, which changes gradients, and "
-            "solve.lossy does not allow it: allow it there, or run `dvc repro` for an exact plan."
+            "lossy.kinds do not allow it: allow it there, or run `dvc repro` for an exact plan."
         )
 
 
