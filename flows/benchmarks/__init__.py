@@ -6,6 +6,7 @@
 - `elixir/`: the Elixir paper's tables of several GPUs, simulated.
 - `remat/`: rematerialization beside what others do.
 - `scaling/`: how planning time grows with the model.
+- `slimfit/`: what freezing saves.
 - `gpu/`: measures, plans and races on a machine with a GPU.
 - `pages/`: writes the pages in `docs/measured` from data.
 - `results.py`: where results are written.

@@ -13,6 +13,7 @@ from stowage.stages.freezing.schedule import Schedule
 from stowage.stages.ir.freezable import Distance, Freezable
 from stowage.stages.runtime import Program
 from stowage.stages.runtime.moves import Moves
+from stowage.stages.runtime.offload.offloading import Offloading
 
 
 class FrozenTraining:
@@ -26,6 +27,7 @@ class FrozenTraining:
         """Begin a training; without a `distance` nobody asks how far units move."""
         self.schedule = Schedule(freezable, policy, seed)
         self._moves = Moves(freezable.units, distance == "relative") if distance is not None else None
+        self._offloading: Offloading | None = None
 
     def frozen_parameters(self) -> frozenset[str]:
         """Return the parameters that are frozen in the step under way."""
@@ -37,9 +39,12 @@ class FrozenTraining:
         """Tell a program what trains when it runs next."""
         program.active.choose(self.schedule.active())
         program.moves = self._moves
+        self._offloading = program.offloading if self._moves is not None else None
 
     def ended(self) -> None:
-        """Take in that a step has updated."""
+        """Take in that a step has updated; updates by the CPU that are still under way are waited for."""
+        if self._offloading is not None:
+            self._offloading.await_updates()
         self.schedule.ended(self._moves.take() if self._moves is not None else {})
 
     @contextmanager
