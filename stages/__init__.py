@@ -9,6 +9,8 @@ Stages, in order: `device` and `inputs` prepare; `trace`, `profile`, `partition`
 - `optimizers`: what is known of optimizers.
 - `kernels`: which kernels real tensors take, and how they differ from fake ones.
 - `rewrite`: other calls for the same step.
+- `freezing`: which parts of a model train in a step, and what the others need not compute and keep.
+- `sensitivity`: what codes for saved values do to gradients.
 - `formulations`: programs and rules that find schedules; `solver` solves them.
 - `simulate`: the referee of schedules and plans.
 - `runtime`: runs plans.

@@ -8,6 +8,7 @@
 - `several_ranks.py`, `buckets.py`: check and prepare steps that ranks train together.
 - `training_step.py`: the training step that `fit` returns.
 - `arguments.py`, `choices.py`, `offload.py`: check and group the arguments of these functions.
+- `freeze.py`, `frozen_steps.py`: say what is frozen in each step, and freeze it.
 - `budget.py`: turns a budget as people write it into bytes.
 - `lower_tier.py`, `update_rate.py`: describe the lower tier, and how fast the CPU updates parameters in it.
 - `late_weights.py`: loads the weights of a model that was built on the meta device.

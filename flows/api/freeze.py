@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from stowage.flows.planning.freezing import Freezing
-from stowage.stages.freezing.dynamics import DISTANCES, Distance
+from stowage.stages.freezing.dynamics import DISTANCES
 from stowage.stages.freezing.policies import POLICIES, Policy, policy_named
-from stowage.stages.freezing.units import UNIT_KINDS, UnitKind
+from stowage.stages.freezing.units import UNIT_KINDS
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.freezable import Distance, UnitKind
 from stowage.stages.settings.budgets import kind_of_budget
 
 

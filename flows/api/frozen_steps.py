@@ -1,4 +1,4 @@
-"""Freezes parts of a model in the steps of a training: tells programs what trains, and measures how far it moves."""
+"""Freezes parts of a model in the steps of `fit`, from the first that is planned on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 from stowage.flows.api.freeze import Freeze
 from stowage.flows.planning.freezing import Freezing
 from stowage.stages.freezing.schedule import Schedule
+from stowage.stages.ir.errors import ParameterError
 from stowage.stages.runtime import Program
-from stowage.stages.runtime.moves import Moves
+from stowage.stages.train.frozen import FrozenTraining
 
 
 class FrozenSteps:
-    """Runs steps with what the policy lets train.
+    """Runs steps with what the policy lets train, once their units are known.
 
     Attributes:
         freezing: the units and the policy.
@@ -22,46 +23,53 @@ class FrozenSteps:
     def __init__(self, freeze: Freeze, freezing: Freezing) -> None:
         self.freezing = freezing
         self._freeze = freeze
-        self._schedule: Schedule | None = None
+        self._training: FrozenTraining | None = None
         self._state: Mapping[str, Any] | None = None
-        self._moves: Moves | None = None
+
+    def _found(self) -> FrozenTraining | None:
+        if self._training is None and self.freezing.found is not None:
+            distance = self._freeze.distance if self._freeze.measures else None
+            found = FrozenTraining(self.freezing.found, self.freezing.policy, self._freeze.seed, distance)
+            if self._state is not None:
+                found.load_state_dict(self._state)
+                self._state = None
+            self._training = found
+        return self._training
 
     @property
-    def schedule(self) -> Schedule | None:
-        """Return what chooses, once a step has been planned."""
-        if self._schedule is None and self.freezing.found is not None:
-            self._schedule = Schedule(self.freezing.found, self.freezing.policy, self._freeze.seed)
-            if self._state is not None:
-                self._schedule.load_state_dict(self._state)
-                self._state = None
-        return self._schedule
+    def schedule(self) -> Schedule:
+        """Return what chooses.
+
+        Raises:
+            ParameterError: no step has been planned, so that there are no units yet.
+        """
+        found = self._found()
+        if found is None:
+            raise ParameterError(
+                "Nothing is planned yet, so that there are no units: call the step, or `prepare`, first."
+            )
+        return found.schedule
 
     def frozen_parameters(self) -> frozenset[str]:
         """Return the parameters that are frozen in the step under way; none before anything is planned."""
-        if self.schedule is None:
-            return frozenset()
-        active = self.schedule.active()
-        return frozenset(
-            n for unit in self.schedule.freezable.units if unit.name not in active for n in unit.parameters
-        )
+        found = self._found()
+        return found.frozen_parameters() if found is not None else frozenset()
 
     def begin(self, program: Program) -> None:
         """Tell a program what trains when it runs next."""
-        schedule = self.schedule
-        assert schedule is not None
-        program.active.choose(schedule.active())
-        if self._freeze.measures and self._moves is None:
-            self._moves = Moves(schedule.freezable.units, self._freeze.distance == "relative")
-        program.moves = self._moves
+        found = self._found()
+        assert found is not None
+        found.begin(program)
 
     def ended(self) -> None:
         """Take in that a step has updated."""
-        assert self.schedule is not None
-        self.schedule.ended(self._moves.take() if self._moves is not None else {})
+        assert self._training is not None
+        self._training.ended()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what a checkpoint holds."""
-        return self.schedule.state_dict() if self.schedule is not None else None
+        """Return what a checkpoint holds; None before anything is planned."""
+        found = self._found()
+        return found.state_dict() if found is not None else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint holds.
@@ -69,7 +77,8 @@ class FrozenSteps:
         Raises:
             PlanMismatchError: it is of another policy, or of other units.
         """
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state)
-        else:
+        found = self._found()
+        if found is None:
             self._state = state
+        else:
+            found.load_state_dict(state)

@@ -208,8 +208,11 @@ class TrainingStep(Storing):
             yield self.model
 
     def take_over(self, other: TrainingStep) -> None:
-        """Take over what another step of the same model has offloaded, before anything is planned."""
+        """Take over what another step of the same model has offloaded and chosen, before anything is planned."""
         self.programs.binding.take_over(other.programs.binding)
+        chosen = other.frozen.state_dict() if other.frozen is not None else None
+        if self.frozen is not None and chosen is not None:
+            self.frozen.load_state_dict(chosen)
 
     def contents(self) -> Contents:
         """Return access to the tensors wherever they are, one at a time, after placing them as the plan has them."""

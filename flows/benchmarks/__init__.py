@@ -7,6 +7,7 @@
 - `slimfit/`: the SlimFit paper's policies on tasks that are on every machine, and what may be kept in codes.
 - `remat/`: rematerialization beside what others do.
 - `scaling/`: how planning time grows with the model.
+- `slimfit/`: what freezing saves.
 - `gpu/`: measures, plans and races on a machine with a GPU.
 - `pages/`: writes the pages in `docs/measured` from data.
 - `results.py`: where results are written.

@@ -3,6 +3,7 @@
 - `step.py`: plans one step: trace, profile, partition, options, solve, codegen.
 - `costed.py`: the first three of these, before any budget.
 - `job.py`: what is planned, and how: the arguments that travel through all of it.
+- `freezing.py`: what steps of a model may freeze.
 - `effort.py`: how much time planning may take, and where its stores are.
 - `configured.py`: reads an effort from params.yaml.
 - `planned.py`: a plan with its program and tables, and its folder.

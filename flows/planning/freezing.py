@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from stowage.stages.freezing.copies import costs_with_copies
 from stowage.stages.freezing.policies import Policy, most_active
 from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.errors import ParameterError
-from stowage.stages.ir.freezable import Freezable
+from stowage.stages.ir.freezable import Freezable, UnitKind
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.updates import UPDATE, UPDATE_ALL, jointly_updated, updated_parameter
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Freezing:
         measures: updates copy the weights before them, to measure how far they move.
     """
 
-    kind: str
+    kind: UnitKind
     rate: float
     policy: Policy
     measures: bool = True
@@ -59,25 +59,4 @@ class Freezing:
 
     def with_copies(self, costs: Iterable[Cost], traces: Iterable[TraceTables]) -> list[Cost]:
         """Return the costs with what measuring the moves of weights takes: in updates, a copy of the weight."""
-        more = _copied_bytes(traces) if self.measures else {}
-        return [
-            replace(c, workspace_bytes=c.workspace_bytes + more[c.signature]) if c.signature in more else c
-            for c in costs
-        ]
-
-
-def _copied_bytes(traces: Iterable[TraceTables]) -> dict[str, int]:
-    """Return the bytes of the weights that each distinct update call changes."""
-    found: dict[str, int] = {}
-    for trace in traces:
-        nbytes = {
-            v.source.removeprefix("parameter:"): trace.storages[v.storage].nbytes
-            for v in trace.values
-            if v.source.startswith("parameter:")
-        }
-        for call in trace.calls:
-            if call.target == UPDATE:
-                found[call.signature] = nbytes[updated_parameter(call.arguments)[0]]
-            elif call.target == UPDATE_ALL:
-                found[call.signature] = sum(nbytes[name] for name in jointly_updated(call.arguments))
-    return found
+        return costs_with_copies(costs, traces) if self.measures else list(costs)

@@ -4,6 +4,7 @@
 - `header`: the lines above a step.
 - `actions`: the lines of each action of a plan.
 - `calls`: the lines of the calls of a node.
+- `guarding`: the conditions of a plan that freezes.
 - `names`: names of tensors in a step.
 - `manifest`: the manifest of a text.
 """

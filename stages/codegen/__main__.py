@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from stowage.stages.codegen import emit_step, manifest_of
+from stowage.stages.freezing.choice import freezable_of
+from stowage.stages.freezing.copies import nodes_with_copies
 from stowage.stages.freezing.stored import check_plan
 from stowage.stages.ir.command import ARTIFACTS, run_stage
 from stowage.stages.ir.errors import IllegalPlanError, TableError
 from stowage.stages.ir.files import write_atomically
+from stowage.stages.ir.freezable import FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import PlanRow, PlanSummary, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.ir.units import Unit
 from stowage.stages.rewrite import stored_variant
 
 
@@ -20,11 +22,14 @@ def main() -> None:
     summary = read_record(ARTIFACTS / "solve" / "summary.json", PlanSummary)
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
-    step = stored_variant(TraceTables.load(ARTIFACTS / "trace"), nodes, blocks, summary.variant)
-    trace, own = step.trace, list(step.nodes)
+    recorded = TraceTables.load(ARTIFACTS / "trace")
+    step = stored_variant(recorded, nodes, blocks, summary.variant)
+    choice = read_record(ARTIFACTS / "solve" / "freezing.json", FreezeChoice)
+    freezable = freezable_of(recorded, choice)
+    units = freezable.units if freezable is not None else ()
+    trace, own = step.trace, nodes_with_copies(step.trace, step.nodes) if choice.measures else list(step.nodes)
     rows = read_rows(ARTIFACTS / "solve" / "plan.parquet", PlanRow)
     slots = read_rows(ARTIFACTS / "solve" / "slots.parquet", Slot)
-    units = read_rows(ARTIFACTS / "solve" / "units.parquet", Unit)
     try:
         check_plan(trace, own, rows, slots, summary, units)
     except IllegalPlanError as error:

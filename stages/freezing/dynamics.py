@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import get_args
 
-Distance = Literal["l1", "relative"]
-"""How the distance of a unit's move is measured.
+from stowage.stages.ir.freezable import Distance
 
-`l1` is ‖Δ‖₁/‖w‖₁ over all the unit's elements; `relative` is the mean of |Δ/w| over them, equation (1) of SlimFit.
-"""
-
-DISTANCES: tuple[Distance, ...] = ("l1", "relative")
+DISTANCES: tuple[Distance, ...] = get_args(Distance)
 
 LARGE = 1e10
 """Factor of the random numbers that units begin with."""

@@ -1,9 +1,10 @@
 """Says which rows of a plan run under a mask, and where a tensor's last reader that runs may be an earlier one.
 
-What forward computes first is always computed. Anything else is computed if something that reads its results is; what
-that ends in is the update of a parameter, or a gradient that stays in `.grad`, which has the guard of its parameter's
-unit. So whatever backward does before the first unit that trains is skipped without being looked for. What is made
-again has the guard of those that read it then; a transfer has that of what reads its storage afterwards.
+What forward computes for the loss is always computed, and so is what has an effect or draws random numbers there.
+Anything else is computed if something that reads its results is; what that ends in is the update of a parameter, or a
+gradient that stays in `.grad`, which has the guard of its parameter's unit. So whatever backward does before the first
+unit that trains is skipped without being looked for. What is made again has the guard of those that read it then; a
+transfer has that of what reads its storage afterwards.
 
 A tensor that several rows read, under different guards, dies behind the last of them that runs. So behind each row that
 may be the last there is a release: the tensor is dropped there unless something that reads it later runs.
@@ -92,9 +93,10 @@ class _Backwards:
     def _compute(self, number: int, step: Step) -> None:
         node, found = self._nodes[step.node], self.found
         later = {s: self._need.pop(s, 0) for s in node.creates}
-        first = number in self._first
-        guard = ALWAYS if first and node.phase == "forward" else self._owners.guard(node) if first else 0
-        guard = joined(guard, *later.values())
+        first, read = number in self._first, joined(*later.values())
+        guard = joined(self._owners.guard(node) if first else 0, read)
+        if first and node.phase == "forward" and (not read or node.mutates or node.once or node.random):
+            guard = ALWAYS
         found.rows[number] = guard
         found.outputs[number] = later
         for storage in node.creates:

@@ -21,7 +21,7 @@ FLAGGED = frozenset(
 
 
 @dataclass(frozen=True)
-class Optional:
+class Omissible:
     """A result that is computed only if something of a guard trains.
 
     Attributes:
@@ -35,7 +35,7 @@ class Optional:
     guard: int
 
 
-def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], guard: int) -> Iterator[Optional]:
+def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], guard: int) -> Iterator[Omissible]:
     """Yield the results of a call that are left out under some masks under which it runs.
 
     Args:
@@ -50,7 +50,7 @@ def optional_results(trace: TraceTables, call: Call, later: Mapping[int, int], g
     for output, value in enumerate(call.returns):
         storage = trace.values[value].storage if value >= 0 else -1
         if storage in later and flags[output] is True and later[storage] != guard:
-            yield Optional(output, storage, later[storage])
+            yield Omissible(output, storage, later[storage])
 
 
 def without_unread(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.freezable import PolicyName
 
 
 class Policy(Protocol):
@@ -112,7 +113,7 @@ class Prefix(Rated):
         return units[len(units) - self.most_active(len(units)) :]
 
 
-POLICIES: dict[str, Callable[[float, int], Policy]] = {
+POLICIES: dict[PolicyName, Callable[[float, int], Policy]] = {
     "ils": lambda rate, seed: Ils(rate),
     "random": lambda rate, seed: Random(rate, seed),
     "progressive": lambda rate, seed: Progressive(rate),
@@ -128,9 +129,10 @@ def policy_named(name: str, rate: float, seed: int) -> Policy:
     Raises:
         ParameterError: there is none.
     """
-    if name not in POLICIES:
-        raise ParameterError(f"freeze.policy is {name!r}: write one of {', '.join(POLICIES)}.")
-    return POLICIES[name](rate, seed)
+    for known, make in POLICIES.items():
+        if known == name:
+            return make(rate, seed)
+    raise ParameterError(f"freeze.policy is {name!r}: write one of {', '.join(POLICIES)}.")
 
 
 def most_active(policy: Policy, units: int, rate: float) -> int:

@@ -43,7 +43,7 @@ def check_plan(
     freezable = Freezable(tuple(units), summary.active_units)
     configuration, whole = trace.meta.configuration_hash, summary.all_active_bytes
     if len(units) != summary.units or summary.plan_hash != plan_hash(
-        rows, configuration, summary.device_budget_bytes, freezable
+        rows, configuration, summary.device_budget_bytes, repr(freezable)
     ):
         raise IllegalPlanError("a stored plan is of another program, or freezes other units, than its summary says")
     training = replace(

@@ -12,20 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import Literal
 
 from stowage.stages.freezing.descent import descendants
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.freezable import UnitKind
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.units import Unit
-
-UnitKind = Literal["saving", "parameter", "block"]
 
 _ENTRY = re.compile(r"(?:.*?\.)?\d+(?=\.)")
 _NORMALISATIONS = ("aten.native_layer_norm_backward",)
 
 
-def units_of(trace: TraceTables, kind: str = "saving") -> list[Unit]:
+def units_of(trace: TraceTables, kind: UnitKind = "saving") -> list[Unit]:
     """Return the units of a step, in the order of its parameters.
 
     Raises:
@@ -83,7 +81,7 @@ def _by_saving(trace: TraceTables, names: Sequence[str]) -> list[list[str]]:
     return groups.all()
 
 
-UNIT_KINDS: dict[str, Callable[[TraceTables, Sequence[str]], list[list[str]]]] = {
+UNIT_KINDS: dict[UnitKind, Callable[[TraceTables, Sequence[str]], list[list[str]]]] = {
     "saving": _by_saving,
     "parameter": _by_parameter,
     "block": _by_block,

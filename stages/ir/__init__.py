@@ -16,10 +16,13 @@
 - `executions`: drops executions whose results nobody reads.
 - `exposure`: estimates which part of collectives computing will wait for.
 - `files`: writes whole files or none.
+- `freezable`: what a plan may leave out in a step, and what a run freezes.
 - `graph`: compute nodes and the blocks of the chain.
 - `h_graph`: an H-Graph and its schedules.
 - `hierarchy`: a forward graph and its clusters.
+- `lossy`: leave to keep values in fewer bits, and what was measured of it.
 - `machine`: describes the lower tier, its links, and where storages are between iterations.
+- `masked_bytes`: bytes that are in memory under some masks.
 - `methods`: the methods that make plans.
 - `operators`: facts about operators.
 - `parallel`: a parallel machine, and where the shards of groups of parameters live.
@@ -35,6 +38,7 @@
 - `sums`: decides which sums are written over a summand.
 - `table`: reads and writes tables and records on disk.
 - `trace`: the traced step: storages, values and calls.
+- `units`: units of parameters that are frozen together, and sets of them.
 - `updates`: writes and reads the calls that happen to gradients.
 - `variant`: names of variants of a trace.
 """

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from stowage.stages.ir.units import Unit
+
+UnitKind = Literal["saving", "parameter", "block"]
+"""How parameters are grouped into units, see `freezing.units`."""
+
+Distance = Literal["l1", "relative"]
+"""How the distance of a unit's move is measured.
+
+`l1` is ‖Δ‖₁/‖w‖₁ over all the unit's elements; `relative` is the mean of |Δ/w| over them, equation (1) of SlimFit.
+"""
+
+PolicyName = Literal["ils", "random", "progressive", "round_robin", "prefix"]
+"""The policies that choose what trains, see `freezing.policies`."""
 
 
 @dataclass(frozen=True)
@@ -18,3 +31,27 @@ class Freezable:
 
     units: tuple[Unit, ...]
     active: int
+
+
+@dataclass(frozen=True)
+class FreezeChoice:
+    """What a run of the pipeline freezes; `freezing.json` beside the plan.
+
+    Attributes:
+        policy: the name of the policy; empty where nothing is frozen.
+        rate: the share of units that is frozen.
+        units: the kind of units.
+        distance: how far a unit moved.
+        seed: of the policy's draws, and of the numbers that units begin with.
+    """
+
+    policy: str = ""
+    rate: float = 0.0
+    units: UnitKind = "saving"
+    distance: Distance = "l1"
+    seed: int = 0
+
+    @property
+    def measures(self) -> bool:
+        """Return whether the policy looks at how far units moved."""
+        return self.policy == "ils"

@@ -9,7 +9,6 @@ from typing import Literal
 
 from stowage.stages.ir.actions import PlanAction
 from stowage.stages.ir.amounts import size_text, time_text
-from stowage.stages.ir.freezable import Freezable
 from stowage.stages.ir.machine import Placement, TierState
 from stowage.stages.ir.trace import StorageRole
 
@@ -260,9 +259,9 @@ class Manifest:
     source_hash: str
 
 
-def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int, freezable: Freezable | None = None) -> str:
-    """Compute the name of a plan from its actions, configuration and budget, and from what it may freeze."""
+def plan_hash(rows: Iterable[PlanRow], configuration: str, budget: int, frozen: str = "") -> str:
+    """Compute the name of a plan from its actions, configuration and budget, and the text of what it may freeze."""
     content = ",".join(f"{r.action[0]}{r.node}.{r.storage}" for r in rows)
-    if freezable is not None:
-        content += f";{freezable!r}"
+    if frozen:
+        content += f";{frozen}"
     return hashlib.sha256(f"{configuration};{budget};{content}".encode()).hexdigest()[:16]

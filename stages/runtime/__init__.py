@@ -7,6 +7,7 @@
 - `sharding/`: one shard of each parameter on each rank, and what ranks exchange.
 - `fsdp/`: sharding plans carried out by PyTorch's `fully_shard`.
 - `updates`: the user's optimizer for one parameter, for some, or for all.
+- `active`, `moves`: which units train in a run, and how far they move.
 - `clipping`: clipping by the global norm, gradient by gradient.
 - `masters`: an optimizer with float32 copies of low-precision weights.
 - `random/`: random states, so that what runs again draws what it drew before.

@@ -31,6 +31,10 @@ class Moves:
         self.relative = relative
         self._sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def watches(self, name: str) -> bool:
+        """Return whether a parameter is in a unit."""
+        return name in self._watched
+
     @contextmanager
     def of(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Measure the moves of some parameters, which an update inside makes."""

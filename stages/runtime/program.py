@@ -271,6 +271,8 @@ class Program:
             for name, like in self._rooms.items()
         }
         self.updated.clear()
+        if self.offloading is not None:
+            self.offloading.moves = self.moves
         run = self._surroundings(
             parameter=self.parameters(),
             buffer=self._tree.buffers,

@@ -26,9 +26,10 @@ from stowage.stages.ir.defaults import (
     TOP_SIZE,
 )
 from stowage.stages.ir.errors import ParameterError
+from stowage.stages.ir.freezable import Distance, FreezeChoice, PolicyName, UnitKind
 from stowage.stages.ir.lossy import KINDS, MAX_GRADIENT_ERROR, Lossy
 from stowage.stages.ir.methods import MethodName, method_of
-from stowage.stages.settings.budgets import check_budget
+from stowage.stages.settings.budgets import check_budget, kind_of_budget
 from stowage.stages.settings.sizes import parse_bytes
 
 Seed = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
@@ -319,6 +320,30 @@ class OptionsSettings(_Section):
         return self
 
 
+class FreezeSettings(_Section):
+    """Says what is frozen in each step; what is not goes on training.
+
+    Attributes:
+        rate: share of the units that is frozen, rounded down to whole units.
+        policy: `ils` trains the units that moved most when they were last updated, `random` others in each step,
+            `round_robin` neighbours in turn, `prefix` always the last units, `progressive` all at first and then fewer.
+        units: `saving` groups parameters that save memory when they are frozen together, `parameter` takes each
+            parameter of several dimensions by itself, `block` each entry of a list of modules.
+        distance: how far a unit moved: `l1` is ‖Δ‖₁/‖w‖₁, `relative` the mean of |Δ/w|.
+        seed: seed of `random`, and of the numbers that units begin with.
+    """
+
+    rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.9
+    policy: PolicyName = "ils"
+    units: UnitKind = "saving"
+    distance: Distance = "l1"
+    seed: Seed = 0
+
+    def choice(self) -> FreezeChoice:
+        """Return what later stages read of it."""
+        return FreezeChoice(self.policy, self.rate, self.units, self.distance, self.seed)
+
+
 class SolveSettings(_Section):
     """Says within what to plan the whole iteration, and how.
 
@@ -338,7 +363,8 @@ class SolveSettings(_Section):
         disk_budget: bytes that they may take there; None for what is free.
         host_budget: pinned host memory that they may take, on a machine with a GPU; None for no offloading.
         curve_points: budgets that are planned besides, for the curve of step time against budget in the report; 0 for
-            none. Where a lower tier is used there is none.
+            none. Where a lower tier is used, or something is frozen, there is none.
+        freeze: what is frozen in each step, see `FreezeSettings`; None for nothing.
     """
 
     device_budget: Budget = "50%"
@@ -350,9 +376,12 @@ class SolveSettings(_Section):
     disk_budget: Size | None = None
     host_budget: Size | None = None
     curve_points: Annotated[int, Field(ge=0, le=1_000)] = 8
+    freeze: FreezeSettings | None = None
 
     @model_validator(mode="after")
     def _a_tier_for_it(self) -> SolveSettings:
+        if self.freeze is not None and kind_of_budget(self.device_budget) in ("smallest", "slowdown"):
+            raise ValueError(f"freeze needs a budget in bytes, in percent or auto, not {self.device_budget}")
         if self.disk_budget is not None and self.offload_dir is None:
             raise ValueError("disk_budget needs offload_dir: name the folder in which offloaded tensors live")
         if method_of(self.method).offloads and self.offload_dir is None and self.host_budget is None:

@@ -4,12 +4,14 @@
 - `proposal`: the interface between sources of plans and the referee.
 - `request`: what a plan is asked for.
 - `in_memory`, `offload/`: sources of plans, without and with the lower tier.
+- `collection`: lets Python look for cyclic garbage less often.
 - `collectives/`: gathers and scatters beside computing.
 - `program/`: the program that all of them plan.
 - `referee`: judges plans and hides their transfers.
 - `judged_plans`: keeps the plans that were accepted.
 - `summary`: what a plan states about itself.
 - `variants`, `mixtures`: plans for each rewrite of the trace, and for steps in which some blocks are rewritten.
+- `frozen`: plans for a step that freezes, within the memory of the worst choice of what trains.
 - `at_once`: plans without any search.
 - `evaluation`: plans for a forward alone.
 - `goals`, `free`, `reserve`: find the budget and what of it a plan may take.

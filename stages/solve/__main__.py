@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
+from stowage.stages.freezing.choice import freezable_of
+from stowage.stages.freezing.copies import nodes_with_copies
 from stowage.stages.ir.collectives import ranks_of
 from stowage.stages.ir.command import ARTIFACTS, DEVICE, run_stage
 from stowage.stages.ir.costs import DeviceDescription
 from stowage.stages.ir.curve import CurvePoint
 from stowage.stages.ir.defaults import O_ILP_SEARCHES
-from stowage.stages.ir.errors import MIB, size_text
+from stowage.stages.ir.errors import MIB, ParameterError, size_text
+from stowage.stages.ir.freezable import FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.lossy import ERRORS, GradientError
 from stowage.stages.ir.plan import Option, PlanRow, Slot
 from stowage.stages.ir.table import read_record, read_rows, write_record, write_rows
 from stowage.stages.ir.trace import TraceTables
-from stowage.stages.rewrite import rewritten
+from stowage.stages.rewrite import needed_variant, rewritten
 from stowage.stages.settings import load_settings
 from stowage.stages.settings.budgets import check_budget
 from stowage.stages.settings.sizes import resolve_budget
@@ -37,6 +40,7 @@ from stowage.stages.solve import (
     sought_budget,
 )
 from stowage.stages.solve.curve import point_of, spread_points
+from stowage.stages.solve.frozen import solve_freezing
 from stowage.stages.solve.goals import Kept, Solve, kept_of, least
 from stowage.stages.solve.parameters import configured_lower_tier, o_ilp_limits
 from stowage.stages.solver.outcome import SolverSettings
@@ -123,13 +127,26 @@ def main() -> None:
     )
     options = read_rows(ARTIFACTS / "options" / "options.parquet", Option)
     known = Known()
+    choice = wanted.freeze.choice() if wanted.freeze is not None else FreezeChoice()
+    freezable = freezable_of(trace, choice)
+    if freezable is not None and ranks_of(trace.calls) > 1:
+        raise ParameterError("solve.freeze works in one process: set trace.ranks to 1, or leave it out.")
+    if choice.measures:
+        variants = [replace(v, nodes=nodes_with_copies(v.trace, v.nodes)) for v in variants]
 
     @cache
     def solve(budget_bytes: int, said: str = "", searches: int = O_ILP_SEARCHES) -> Solved:
         reserve = Reserve(target, budget_bytes, trace, said)
+
+        def whole(nbytes: int) -> Solved:
+            asked = replace(request, device_budget_bytes=nbytes, o_ilp_searches=searches)
+            return solve_variants(variants, options, asked, known)
+
         with reserve.counted():
-            asked = replace(request, device_budget_bytes=reserve.usable_bytes, o_ilp_searches=searches)
-            return reserve.stated(solve_variants(variants, options, asked, known))
+            if freezable is None:
+                return reserve.stated(whole(reserve.usable_bytes))
+            way = partial(needed_variant, variants)
+            return reserve.stated(solve_freezing(whole, way, freezable, reserve.usable_bytes, lower_tier))
 
     def quick(budget_bytes: int) -> Solved:
         return solve(budget_bytes, searches=0)
@@ -142,8 +159,9 @@ def main() -> None:
     write_rows(
         ARTIFACTS / "solve" / "curve.parquet",
         CurvePoint,
-        curve_of(0 if lower_tier is not None else wanted.curve_points, target, solve, variants[0]),
+        curve_of(0 if lower_tier is not None or choice.policy else wanted.curve_points, target, solve, variants[0]),
     )
+    write_record(ARTIFACTS / "solve" / "freezing.json", choice)
     write_record(ARTIFACTS / "solve" / "summary.json", solved.summary)
     s = solved.summary
     if s.budget_found:
@@ -157,6 +175,11 @@ def main() -> None:
     if s.lossy:
         print(
             f"solve: keeps in fewer bits {', '.join(s.lossy)}; the gradient changes by {s.gradient_error:.2%} at most"
+        )
+    if s.units:
+        print(
+            f"solve: at most {s.active_units} of {s.units} units train in a step; peak and time are of the worst and "
+            f"of the mean choice, and with all of them {size_text(s.all_active_bytes)} and {s.all_active_time_s:.3f} s"
         )
     if solved.slots:
         print(

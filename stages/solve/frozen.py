@@ -79,7 +79,7 @@ def freezing_plan(
         solved.rows,
         replace(
             s,
-            plan_hash=plan_hash(solved.rows, trace.meta.configuration_hash, budget_bytes, freezable),
+            plan_hash=plan_hash(solved.rows, trace.meta.configuration_hash, budget_bytes, repr(freezable)),
             device_budget_bytes=budget_bytes,
             device_peak_bytes=peak_bytes,
             step_time_s=mean_s,

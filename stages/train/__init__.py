@@ -2,6 +2,7 @@
 
 - `setup`: makes what is trained.
 - `loop`: the training loops.
+- `frozen`: freezes parts of the model in the steps of a training.
 - `comparison`: compares losses and times.
 - `plan_files`: reads the plan.
 - `rank`: one of several processes that train together.

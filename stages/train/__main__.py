@@ -32,7 +32,16 @@ from stowage.stages.train.comparison import compare, metrics_of, require_equal, 
 from stowage.stages.train.identity import checkpoint_of, run_name
 from stowage.stages.train.launch import is_rank, launch, obey
 from stowage.stages.train.loop import TrainingRun, train_eager, train_planned
-from stowage.stages.train.plan_files import CODEGEN, SOLVE, check_device, check_leave, planned_step, read_source
+from stowage.stages.train.plan_files import (
+    CODEGEN,
+    SOLVE,
+    check_device,
+    check_leave,
+    frozen_training,
+    planned_freezing,
+    planned_step,
+    read_source,
+)
 from stowage.stages.train.rank import Rank, distributed, one_of_several
 from stowage.stages.train.results import write, write_final
 from stowage.stages.train.setup import Setup
@@ -60,6 +69,7 @@ def train_plain(
         progress=progress,
         staging_bytes=buckets_bytes,
         share=rank.share,
+        frozen=frozen_training(),
     )
 
 
@@ -99,7 +109,7 @@ def train(settings: Settings, rank: Rank) -> None:
         keep_freed_memory()  # plain PyTorch gets what the plan has
     setup = Setup.of(settings)
     code = {*listed_inputs(root)[TRAIN], *added_inputs(root, TRAIN), *imported_files(root)}
-    name = run_name(root, settings, summary, setup, code)
+    name = run_name(root, settings, summary, setup, code, planned_freezing())
     rank.agree("plan, model, text or torch", name)
     folder = STORE / "checkpoints" / file_name(summary.plan_hash, "a plan")
     steps = settings.train.steps
@@ -120,8 +130,10 @@ def train(settings: Settings, rank: Rank) -> None:
         if rank.ranks is not None:
             make = partial(ShardedDevice, sharding=Sharding(setup.model, setup.optimizer, rank.ranks))
         executor = make(setup.model, setup.optimizer, tier)
+        frozen = frozen_training()
+        units = frozen.schedule.freezable.units if frozen is not None else ()
         path, budget = CODEGEN / "step.py", summary.device_budget_bytes
-        program = executor.bind(ExecutablePlan(source, manifest, path, trace, slots, budget))
+        program = executor.bind(ExecutablePlan(source, manifest, path, trace, slots, budget, units))
         contents = executor.contents()
         torch.manual_seed(rank.seed(settings.train.seed))
         planned = train_planned(
@@ -136,6 +148,7 @@ def train(settings: Settings, rank: Rank) -> None:
             run_name=name,
             progress=lambda done: bar.update(task, completed=done),
             share=rank.share,
+            frozen=frozen,
         )
     records = compare(planned.records, eager.records)
     samples = planned.samples + eager.samples

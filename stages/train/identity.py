@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from stowage.stages.inputs.origin import content_hashes
+from stowage.stages.ir.freezable import FreezeChoice
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.settings import Settings
 from stowage.stages.train.setup import Setup
@@ -19,7 +21,14 @@ from stowage.stages.train.setup import Setup
 _PIECE = 64 << 20
 
 
-def run_name(root: Path, settings: Settings, summary: PlanSummary, setup: Setup, code: Iterable[str]) -> str:
+def run_name(
+    root: Path,
+    settings: Settings,
+    summary: PlanSummary,
+    setup: Setup,
+    code: Iterable[str],
+    freezing: FreezeChoice | None = None,
+) -> str:
     """Return the name of a run: equal runs get equal names, however many steps they take.
 
     Args:
@@ -28,6 +37,7 @@ def run_name(root: Path, settings: Settings, summary: PlanSummary, setup: Setup,
         summary: the summary of its plan.
         setup: a fresh one; the contents of its weights, its batch and its text count.
         code: files of the user's that the run executes.
+        freezing: what the run freezes.
     """
     train = settings.train
     digest = hashlib.sha256()
@@ -41,6 +51,8 @@ def run_name(root: Path, settings: Settings, summary: PlanSummary, setup: Setup,
         "code": content_hashes(root, code),
         "torch": torch.__version__,
     }
+    if freezing is not None and freezing.policy:
+        stated["freezing"] = asdict(freezing)
     digest.update(json.dumps(stated, sort_keys=True).encode())
     for name, tensor in [*setup.model.named_parameters(), *setup.model.named_buffers()]:
         digest.update(f"{name}:".encode(errors="surrogatepass"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from stowage.stages.runtime.observe.measure import Measurement, measure_iteratio
 from stowage.stages.runtime.observe.tracing import trace_iteration
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.train.checkpoint import save_checkpoint
+from stowage.stages.train.frozen import FrozenTraining
 from stowage.stages.train.restore import load_checkpoint
 
 Batches = Callable[[int], Any]
@@ -109,12 +111,17 @@ def train_planned(
     run_name: str,
     progress: Progress,
     share: Share = alone,
+    frozen: FrozenTraining | None = None,
 ) -> TrainingRun:
-    """Train what `contents` gives access to under the plan, from the checkpoint if there is one."""
+    """Train what `contents` gives access to under the plan, from the checkpoint if there is one.
+
+    `frozen` chooses the units that train in each step, where some are frozen.
+    """
     model, optimizer = contents.model, contents.optimizer
     with program.around():
         program.enter()  # what rests in the lower tier goes there first: a checkpoint is then read within the budget
-    resumed = load_checkpoint(checkpoint, run_name, contents, scheduler)
+    load_frozen = frozen.load_state_dict if frozen is not None else None
+    resumed = load_checkpoint(checkpoint, run_name, contents, scheduler, load_frozen=load_frozen)
     run = TrainingRun(records=list(resumed.records) if resumed else [])
     start = resumed.iteration if resumed else 0
     progress(start)
@@ -122,14 +129,20 @@ def train_planned(
     def after(done: int) -> None:
         progress(done)
         if done % checkpoint_every == 0 and done < steps:
-            save_checkpoint(checkpoint, run_name, done, contents, scheduler, run.records)
+            state = frozen.state_dict() if frozen is not None else None
+            save_checkpoint(checkpoint, run_name, done, contents, scheduler, run.records, state)
 
     traced = traced_iteration(start, steps, measure_every)
 
     def observed(work: Callable[[], Result]) -> Result:
+        if frozen is not None:
+            frozen.begin(program)
         if len(run.records) != traced:
-            return work()
-        result, run.spans = trace_iteration(program, work)
+            result = work()
+        else:
+            result, run.spans = trace_iteration(program, work)
+        if frozen is not None:
+            frozen.ended()
         return result
 
     _loop(
@@ -161,16 +174,25 @@ def train_eager(
     progress: Progress,
     staging_bytes: int = 0,
     share: Share = alone,
+    frozen: FrozenTraining | None = None,
 ) -> TrainingRun:
-    """Train with plain PyTorch: zero_grad, forward, backward, step; `staging_bytes` are in memory besides."""
+    """Train with plain PyTorch: zero_grad, forward, backward, step; `staging_bytes` are in memory besides.
+
+    What `frozen` does not let train requires no gradient in a step.
+    """
 
     def iteration(batch: Any) -> torch.Tensor:
         for parameter in model.parameters():
             parameter.grad = None
-        loss = loss_of(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if optimizer is not None:
-            optimizer.step()
+        with frozen.in_plain(model) if frozen is not None else nullcontext():
+            loss = loss_of(batch)
+            if loss.requires_grad or frozen is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            with frozen.measured(model) if frozen is not None else nullcontext():
+                if optimizer is not None:
+                    optimizer.step()
+        if frozen is not None:
+            frozen.ended()
         return loss.detach()
 
     run = TrainingRun()

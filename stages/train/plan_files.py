@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stowage.stages.device import device_of
+from stowage.stages.freezing.choice import freezable_of, policy_of
+from stowage.stages.freezing.copies import nodes_with_copies
 from stowage.stages.ir.command import ARTIFACTS
 from stowage.stages.ir.errors import PlanMismatchError, TableError
+from stowage.stages.ir.freezable import FreezeChoice
 from stowage.stages.ir.graph import Block, ComputeNode
 from stowage.stages.ir.plan import Manifest, PlanSummary
 from stowage.stages.ir.table import read_record, read_rows
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.rewrite import Way, stored_variant
 from stowage.stages.settings import Settings
+from stowage.stages.train.frozen import FrozenTraining
 
 SOLVE, CODEGEN = ARTIFACTS / "solve", ARTIFACTS / "codegen"
 
@@ -23,7 +29,27 @@ def planned_step(summary: PlanSummary) -> Way:
     """
     nodes = read_rows(ARTIFACTS / "partition" / "nodes.parquet", ComputeNode)
     blocks = read_rows(ARTIFACTS / "partition" / "blocks.parquet", Block)
-    return stored_variant(TraceTables.load(ARTIFACTS / "trace"), nodes, blocks, summary.variant)
+    step = stored_variant(TraceTables.load(ARTIFACTS / "trace"), nodes, blocks, summary.variant)
+    return replace(step, nodes=nodes_with_copies(step.trace, step.nodes)) if planned_freezing().measures else step
+
+
+def planned_freezing() -> FreezeChoice:
+    """Return what the run freezes."""
+    return read_record(SOLVE / "freezing.json", FreezeChoice)
+
+
+def frozen_training() -> FrozenTraining | None:
+    """Return what chooses the units that train in each step, at its beginning; None where nothing is frozen.
+
+    Raises:
+        TableError: a table is missing or damaged.
+    """
+    choice = planned_freezing()
+    freezable = freezable_of(TraceTables.load(ARTIFACTS / "trace"), choice)
+    if freezable is None:
+        return None
+    distance = choice.distance if choice.measures else None
+    return FrozenTraining(freezable, policy_of(choice), choice.seed, distance)
 
 
 def check_device(summary: PlanSummary, kind: str) -> None:

@@ -72,13 +72,13 @@ def outputs_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("optimizer", [adamw, momentum])
-@pytest.mark.parametrize("budget", ["150%", "60%"])
+@pytest.mark.parametrize("budget", ["150%", "65%"])
 def test_gpt2(budget: str, optimizer: Any, quick: Fit) -> None:
     model, plain, policy = small_gpt2(), small_gpt2(), Given()
     given = batches(model, 3)
     step = quick(model, given[0], optimizer, device_budget=budget, freeze=Freeze(policy=policy))
     assert_equal_to_plain(step, policy, plain, optimizer(plain.parameters()), outputs_loss, given)
-    assert (step.plan.recomputed_bytes > 0) == (budget == "60%")
+    assert (step.plan.recomputed_bytes > 0) == (budget == "65%")
 
 
 @pytest.mark.parametrize("budget", some(["150%", "60%"], keep=["60%"]))
@@ -89,7 +89,7 @@ def test_a_classifier(budget: str, quick: Fit) -> None:
     assert_equal_to_plain(step, policy, plain, adamw(plain.parameters()), outputs_loss, given)
 
 
-@pytest.mark.parametrize(("name", "budget"), some([("vit", "60%"), ("resnet", "70%"), ("batchnorm", "80%")]))
+@pytest.mark.parametrize(("name", "budget"), some([("vit", "85%"), ("resnet", "70%"), ("batchnorm", "80%")]))
 def test_pictures(name: str, budget: str, quick: Fit) -> None:
     (model, batch, loss), (plain, _, _), policy = ZOO[name](), ZOO[name](), Given()
     step = quick(model, batch, adamw, device_budget=budget, loss=loss, freeze=Freeze(policy=policy))
@@ -128,13 +128,14 @@ def test_an_optimizer_that_updates_all_at_once(quick: Fit) -> None:
 
 
 def test_offloading(quick: Fit, tmp_path: Path) -> None:
-    model, plain, policy = small_gpt2(), small_gpt2(), Given()
-    given = batches(model, 2)
+    large = {"n_embd": 512, "n_positions": 128}  # the buffers of a disk tier alone are 16 MiB
+    model, plain, policy = small_gpt2(**large), small_gpt2(**large), Given()
+    given = [sample_batch(model, 4, 128, seed) for seed in (0, 1)]
     step = quick(
         model,
         given[0],
         adamw,
-        device_budget="45%",
+        device_budget="60%",
         method="offmate",
         offload=Offload(tmp_path),
         freeze=Freeze(policy=policy),

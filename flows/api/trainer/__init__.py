@@ -6,5 +6,6 @@
 - `refusals.py`: refuses Trainers whose step cannot be planned.
 - `batches.py`: finds the first batches of the Trainer's evaluations.
 - `answers.py`: answers the Trainer's calls after a planned step.
+- `freezing.py`: keeps in checkpoints what chooses the units that train.
 - `files.py`: saves and loads the Trainer's files tensor by tensor.
 """

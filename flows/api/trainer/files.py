@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stowage.flows.api import saving
+from stowage.flows.api.trainer.freezing import FrozenFiles
 from stowage.flows.api.trainer.ranks import ranks_of
 from stowage.flows.api.trainer.resuming import SetAside
 from stowage.flows.api.training_step import TrainingStep
@@ -41,6 +42,7 @@ class TrainerFiles:
 
     Attributes:
         set_aside: optimizer states that were loaded before the first step of several ranks was planned.
+        frozen: what chooses the units that train, where something is frozen.
     """
 
     def __init__(self, trainer: Any, step: Callable[[], TrainingStep | None]) -> None:
@@ -48,6 +50,7 @@ class TrainerFiles:
         self._trainer = trainer
         self._step = step
         self.set_aside = SetAside(trainer)
+        self.frozen = FrozenFiles()
         mine: dict[str, Callable[..., None]] = {
             "_save": self._save,
             "_save_optimizer_and_scheduler": self._save_optimizer,
@@ -64,6 +67,10 @@ class TrainerFiles:
         @functools.wraps(original)
         def run(*arguments: Any, **keywords: Any) -> Any:
             step = self._step()
+            if method == self._save_optimizer and arguments:
+                self.frozen.save(Path(arguments[0]), step)
+            if method == self._load_optimizer and arguments and arguments[0] is not None:
+                self.frozen.load(Path(arguments[0]), step)
             if step is None and method == self._load_optimizer and ranks_of(self._trainer) > 1:
                 return self.set_aside.load(original, *arguments, **keywords)
             if step is None or not (step.offloads or step.shards):

@@ -14,6 +14,7 @@ from torch import nn
 from stowage.flows.api.check.when import check_of
 from stowage.flows.api.choices import Choices, print_notice
 from stowage.flows.api.fit import make_step
+from stowage.flows.api.freeze import Freeze, freeze_of
 from stowage.flows.api.offload import Offload, offload_of
 from stowage.flows.api.steps import MOST, NewShapes, Say, Steps
 from stowage.flows.api.trainer.answers import Answers
@@ -47,6 +48,7 @@ def stow(
     new_shapes: NewShapes = "plan",
     programs: int = MOST,
     executor: MakeExecutor = SingleDevice,
+    freeze: Freeze | None = None,
     say: Say = print_notice,
 ) -> AnyTrainer:
     """Let `trainer.train()` run every training step under a plan within `device_budget`.
@@ -75,6 +77,7 @@ def stow(
         new_shapes: as in `fit`.
         programs: as in `fit`.
         executor: as in `fit`.
+        freeze: as in `fit`; the Trainer's checkpoints hold what has been chosen so far.
         say: as in `fit`.
 
     Returns:
@@ -99,6 +102,7 @@ def stow(
         executor,
         say,
         group_of(trainer),
+        freeze_of(freeze),
     )
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
         raise ParameterError("This Trainer already runs under plans: call stow once.")
@@ -224,6 +228,7 @@ class _Stowed:
                 self._prepare_evaluations(step, evaluated)
             if self.files is not None:
                 self.files.set_aside.bring(step)
+                self.files.frozen.bring(step)
             self.step, self._belongs_to = step, belongs_to
         return self.step
 

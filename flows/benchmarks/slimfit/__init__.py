@@ -7,6 +7,9 @@
 - `study`: all of them, stored one by one.
 - `summary`: means and deviations.
 - `figure`: draws accuracy against the share of units that are frozen.
+- `models`: the models of the SlimFit paper, with smaller batches.
+- `saved`: bytes that forward saves for backward, predicted and measured, against the freezing rate.
+- `lossy_plans`: plans with and without leave for codes: time, peak and what the gradient pays.
 - `pages`: describes the page.
 - `run`: the command.
 """

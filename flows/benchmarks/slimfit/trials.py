@@ -17,9 +17,10 @@ from torch import nn
 
 from stowage.flows.benchmarks.slimfit.pretraining import optimizer_of, pretrained
 from stowage.flows.benchmarks.slimfit.tasks import TASKS, Task, accuracy
-from stowage.stages.freezing.dynamics import Distance, Dynamics
+from stowage.stages.freezing.dynamics import Dynamics
 from stowage.stages.freezing.policies import Policy, Progressive, policy_named
 from stowage.stages.freezing.units import units_of
+from stowage.stages.ir.freezable import Distance, UnitKind
 from stowage.stages.ir.units import Unit
 from stowage.stages.trace import trace_step
 from stowage.stages.workload.randomness import seeded
@@ -44,7 +45,7 @@ class Trial:
     policy: str
     rate: float
     seed: int
-    units: str = "saving"
+    units: UnitKind = "saving"
     distance: Distance = "l1"
 
     def key(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from stowage.stages.device.tiers import HostMemory, Tier
 from stowage.stages.ir.updates import is_gradient_slot
 from stowage.stages.runtime.clipping import apply_scale
 from stowage.stages.runtime.executors.verbs import Form
+from stowage.stages.runtime.moves import Moves
 from stowage.stages.runtime.offload.cpu_updates import CpuUpdates, Tensors, bring_counters
 from stowage.stages.runtime.offload.layout import Layout
 from stowage.stages.runtime.offload.transfers import Transfers
@@ -36,6 +37,12 @@ class Updating(Transfers):
         self._updates: CpuUpdates | None = None
         self._counted_in_lower_tier: set[str] = set()
         self._update_times: list[tuple[str, float, float]] = []
+        self.moves: Moves | None = None
+        """Measures how far parameters move in updates; None where nobody asks."""
+
+    def await_updates(self) -> None:
+        """Wait until the CPU has made all updates under way; their results are taken over later, as ever."""
+        wait(self._updating.values())
 
     def update(self, parameter: str, gradient: str, scale: str | None = None, form: Form | None = None) -> None:
         """Start the update of a parameter by the CPU; see `CpuUpdates`. A scale clips the gradient where it is.
@@ -69,10 +76,14 @@ class Updating(Transfers):
             began.append(time.perf_counter())
             if clipped_by is not None:
                 apply_scale([content[1]], clipped_by)
+            if moves is not None and moves.watches(parameter):
+                before.append(content[0].clone())
             return content
 
         def keep(weight: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
             memory = cast(HostMemory, self.tier)
+            if moves is not None and before:
+                moves.measured(parameter, before.pop(), weight)
             memory.keep(parameter, weight)
             left = dict(state)
             for key in [k for k in state if f"{parameter}::{k}" in self._slots]:
@@ -85,6 +96,8 @@ class Updating(Transfers):
                 self._update_times.append((parameter, began[0], time.perf_counter()))
 
         began: list[float] = []
+        before: list[torch.Tensor] = []
+        moves = self.moves
         self._updating[parameter] = self._updates.start(weight, tensors, keep)
         if self.tier.record:
             self._updating[parameter].add_done_callback(ended)

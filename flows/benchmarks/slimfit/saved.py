@@ -1,0 +1,177 @@
+"""Measures what forward saves for backward against the freezing rate, and compares it with the prediction.
+
+`python -m stowage.flows.benchmarks.slimfit.saved bert vit decoder` prints a table of each. Everything is kept, so that
+what is in memory between forward and backward is what backward will read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from stowage.flows.benchmarks.slimfit.models import MODELS, Frozen
+from stowage.stages.codegen import emit_step, manifest_of
+from stowage.stages.device import device_of
+from stowage.stages.formulations.freezing.coverage import by_first_unit, solved_coverage
+from stowage.stages.freezing.levels import levels_of
+from stowage.stages.freezing.policies import active_count
+from stowage.stages.freezing.projection import Guarded
+from stowage.stages.freezing.stored import guarded_plan
+from stowage.stages.freezing.units import units_of
+from stowage.stages.ir.amounts import size_text
+from stowage.stages.ir.costs import Cost
+from stowage.stages.ir.freezable import UnitKind
+from stowage.stages.ir.masked_bytes import MaskedBytes
+from stowage.stages.ir.units import ALWAYS, bit, names_in
+from stowage.stages.partition import make_blocks
+from stowage.stages.runtime import Program
+from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.observe.measure import resident_tensors
+from stowage.stages.solve import PlanRequest, keep_everything_at_once
+from stowage.stages.solve.frozen import MOST_BYTES
+from stowage.stages.solver.outcome import SolverSettings
+from stowage.stages.trace import trace_step
+
+RATES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
+_MARK_BYTES = 7_654_321
+"""Size of an allocation that marks the end of forward among the allocator's events."""
+_BACKWARD = "backward"
+
+Mask = Callable[[MaskedBytes, int, int], int]
+"""Chooses the mask of so many active units, of a number of units, from what is saved."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What forward saves at one freezing rate under one mask.
+
+    Attributes:
+        model: the model's label.
+        units: kind and number of units.
+        rate: the freezing rate.
+        mask: `worst`, what saves most; `last`, the last units of the model train.
+        predicted_bytes, measured_bytes: in memory between forward and backward, beside what is there between steps.
+        scaled_gb: the measured bytes at the paper's batch, in GB; 0 without one.
+    """
+
+    model: str
+    units: str
+    rate: float
+    mask: str
+    predicted_bytes: int
+    measured_bytes: int
+    scaled_gb: float = 0.0
+
+
+def worst(saved: MaskedBytes, count: int, active: int) -> int:
+    """Return the mask that saves most."""
+    found = by_first_unit(saved.by_guard, count, active)
+    return (found if found.proven else solved_coverage(saved.by_guard, count, active, SolverSettings(20.0))).mask
+
+
+def last(saved: MaskedBytes, count: int, active: int) -> int:
+    """Return the mask of the last units."""
+    return ALWAYS | sum(bit(u) for u in range(count - active, count))
+
+
+MASKS: dict[str, Mask] = {"worst": worst, "last": last}
+
+
+def saved_activations(
+    model: Frozen, rates: Sequence[float] = RATES, kind: UnitKind = "saving", **smaller: Any
+) -> Iterator[Saved]:
+    """Yield what forward saves at each rate, predicted and measured; `smaller` changes the model's configuration."""
+    made, batch = model.make(model.batch, **smaller)
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
+    trace = trace_step(made, batch, optimizer=optimizer)
+    costs = {c.signature: Cost(c.signature, "", 1e-6, 0, 0, 0, "roofline") for c in trace.calls}
+    nodes, _ = make_blocks(trace, costs)
+    solved = keep_everything_at_once(trace, nodes, PlanRequest(device_budget_bytes=MOST_BYTES))
+    assert solved is not None
+    units = units_of(trace, kind)
+    plan = guarded_plan(trace, nodes, solved.rows, (), units)
+    border = next(row for row in solved.rows if row.action == "compute" and nodes[row.node].phase != "forward").row
+    saved = _saved(plan, border)
+    rows = [replace(row, step=_BACKWARD if row.row >= border else "forward") for row in solved.rows]
+    source = emit_step(trace, nodes, rows, solved.summary, (), units)
+    known = manifest_of(source, solved.summary.plan_hash, solved.summary.configuration_hash).source_hash
+    program = bind(source, known, "saved.py", trace, made, optimizer, units=[unit.name for unit in units])
+    program.recorder = _Marks()  # type: ignore[assignment]
+    for rate in rates:
+        for name, choose in MASKS.items():
+            mask = choose(saved, len(units), active_count(len(units), rate))
+            program.active.choose(names_in(units, mask))
+            measured = _measured(program, made, optimizer, batch)
+            scaled = measured * model.paper_batch / model.batch / 1e9
+            yield Saved(
+                model.label, f"{len(units)} of {kind}", rate, name, saved.under(mask), measured, round(scaled, 2)
+            )
+
+
+def _saved(plan: Guarded, border: int) -> MaskedBytes:
+    """Return what is in memory right before a row, without what is there between steps."""
+    short = replace(plan, steps=plan.steps[:border])
+    whole = levels_of(replace(plan, steps=[*short.steps, plan.steps[border]]))[-1].by_guard
+    node = plan.nodes[plan.steps[border].node]
+    own = sum(plan.trace.storages[s].nbytes for s in node.creates)
+    found = dict(whole)
+    found[plan.guards.rows[border]] = found.get(plan.guards.rows[border], 0) - own
+    found[ALWAYS] = found.get(ALWAYS, 0) - sum(s.nbytes for s in plan.trace.storages if s.role != "temporary")
+    return MaskedBytes(border, {g: n for g, n in found.items() if n})
+
+
+class _Marks:
+    """Marks the end of forward among the allocator's events."""
+
+    def begin(self, label: str) -> None:
+        """Take and release memory of a size that nothing else has, where backward begins."""
+        if label == _BACKWARD:
+            torch.empty(_MARK_BYTES, dtype=torch.uint8, device="cpu")
+
+    def span(self, stream: str, name: str) -> Any:
+        """Record nothing."""
+        return torch.no_grad()
+
+    def end(self) -> None:
+        """Record nothing."""
+
+
+def _measured(program: Program, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> int:
+    tensors = [*resident_tensors(model, optimizer, batch), *program.resident()]
+    events = device_of("cpu").measure(lambda: program(batch), tensors).events
+    used = 0
+    for event in events:
+        if event.nbytes == _MARK_BYTES:
+            return used
+        used += event.nbytes
+    raise AssertionError("forward ended without a mark")
+
+
+def table(found: Sequence[Saved]) -> str:
+    """Return the rows as text."""
+    lines = [f"{'rate':>6} {'mask':>6} {'predicted':>12} {'measured':>12} {'differ':>8} {'at the paper’s batch':>20}"]
+    for row in found:
+        differ = row.measured_bytes / row.predicted_bytes - 1 if row.predicted_bytes else 0.0
+        scaled = f"{row.scaled_gb:.2f} GB" if row.scaled_gb else "-"
+        lines.append(
+            f"{row.rate:>6} {row.mask:>6} {size_text(row.predicted_bytes):>12} {size_text(row.measured_bytes):>12} "
+            f"{differ:>8.2%} {scaled:>20}"
+        )
+    return "\n".join(lines)
+
+
+def main(names: Sequence[str]) -> None:
+    """Print a table for each model of these names."""
+    for name in names:
+        model = MODELS[name]
+        found = list(saved_activations(model))
+        print(f"{model.label}, batch {model.batch}, {found[0].units}; paper {model.paper_gb} GB")
+        print(table(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(MODELS))

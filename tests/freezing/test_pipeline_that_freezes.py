@@ -1,0 +1,94 @@
+"""`solve.freeze` in params.yaml: stages plan for the worst mask, train as plain PyTorch does, and go on when killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stowage.stages.device import device_of
+from stowage.stages.ir.costs import DeviceDescription
+from stowage.stages.ir.table import write_record
+from tests.train.test_killed_processes import PARAMETERS, PLANNING, RUN, TRAINED, losses, run
+
+
+def made(folder: Path, **freeze: Any) -> Path:
+    """A project that freezes, planned and not trained."""
+    parameters: dict[str, Any] = copy.deepcopy(PARAMETERS)
+    parameters["solve"]["freeze"] = freeze
+    parameters["train"] |= {"steps": 30, "compare_eager": True}
+    folder.mkdir()
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
+    target = DeviceDescription(
+        device_of("cpu").fingerprint(), "here", "cpu", 1 << 34, 1e10, 1e10, 1e9, 1e9, 1e9, 1e9, 1e-6
+    )
+    write_record(folder / "artifacts" / "device.json", target)
+    done = run(folder, *PLANNING)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project of most tests."""
+    return made(tmp_path_factory.mktemp("freezes") / "project", rate=0.8, policy="ils")
+
+
+def test_the_plan_says_what_it_freezes(planned: Path) -> None:
+    summary = json.loads((planned / "artifacts/solve/summary.json").read_text())
+    units, active = summary["units"], summary["active_units"]
+    assert active == units - int(0.8 * units) < units
+    assert len(summary["worst_units"].split(", ")) <= active
+    assert summary["device_peak_bytes"] <= min(summary["device_budget_bytes"], summary["all_active_bytes"])
+    assert summary["step_time_s"] < summary["all_active_time_s"]
+    assert "if run.active(" in (planned / "artifacts/codegen/step.py").read_text()
+
+
+def test_a_run_that_was_killed_ends_like_one_that_was_not(planned: Path, tmp_path: Path) -> None:
+    """Plain PyTorch trains beside it with the same masks: the stage fails if a loss differs in one bit."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        shutil.copytree(planned, folder, ignore=shutil.ignore_patterns(*TRAINED))
+    done = run(whole, "train")
+    assert done.returncode == 0, done.stderr
+    process = subprocess.Popen([sys.executable, "-c", RUN, "train"], cwd=killed, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
+    while not list(killed.rglob("checkpoints/**/*.safetensors")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it could be killed: train longer"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = run(killed, "train")
+    assert done.returncode == 0, done.stderr
+    assert losses(killed) == losses(whole)
+    final = "artifacts/train/final.safetensors"
+    assert (killed / final).read_bytes() == (whole / final).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("freeze", "sentence"),
+    [
+        ({"rate": 2.0}, "solve.freeze.rate"),
+        ({"policy": "best"}, "solve.freeze.policy"),
+        ({"unit": "block"}, "solve.freeze.unit is not a known key; rename it to solve.freeze.units"),
+    ],
+)
+def test_wrong_keys(planned: Path, freeze: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    shutil.copytree(planned, folder, ignore=shutil.ignore_patterns(*TRAINED))
+    parameters = yaml.safe_load((folder / "params.yaml").read_text())
+    parameters["solve"]["freeze"] = freeze
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
+    done = run(folder, "solve")
+    assert done.returncode != 0
+    assert sentence in done.stderr

@@ -1,0 +1,35 @@
+"""What forward saves for backward at each freezing rate, predicted and measured to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from stowage.flows.benchmarks.slimfit.models import MODELS
+from stowage.flows.benchmarks.slimfit.saved import saved_activations, table
+from tests.matrix import some
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+SMALLER = {
+    "bert": {**SMALL, "max_position_embeddings": 32, "vocab_size": 96},
+    "vit": {**SMALL, "image_size": 32, "patch_size": 8},
+    "decoder": {**SMALL, "max_position_embeddings": 32, "vocab_size": 96},
+}
+
+
+@pytest.mark.parametrize("name", some(MODELS, keep=["bert", "decoder"]))
+def test_predicted_is_measured(name: str) -> None:
+    found = list(saved_activations(MODELS[name], (0.0, 0.5, 0.9, 1.0), **SMALLER[name]))
+    assert [row.measured_bytes for row in found] == [row.predicted_bytes for row in found]
+    worst = [row.measured_bytes for row in found if row.mask == "worst"]
+    last = [row.measured_bytes for row in found if row.mask == "last"]
+    assert worst == sorted(worst, reverse=True)
+    assert all(a >= b for a, b in zip(worst, last, strict=True))
+    assert last[-1] < 0.01 * last[0], "with everything frozen nothing is saved but the loss"
+    assert last[2] < 0.3 * last[0], "the last units need little"
+    assert worst[2] > 0.5 * worst[0], "if the first unit trains, what has no weights is saved through the whole model"
+    assert len(table(found).splitlines()) == 1 + len(found)
