@@ -196,15 +196,16 @@ def elixir_plans(
 
 @application.command("slimfit")
 def slimfit(
-    tasks: Annotated[str, typer.Option(help="Tasks, with commas; all by default.")] = "",
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
+    parts: Annotated[str, typer.Option(help="What to measure: accuracy, saved, lossy, with commas.")] = "",
+    names: Annotated[str, typer.Option(help="Tasks, or models, with commas; all by default.")] = "",
+    seeds: Annotated[int, typer.Option(help="How many seeds of each task.")] = 5,
     write: Write = None,
 ) -> None:
-    """Train real tasks with a part of the model frozen by each policy; a run that is cut off goes on where it was."""
+    """Train real tasks with a part of the model frozen, and measure what freezing and codes save."""
     with results_of("slimfit", write) as out:
-        from stowage.flows.benchmarks.slimfit.run import run_accuracy
+        from stowage.flows.benchmarks.slimfit.run import run_parts
 
-        typer.echo(run_accuracy(out, typer.echo, [task for task in tasks.split(",") if task], seeds=seeds))
+        typer.echo(run_parts(out, typer.echo, parts, names, seeds))
 
 
 @application.command("render")

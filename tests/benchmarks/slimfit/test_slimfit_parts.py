@@ -1,0 +1,58 @@
+"""The parts of `benchmark slimfit`: which there are, what is kept of earlier runs, and how rows become lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stowage.flows.benchmarks.pages.write import sections_by_name
+from stowage.flows.benchmarks.slimfit import run
+from stowage.flows.benchmarks.slimfit.lossy_plans import LossyRow
+from stowage.flows.benchmarks.slimfit.models import MODELS
+from stowage.flows.benchmarks.slimfit.saved import Saved
+from stowage.stages.ir.errors import ParameterError
+
+
+def rows_of(out: Path, section: str) -> Any:
+    return json.loads((out / run.FILE).read_text())[section]
+
+
+def test_a_part_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="no part 'speed' of this benchmark: write some of accuracy, saved, lossy"):
+        run.run_parts(tmp_path, print, "saved,speed")
+
+
+def test_models_measured_before_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def saved(model: Any) -> Iterator[Saved]:
+        yield Saved(model.label, "4 of saving", 0.5, "worst", 100, 101, 0.2)
+
+    monkeypatch.setattr(run, "saved_activations", saved)
+    first, second = list(MODELS)[:2]
+    for names in (first, f"{first},{second}"):
+        run.run_parts(tmp_path, lambda text: None, "saved", names)
+    assert [row["model"] for row in rows_of(tmp_path, "slimfit_saved")] == [MODELS[first].label, MODELS[second].label]
+    assert rows_of(tmp_path, "slimfit_saved")[0]["batch"] == MODELS[first].batch
+
+
+def test_a_plan_with_leave_states_its_error_and_one_that_does_not_fit_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        LossyRow("vit", 0.5, 10, False, True, 0.2, 0.3, 9, 9),
+        LossyRow("vit", 0.5, 10, True, True, 0.1, 0.2, 9, 9, 0.01, 0.009, ("int8 of GELU's input",)),
+        LossyRow("vit", 0.15, 3, False, False),
+    ]
+    monkeypatch.setattr(run, "compare_lossy", lambda *given: found)
+    run.run_parts(tmp_path, lambda text: None, "lossy", "vit")
+    exact, lossy, none = rows_of(tmp_path, "slimfit_lossy")
+    assert (exact["leave"], "error" in exact) == ("exact", False)
+    assert (lossy["leave"], lossy["error"], lossy["kept"]) == ("with leave", 0.009, "int8 of GELU's input")
+    assert none["leave"] == "exact: none fits"
+    for row in (exact, lossy, none):
+        for column in sections_by_name()["slimfit_lossy"].columns:
+            if column.key in row:
+                assert column.write(row[column.key])
