@@ -28,7 +28,7 @@ from stowage.flows.benchmarks.elixir.published import (
     published_rows,
 )
 from stowage.flows.benchmarks.elixir.rows import sharding_problem, speedup
-from stowage.flows.benchmarks.elixir.run_plans import planned_cells, with_plans
+from stowage.flows.benchmarks.elixir.run_plans import planned_cells, with_earlier, with_plans
 from stowage.flows.benchmarks.pages.measurement import read_measurement
 from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
@@ -131,6 +131,15 @@ def test_planned_cells_become_a_column_of_tables_7_and_8() -> None:
     rows = [{"model": "GPT2-4b", "ranks": 4, "batch": batch, "elixir": 1} for batch in ("4", "8 †")]
     assert [row["plan_b"] for row in with_plans(rows, [cell])] == ["", "200"]
     assert with_plans(rows, [replace(cell, plan_s=None)])[1] == {**rows[1], "plan_b": "OOM"}
+
+
+def test_published_rows_stay_marked_until_their_cells_are_planned() -> None:
+    def row(model: str, ranks: int, plan: str) -> dict[str, object]:
+        return {"machine": SXM.name, "model": model, "ranks": ranks, "plan": plan}
+
+    published = [row("GPT2-4b", 1, "old"), row("GPT2-10b", 2, "old"), row("GPT2-20b ‡", 4, "old")]
+    found = with_earlier([row("GPT2-20b", 4, "new"), row("GPT2-4b", 1, "new")], published)
+    assert found == [row("GPT2-4b", 1, "new"), row("GPT2-10b ‡", 2, "old"), row("GPT2-20b", 4, "new")]
 
 
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
