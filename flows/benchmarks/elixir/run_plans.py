@@ -35,6 +35,8 @@ def run_elixir_plans(
 ) -> str:
     """Plan cells and write them into a folder; what an earlier run has planned there is not planned again.
 
+    A run that is interrupted writes what is planned by then.
+
     Args:
         out: the folder.
         say: receives a line for each step that is planned.
@@ -46,8 +48,13 @@ def run_elixir_plans(
         a line for people.
     """
     kept = Kept(out / CELLS)
-    cells = planned_cells(list(published_rows()), PlanCells(kept, say), batches)
-    timed = list(step_times(kept, say, anew=times))
+    rows, known = list(published_rows()), PlanCells(kept, say)
+    try:
+        planned_cells(rows, known, batches)
+        list(step_times(kept, say, anew=times))
+    except KeyboardInterrupt:
+        say("Cut off: written is what is planned so far; the same command goes on.")
+    cells, timed = planned_cells(rows, known, ()), list(step_times(kept, anew=False))
     shown = [_row(cell) for cell in cells if cell.batch == SHOWN_BATCH]
     tables: dict[str, Rows] = {
         "elixir_plan_b": shown if pages is None else with_earlier(shown, _published(pages, "elixir_plan_b")),
