@@ -188,7 +188,8 @@ PLANS = Section(
     "found for FSDP2, those that it found for the sizes and times of these plans, and what it began with; *greedy* is "
     "Elixir's rule with either. The plan has them as baselines, so that it is never slower. *On FSDP2*: the best "
     "choice as FSDP2 would run it, whose host updates when backward has ended, and which copies float32 masters. Costs "
-    "of the trace are scaled to the table of groups, part by part.",
+    "of the trace are scaled to the table of groups, part by part. ‡ planned by an earlier version, in which *exact* "
+    "and *greedy* were the choices for FSDP2 alone.",
     PLANNED,
     (
         text("machine", "machine"),

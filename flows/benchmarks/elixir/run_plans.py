@@ -23,6 +23,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 TABLES = {"elixir_7": SXM.name, "elixir_8": PCIE.name}
 
+EARLIER = " ‡"
+"""Marks a model in a row that was published before."""
+
 SHOWN_BATCH = 8
 """The batch of Table 2, for which all ways to choose for groups are shown."""
 
@@ -31,6 +34,8 @@ def run_elixir_plans(
     out: Path, say: Callable[[str], None], batches: Collection[int], pages: Path | None, *, times: bool
 ) -> str:
     """Plan cells and write them into a folder; what an earlier run has planned there is not planned again.
+
+    A run that is interrupted writes what is planned by then.
 
     Args:
         out: the folder.
@@ -43,16 +48,22 @@ def run_elixir_plans(
         a line for people.
     """
     kept = Kept(out / CELLS)
-    cells = planned_cells(list(published_rows()), PlanCells(kept, say), batches)
-    timed = list(step_times(kept, say, anew=times))
+    rows, known = list(published_rows()), PlanCells(kept, say)
+    try:
+        planned_cells(rows, known, batches)
+        list(step_times(kept, say, anew=times))
+    except KeyboardInterrupt:
+        say("Cut off: written is what is planned so far; the same command goes on.")
+    cells, timed = planned_cells(rows, known, ()), list(step_times(kept, anew=False))
+    shown = [_row(cell) for cell in cells if cell.batch == SHOWN_BATCH]
     tables: dict[str, Rows] = {
-        "elixir_plan_b": [_row(cell) for cell in cells if cell.batch == SHOWN_BATCH],
+        "elixir_plan_b": shown if pages is None else with_earlier(shown, _published(pages, "elixir_plan_b")),
         "elixir_step_time": [asdict(found) for found in timed],
     }
     if pages is not None:
         for section, machine in TABLES.items():
             mine = [cell for cell in cells if cell.machine == machine]
-            tables[section] = with_plans(read_measurement(pages / "data" / f"{section}.json").rows, mine)
+            tables[section] = with_plans(_published(pages, section), mine)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "elixir_plans.json", (json.dumps(tables, indent=1) + "\n").encode())
     plan_time_figure(timed).savefig(out / "elixir_step_time.png", dpi=120)
@@ -75,6 +86,25 @@ def with_plans(rows: Rows, cells: Sequence[PlanCell]) -> Rows:
         {**row, "plan_b": words.get((row["model"], row["ranks"], int(str(row["batch"]).split()[0])), "")}
         for row in rows
     ]
+
+
+def with_earlier(rows: Rows, published: Rows) -> Rows:
+    """Return the rows with those that were published before of cells that are not planned yet, which get a mark."""
+    found = {_key(row): row for row in rows}
+    for row in published:
+        if _key(row) not in found:
+            found[_key(row)] = {**row, "model": _key(row)[1] + EARLIER}
+    order = [(row.machine, row.model, row.ranks) for row in published_rows() if row.batch == SHOWN_BATCH]
+    return sorted(found.values(), key=lambda row: order.index(_key(row)))
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return str(row["machine"]), str(row["model"]).removesuffix(EARLIER), int(row["ranks"])
+
+
+def _published(pages: Path, section: str) -> Rows:
+    path = pages / "data" / f"{section}.json"
+    return read_measurement(path).rows if path.is_file() else []
 
 
 def _row(cell: PlanCell) -> dict[str, Any]:

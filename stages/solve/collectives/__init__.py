@@ -5,4 +5,6 @@ policies     the fixed policies of sharded training, which every plan must beat
 group_table  a sharded program as a table of groups of parameters
 group_race   what ZeRO, Elixir and the exact choice make of that table
 groups       choices for groups of parameters, as Elixir and FSDP2 make them, lowered to plans
+group_table  groups of a program, with sizes and times, from which such choices are made
+group_race   what ZeRO, Elixir and the exact choice of four states make of them, as baselines
 """

@@ -20,8 +20,8 @@ from stowage.stages.solve.offload.offloader import Offloader
 from stowage.stages.solve.program.chain import Execution
 from stowage.stages.solve.program.program import StepProgram
 
-NEVER_UPDATES_PER_S = 1.0
-"""Rate of updates on the host where the CPU cannot update: nothing that trains is put there."""
+NEVER = 1000.0
+"""Times that the host needs for its updates, in times of computing, where the CPU cannot update."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def _machine(
     updates = list({node.node: node for node in sizes.updates.values()}.values())
     trained = sum(g.trainable for g in groups)
     on_device_s = sum(node.time_s for node in updates)
-    on_host_s = sum(offloader.cpu_update_s(node) for node in updates)
+    never_s = NEVER * sum(g.forward_s + g.backward_s for g in groups)
+    on_host_s = min(never_s, sum(offloader.cpu_update_s(node) for node in updates))
     return ParallelMachine(
         name="rank",
         ranks=n,
@@ -202,6 +203,6 @@ def _machine(
         offload_bytes_per_s=n * link.offload_bytes_per_s,
         duplex_bytes_per_s=n * link.duplex_bytes_per_s,
         device_updates_per_s=trained / on_device_s if trained and on_device_s else math.inf,
-        host_updates_per_s=trained / on_host_s if trained and 0 < on_host_s < math.inf else NEVER_UPDATES_PER_S,
+        host_updates_per_s=trained / on_host_s if trained and on_host_s else math.inf,
         collectives_share_link=link.carries_collectives,
     )

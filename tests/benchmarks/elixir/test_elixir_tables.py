@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import astuple, replace
 from functools import cache
@@ -28,7 +29,8 @@ from stowage.flows.benchmarks.elixir.published import (
     published_rows,
 )
 from stowage.flows.benchmarks.elixir.rows import sharding_problem, speedup
-from stowage.flows.benchmarks.elixir.run_plans import planned_cells, with_plans
+from stowage.flows.benchmarks.elixir.run import POLICIES
+from stowage.flows.benchmarks.elixir.run_plans import planned_cells, run_elixir_plans, with_earlier, with_plans
 from stowage.flows.benchmarks.pages.measurement import read_measurement
 from stowage.flows.planning.sharding import judge, plan_groups
 from stowage.stages.formulations.sharding.elixir.on_fsdp2 import greedy_choices
@@ -133,6 +135,15 @@ def test_planned_cells_become_a_column_of_tables_7_and_8() -> None:
     assert with_plans(rows, [replace(cell, plan_s=None)])[1] == {**rows[1], "plan_b": "OOM"}
 
 
+def test_published_rows_stay_marked_until_their_cells_are_planned() -> None:
+    def row(model: str, ranks: int, plan: str) -> dict[str, object]:
+        return {"machine": SXM.name, "model": model, "ranks": ranks, "plan": plan}
+
+    published = [row("GPT2-4b", 1, "old"), row("GPT2-10b", 2, "old"), row("GPT2-20b ‡", 4, "old")]
+    found = with_earlier([row("GPT2-20b", 4, "new"), row("GPT2-4b", 1, "new")], published)
+    assert found == [row("GPT2-4b", 1, "new"), row("GPT2-10b ‡", 2, "old"), row("GPT2-20b", 4, "new")]
+
+
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
 
@@ -154,6 +165,27 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     other = Kept(tmp_path)
     other._code = ["other code"]
     assert planned_cells(rows, PlanCells(other), {}) == []
+
+
+def test_a_run_that_is_interrupted_writes_what_is_planned_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Configuration] = []
+
+    def plan(c: Configuration) -> PlanCell:
+        planned.append(c)
+        if len(planned) == 2:
+            raise KeyboardInterrupt
+        times = dict.fromkeys(POLICIES, 1.5)
+        return PlanCell(c.machine.name, c.model.name, c.ranks, c.batch, 1.0, "offmate", times, None, 2.0)
+
+    monkeypatch.setattr(plan_cells, "plan_cell", plan)
+    said: list[str] = []
+    run_elixir_plans(tmp_path, said.append, {8}, None, times=True)
+    tables = json.loads((tmp_path / "elixir_plans.json").read_text())
+    assert [row["plan"] for row in tables["elixir_plan_b"]] == ["1.00 s"]
+    assert tables["elixir_step_time"] == []
+    assert said[-1].startswith("Cut off")
 
 
 def test_every_table_of_the_page_has_data_with_its_columns() -> None:

@@ -23,6 +23,7 @@ from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.exposure import exposed
 from stowage.stages.ir.machine import Link
 from stowage.stages.ir.parallel import GroupChoice
+from stowage.stages.ir.plan import Option
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.optimizers import KnownOptimizer
 from stowage.stages.profile import CostStore, profile_trace
@@ -54,9 +55,8 @@ TINY = {
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second of one rank."""
+    """Rates of one rank's part of the host."""
 
-    collectives: float
     copies: float
     cpu_updates: float
     shared: bool = False
@@ -70,39 +70,47 @@ def trace_of(family: str, ranks: int) -> TraceTables:
     return with_updates(recorded, made.model, optimizer=optimizer, micro_batch=MicroBatch(ranks=ranks))
 
 
+@cache
+def costed_step(family: str, ranks: int, collectives: float) -> tuple[Costed, list[Option]]:
+    """A step on a device, with schedules of its blocks."""
+    device = DeviceDescription(
+        fingerprint="made-up",
+        name="made up",
+        type="cuda",
+        memory_bytes=1 << 40,
+        flops_per_s=1e12,
+        memory_copy_bytes_per_s=1e10,
+        disk_read_bytes_per_s=1.0,
+        disk_write_bytes_per_s=1.0,
+        disk_duplex_bytes_per_s=1.0,
+        update_bytes_per_s=1e10,
+        dispatch_s=1e-9,
+        collective_bytes_per_s=collectives,
+        collective_s=1e-6,
+    )
+    trace = trace_of(family, ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        stores = Path(folder)
+        costs = profile_trace(trace, device, CostStore(stores / "costs"), costs="roofline")
+        costed = cost_traces({"plain": trace}, costs, trace, device, QUICK.grid.max_exact_nodes)
+        return costed, costed.options_for("auto", stores, QUICK)
+
+
 class Step:
     """A step on a machine, and everything that plans are judged with."""
 
-    def __init__(self, family: str, ranks: int, rates: Rates, stores: Path) -> None:
-        device = DeviceDescription(
-            fingerprint="made-up",
-            name="made up",
-            type="cuda",
-            memory_bytes=1 << 40,
-            flops_per_s=1e12,
-            memory_copy_bytes_per_s=1e10,
-            disk_read_bytes_per_s=1.0,
-            disk_write_bytes_per_s=1.0,
-            disk_duplex_bytes_per_s=1.0,
-            update_bytes_per_s=1e10,
-            dispatch_s=1e-9,
-            collective_bytes_per_s=rates.collectives,
-            collective_s=1e-6,
-        )
-        trace = trace_of(family, ranks)
-        costs = profile_trace(trace, device, CostStore(stores / "costs"), costs="roofline")
-        self.costed: Costed = cost_traces({"plain": trace}, costs, trace, device, QUICK.grid.max_exact_nodes)
+    def __init__(self, family: str, ranks: int, collectives: float, rates: Rates) -> None:
+        self.costed, self.options = costed_step(family, ranks, collectives)
         link = Link(rates.copies, rates.copies, 1.5 * rates.copies, carries_collectives=rates.shared)
         self.tier = LowerTier(link, 1 << 40, smallest_bytes=1024, cpu_update_bytes_per_s=rates.cpu_updates)
         variant = self.costed.variants[0]
         counted = exposed(variant.nodes)
-        self.options = self.costed.options_for("auto", stores, QUICK)
-        self.program = program_of(trace, variant.nodes)
+        self.program = program_of(variant.trace, variant.nodes)
         self.chain = Chain(variant.blocks, counted, self.options)
-        self.offloader = Offloader(program_of(trace, counted), self.chain, self.tier)
+        self.offloader = Offloader(program_of(variant.trace, counted), self.chain, self.tier)
 
     def request(self, budget: int) -> PlanRequest:
-        return PlanRequest(budget, lower_tier=self.tier, o_ilp_limits=QUICK.o_ilp)
+        return PlanRequest(budget, lower_tier=self.tier, o_ilp_searches=0)
 
     def table(self, budget: int) -> GroupTable:
         return table_of(self.offloader, self.offloader.leanest(), groups_by_block(self.offloader.program), budget)
@@ -129,7 +137,7 @@ class Step:
         raced = list(referee.listen(GroupRace(self.offloader).propose(task)))
         fitting = [p for p in (*others, *raced) if p.peak_bytes <= budget]
         try:
-            solved = solve_variants(self.costed.variants, self.options, self.request(budget))
+            solved = solve_variants(self.costed.variants[:1], self.options, self.request(budget))
         except Infeasible:
             assert not fitting
             return 0
@@ -145,27 +153,28 @@ RATES = st.sampled_from([1e8, 1e9, 1e10])
 
 
 @given(
-    ranks=st.sampled_from([2, 4]),
-    rates=st.builds(Rates, RATES, RATES, RATES, st.booleans()),
+    machine=st.sampled_from([("gpt2", 2, 1e8), ("llama", 4, 1e9)]),
+    rates=st.builds(Rates, RATES, RATES, st.booleans()),
     share=st.floats(0, 1.1),
 )
-@settings(max_examples=examples(6), deadline=None, derandomize=True)
-def test_no_choice_for_groups_is_faster_than_the_plan(ranks: int, rates: Rates, share: float) -> None:
-    with tempfile.TemporaryDirectory() as stores:
-        step = Step("gpt2", ranks, rates, Path(stores))
-        least, most = step.peaks()
-        step.is_never_slower(int(least + share * (most - least)))
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_choices_that_fit_are_met_on_two_real_traces(family: str, tmp_path: Path) -> None:
-    step = Step(family, 2, Rates(1e9, 1e9, 1e9), tmp_path)
+@settings(max_examples=examples(3), deadline=None, derandomize=True)
+def test_no_choice_for_groups_is_faster_than_the_plan(
+    machine: tuple[str, int, float], rates: Rates, share: float
+) -> None:
+    step = Step(*machine, rates)
     least, most = step.peaks()
-    assert [step.is_never_slower(int(least + share * (most - least))) > 0 for share in (0.0, 0.5, 1.0)] == [True] * 3
+    step.is_never_slower(int(least + share * (most - least)))
 
 
-def test_the_table_of_groups_has_the_sizes_and_times_of_the_program(tmp_path: Path) -> None:
-    step = Step("gpt2", 4, Rates(1e9, 1e9, 1e9), tmp_path)
+@pytest.mark.parametrize("machine", [("gpt2", 2, 1e8), ("llama", 4, 1e9)])
+def test_choices_that_fit_are_met_on_two_real_traces(machine: tuple[str, int, float]) -> None:
+    step = Step(*machine, Rates(1e9, 1e9))
+    least, most = step.peaks()
+    assert all(step.is_never_slower(int(least + share * (most - least))) for share in (0.0, 0.6))
+
+
+def test_the_table_of_groups_has_the_sizes_and_times_of_the_program() -> None:
+    step = Step("llama", 4, 1e9, Rates(1e9, 1e9))
     table, program = step.table(1 << 40), step.program
     parameters = [s for s in program.storages if s.role == "parameter"]
     assert frozenset().union(*table.members) == {s.storage for s in parameters}
