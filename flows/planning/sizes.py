@@ -28,7 +28,7 @@ from stowage.stages.partition import make_blocks
 from stowage.stages.partition.scale import scaled, structure_of
 from stowage.stages.rewrite import Way, needed_variant, variant_named, variants_of
 from stowage.stages.solve import PlanRequest, Solved, Variant, keep_everything_at_once, same_rows, solve_variants
-from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan
+from stowage.stages.solve.frozen import MOST_BYTES, freezing_plan, keeping_plan
 
 SLOTS = 100
 """Memory slots of RK-Rotor, for sizes whose costs are estimates."""
@@ -84,7 +84,7 @@ def everything_kept(variant: Variant, request: PlanRequest, freezable: Freezable
         request = replace(request, device_budget_bytes=MOST_BYTES)
     solved = keep_everything_at_once(variant.trace, variant.nodes, request)
     if solved is not None and freezable is not None:
-        solved = freezing_plan(variant.trace, variant.nodes, solved, freezable, budget_bytes)
+        solved = keeping_plan(freezing_plan(variant.trace, variant.nodes, solved, freezable, budget_bytes))
     if solved is None or solved.summary.device_peak_bytes > budget_bytes:
         return None
     return AtOnce(variant, replace(solved, summary=replace(solved.summary, variant=variant.name)), [])

@@ -97,6 +97,20 @@ def freezing_plan(
     )
 
 
+def keeping_plan(plan: Solved) -> Solved:
+    """Return a plan that keeps everything, compared with itself: with what it takes where a part is frozen."""
+    s = plan.summary
+    return replace(
+        plan,
+        summary=replace(
+            s,
+            keep_all_peak_bytes=s.device_peak_bytes,
+            keep_all_time_s=s.step_time_s,
+            smallest_feasible_bytes=min(s.smallest_feasible_bytes, s.device_peak_bytes),
+        ),
+    )
+
+
 def worst_peak(plan: Guarded, active: int, tier: ReplayedTier) -> tuple[WorstMask, int]:
     """Return the worst mask, and the peak under it as the referee finds it.
 
@@ -135,7 +149,7 @@ def solve_freezing(
     def fits(plan: Solved) -> bool:
         return plan.summary.device_peak_bytes <= budget_bytes
 
-    everything = judged(MOST_BYTES)
+    everything = keeping_plan(judged(MOST_BYTES))
     if fits(everything):
         return everything
     low, high = budget_bytes, everything.summary.all_active_bytes

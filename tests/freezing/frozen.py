@@ -38,16 +38,26 @@ def masks(units: Sequence[Unit], count: int, seed: int = 0) -> Iterator[list[str
 
 
 def plain_step(
-    model: nn.Module, batch: Any, loss: Any, optimizer: torch.optim.Optimizer, units: Sequence[Unit], active: list[str]
+    model: nn.Module,
+    batch: Any,
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    units: Sequence[Unit],
+    active: list[str],
+    *,
+    dropped: bool = False,
 ) -> torch.Tensor:
-    """One iteration of plain PyTorch in which only some units require gradients."""
+    """One iteration of plain PyTorch in which only some units require gradients, or all and those of others are
+    dropped."""
     parameters = dict(model.named_parameters())
-    for unit in units:
-        for name in unit.parameters:
-            parameters[name].requires_grad_(unit.name in active)
+    frozen = [parameters[name] for unit in units if unit.name not in active for name in unit.parameters]
+    for parameter in frozen if not dropped else ():
+        parameter.requires_grad_(False)
     value = loss_of(model, batch, loss)
     if value.requires_grad:
         torch.autograd.backward(value)
+    for parameter in frozen:
+        parameter.grad = None
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for parameter in parameters.values():
@@ -73,6 +83,7 @@ def assert_frozen_training(
     units: Sequence[Unit],
     optimizer: MakeOptimizer = adamw,
     iterations: int = 10,
+    dropped: bool = False,
 ) -> None:
     """Losses, parameters, buffers, gradients, states and the random state agree after every iteration."""
     (plain, batch, loss), (model, _, _) = build(), build()
@@ -83,7 +94,7 @@ def assert_frozen_training(
         state = torch.get_rng_state()
         for number, active in enumerate(masks(units, iterations)):
             torch.set_rng_state(state)
-            expected = plain_step(plain, batch, loss, plain_optimizer, units, active)
+            expected = plain_step(plain, batch, loss, plain_optimizer, units, active, dropped=dropped)
             after = torch.get_rng_state()
             torch.set_rng_state(state)
             program.active.choose(active)

@@ -14,6 +14,7 @@ from stowage.stages.freezing.stored import guarded_plan, replayed_tier
 from stowage.stages.freezing.units import units_of
 from stowage.stages.ir.units import mask_of
 from stowage.stages.runtime.bind import bind
+from stowage.stages.runtime.moves import Moves
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.solve import eager_peak_bytes
 from stowage.stages.solve.summary import Solved
@@ -87,3 +88,34 @@ def test_equal_to_plain(name: str, by_cpu: bool) -> None:
     offloading.fetch_all()
     assert differences(model, plain) == []
     assert same(optimizer.state_dict(), plain_optimizer.state_dict())
+
+
+@pytest.mark.parametrize("by_cpu", [False, True])
+def test_moves_are_measured_wherever_updates_run(by_cpu: bool) -> None:
+    prepared, solved = plans("gpt2", by_cpu)
+    units = units_of(prepared.trace)
+    (plain, batch, loss), (model, _, _) = ZOO["gpt2"](), ZOO["gpt2"]()
+    plain_optimizer, optimizer = adamw(plain), adamw(model)
+    source = emit_step(prepared.trace, prepared.nodes, solved.rows, solved.summary, solved.slots, units)
+    known = manifest_of(source, "", "").source_hash
+    offloading = Offloading(NullTier(), model, optimizer)
+    names = [unit.name for unit in units]
+    program = bind(source, known, "moves.py", prepared.trace, model, optimizer, solved.slots, offloading, units=names)
+    program.moves = Moves(units, relative=False)
+    torch.manual_seed(5)
+    for active in (names, names[2:5]):
+        before = {name: p.detach().clone() for name, p in plain.named_parameters()}
+        state = torch.get_rng_state()
+        plain_step(plain, batch, loss, plain_optimizer, units, active)
+        torch.set_rng_state(state)
+        program.active.choose(active)
+        program(batch)
+        offloading.await_updates()
+        found, after = program.moves.take(), {name: p.detach() for name, p in plain.named_parameters()}
+        assert list(found) == active
+        for unit in units:
+            if unit.name in active:
+                moved = sum(float((after[n] - before[n]).abs().sum()) for n in unit.parameters)
+                size = sum(float(before[n].abs().sum()) for n in unit.parameters)
+                assert found[unit.name] == pytest.approx(moved / size, rel=1e-4)
+    assert program.moves.take() == {}

@@ -33,6 +33,9 @@ RIGHT = [
     "x = aten.full.default([2], complex(1.0, 2.0), layout=torch.strided, memory_format=torch.contiguous_format)",
     "with run.as_in_forward():\n        x = aten.rand.default([1])\n    run.keep_offloaded('x')",
     'gradients = {\n        "a": run.gradient["a"],\n    }\n    run.update_all(gradients)\n    del gradients',
+    'if run.active("h.0", ..., "h.3"):\n        x = run.input["a"]',
+    'if not run.active("h.0"):\n        x = y = None',
+    'x = aten.rand.default([run.active("h.0"), False])',
 ]
 OTHER = (
     "x = torch.ops.prims.iota.default(3, start=0, step=1, dtype=torch.int64, device=torch.device('cpu'), "
@@ -81,6 +84,16 @@ WRONG = [
     "del run",
     "del never_assigned",
     "if True:\n        pass",
+    "if run.active('a'):\n        pass",
+    "if run.active('a'):\n        run.leave([])\n    else:\n        run.leave([])",
+    "if run.active('a') or eval('1'):\n        run.leave([])",
+    "if run.active(eval('1')):\n        run.leave([])",
+    "if run.active(*['a']):\n        run.leave([])",
+    "if run.active('a', b='c'):\n        run.leave([])",
+    "if run.leave([]):\n        run.leave([])",
+    "if not run._active('a'):\n        run.leave([])",
+    "run = None",
+    "x = y.z = None",
     "while True:\n        pass",
     "for x in ():\n        pass",
     "with open('f') as x:\n        pass",
