@@ -33,7 +33,7 @@ from stowage.stages.runtime.program import forget_source
 from stowage.stages.runtime.sharding.agreement import heard, together
 from stowage.stages.sensitivity import StepTensors
 from stowage.stages.structure.generators import forked_generators
-from stowage.stages.trace import MicroBatch, Recorded, with_outside
+from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 
