@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stowage.flows import (
         BatchChoice,
         Freeze,
+        Lossy,
         MasterWeights,
         Offload,
         ShardPlan,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchChoice",
     "Freeze",
+    "Lossy",
     "MasterWeights",
     "Offload",
     "ShardPlan",

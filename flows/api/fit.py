@@ -95,6 +95,8 @@ def _make_step(
         notice = run_together(ranks, model, optimizer, _settings(steps, choices))
         if notice:
             choices.say(notice)
+    if ranks is not None and choices.lossy is not None:
+        raise ParameterError("lossy is for one process: leave it out, or train without a group of several ranks.")
     planner = Planner(
         model,
         known,
@@ -271,6 +273,11 @@ def fit(
             raise ParameterError(
                 "Parameters on the meta device are replaced when their weights are loaded: pass a function that makes "
                 "the optimizer, not a ready one."
+            )
+        if lossy is not None and any(p.is_meta for p in model.parameters()):
+            raise ParameterError(
+                "lossy is measured on the model's weights, and on the meta device there are none: load them before "
+                "fit, or leave lossy out."
             )
         late = LateWeights(model, batch, weights)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):

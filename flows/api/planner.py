@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class Planner:
         effort: Effort | None = None,
         in_full: bool = False,
         slow: Callable[[], None] = lambda: None,
-        live: Callable[[], StepTensors] | None = None,
+        live: Callable[[], AbstractContextManager[StepTensors]] | None = None,
     ) -> Planned:
         """Plan a training step.
 
@@ -93,7 +94,7 @@ class Planner:
             effort: replaces the planner's effort.
             in_full: measure and search, unless everything fits anyway.
             slow: called before anything is measured or searched in full.
-            live: returns the tensors that the step reads, to measure with; needed where there is leave for lossy plans.
+            live: lends the tensors that the step reads, to measure with; needed where there is leave for lossy plans.
 
         Raises:
             StowageError: see the stages; `Infeasible` when the budget cannot be met.
@@ -179,7 +180,7 @@ class Planner:
         largest: MicroBatch | None,
         offloaded_at_rest: frozenset[str],
         effort: Effort,
-        live: Callable[[], StepTensors] | None,
+        live: Callable[[], AbstractContextManager[StepTensors]] | None,
     ) -> Planned:
         step = StepToPlan(
             model=self.model,
@@ -220,12 +221,13 @@ class Planner:
         nodes, blocks = list(variant.nodes), list(variant.blocks)
         return finish(variant.trace, nodes, blocks, found.options, solved, stores, eager_peak_bytes)
 
-    def _leave(self, live: Callable[[], StepTensors] | None) -> Leave | None:
+    def _leave(self, live: Callable[[], AbstractContextManager[StepTensors]] | None) -> Leave | None:
         if self.lossy is None or live is None:
             return None
 
         def errors(trace: TraceTables, lossy: Lossy) -> list[GradientError]:
-            return gradient_errors(trace, lossy.kinds, [live()], progress=self.watch.part)
+            with live() as tensors:
+                return gradient_errors(trace, lossy.kinds, [tensors], progress=self.watch.part)
 
         return Leave(self.lossy, errors)
 

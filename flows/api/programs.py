@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from stowage.stages.runtime.program import forget_source
 from stowage.stages.runtime.sharding.agreement import heard, together
 from stowage.stages.sensitivity import StepTensors
 from stowage.stages.structure.generators import forked_generators
-from stowage.stages.trace import MicroBatch, Recorded, with_outside
+from stowage.stages.trace import MicroBatch, Outside, Recorded, with_outside
 from stowage.stages.workload import BatchSignature, batch_signature
 from stowage.stages.workload.autocast import without_autocast
 
@@ -297,8 +298,14 @@ class Programs:
                 effort=QUICK if self._steps.new_shapes == "quick" and self._seen and not ahead else None,
                 in_full=ahead,
                 slow=lambda: self._say(f"Planning, {reason}: training waits for it.") if reason else None,
-                live=lambda: StepTensors.of(self._model, batch, recorded.outside),
+                live=lambda: self._lent(batch, recorded.outside),
             )
+
+    @contextmanager
+    def _lent(self, batch: Any, outside: Outside) -> Iterator[StepTensors]:
+        """Lend the tensors that a step reads, all of them in memory."""
+        with self.binding.lend(None):
+            yield StepTensors.of(self._model, batch, outside)
 
     def _record(self, key: Key, batch: Any) -> Recorded:
         """Return the recorded forward and backward, which the micro-batches of a signature share."""

@@ -17,6 +17,7 @@ LOG = logging.getLogger("stowage")
 STAGES = {
     "trace": "tracing the step",
     "profile": "measuring operations",
+    "errors": "measuring what fewer bits do to gradients",
     "partition": "cutting the step into blocks",
     "options": "finding schedules of blocks",
     "solve": "choosing the plan",

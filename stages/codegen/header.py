@@ -13,7 +13,7 @@ Plan {plan}: {method}, device budget {budget:,.1f} MiB, predicted peak {peak:,.1
 Each line is one operation; the comment gives its block, the bytes it makes and its predicted time. `again` marks a
 recomputation. `del` frees; `offload`, `reload` and `wait` move tensors to the lower tier and back. Written
 by codegen; change the plan, not this file.
-"""
+{lossy}"""
 
 import torch
 from torch import Tensor
@@ -41,4 +41,14 @@ def header(meta: TraceMeta, summary: PlanSummary) -> str:
         budget=summary.device_budget_bytes / MIB,
         peak=summary.device_peak_bytes / MIB,
         time=summary.step_time_s,
+        lossy=_lossy(summary),
     )
+
+
+def _lossy(summary: PlanSummary) -> str:
+    """Return what is kept in fewer bits, a line for each class of tensors; nothing where all numbers are exact."""
+    if not summary.lossy:
+        return ""
+    kept = "".join(f"- {remark(each)}\n" for each in summary.lossy)
+    changed = "" if summary.exact else f", which changes the gradient by {summary.gradient_error:.3%} at most"
+    return f"\nKept for backward in fewer bits{changed}; the codes of x are named x_int8_codes and so on:\n\n{kept}"

@@ -127,6 +127,17 @@ def headline(summary: PlanSummary, facts: ReportFacts) -> list[FactLine]:
              f"{percent(overhead(s))} above the lower bound of {seconds(s.lower_bound_s)}"),
         time("Measured step time", f.step_s, f.eager_step_s, off_by(f.step_s, s.step_time_s)),
         *(moved if s.lower_tier_bytes else []),
+        *_in_fewer_bits(s),
+    ]  # fmt: skip
+
+
+def _in_fewer_bits(summary: PlanSummary) -> list[FactLine]:
+    """Return a row for each class of tensors that is kept in fewer bits; the first says what the gradient pays."""
+    changed = f"the gradient changes by {percent(summary.gradient_error)} at most"
+    return [
+        FactLine("Kept in fewer bits" if not i else "", kept.partition(": ")[0], NOTHING, NOTHING,
+                 kept.partition(": ")[2] + (f"; {changed}" if not i and not summary.exact else ""))
+        for i, kept in enumerate(summary.lossy)
     ]  # fmt: skip
 
 

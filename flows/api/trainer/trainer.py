@@ -25,6 +25,7 @@ from stowage.flows.api.trainer.refusals import refuse
 from stowage.flows.api.trainer.resuming import plain
 from stowage.flows.api.training_step import TrainingStep
 from stowage.stages.ir.errors import MIB, Infeasible, ParameterError, TraceError
+from stowage.stages.ir.lossy import Lossy
 from stowage.stages.ir.plan import PlanSummary
 from stowage.stages.runtime.executors.base import MakeExecutor
 from stowage.stages.runtime.executors.single import SingleDevice
@@ -49,6 +50,7 @@ def stow(
     programs: int = MOST,
     executor: MakeExecutor = SingleDevice,
     freeze: Freeze | None = None,
+    lossy: Lossy | None = None,
     say: Say = print_notice,
 ) -> AnyTrainer:
     """Let `trainer.train()` run every training step under a plan within `device_budget`.
@@ -78,6 +80,7 @@ def stow(
         programs: as in `fit`.
         executor: as in `fit`.
         freeze: as in `fit`; the Trainer's checkpoints hold what has been chosen so far.
+        lossy: as in `fit`; gradients are then not the plain Trainer's.
         say: as in `fit`.
 
     Returns:
@@ -103,6 +106,7 @@ def stow(
         say,
         group_of(trainer),
         freeze_of(freeze),
+        lossy,
     )
     if isinstance(trainer.training_step, _Stowed):  # type: ignore[attr-defined]
         raise ParameterError("This Trainer already runs under plans: call stow once.")

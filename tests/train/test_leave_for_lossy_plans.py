@@ -1,0 +1,56 @@
+"""A lossy plan, a colleague's or an old one, is refused where nobody has allowed it, and says what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stowage.flows.planning.by_rules import blank_summary
+from stowage.stages.codegen.header import header
+from stowage.stages.ir.errors import ParameterError, PlanMismatchError
+from stowage.stages.ir.lossy import Lossy
+from stowage.stages.ir.trace import TraceMeta
+from stowage.stages.report.facts import gather, headline
+from stowage.stages.settings import Settings, parse_settings
+from stowage.stages.train.plan_files import check_leave
+
+KEPT = ("int8: h.*.mlp addmm", "bf16: h.* add")
+LOSSY = replace(blank_summary(), plan_hash="abc", exact=False, lossy=KEPT, gradient_error=0.0042)
+
+
+def settings(**lossy: object) -> Settings:
+    return parse_settings({"trace": {"model": {"architecture": "gpt2"}}, "lossy": lossy})
+
+
+def test_a_lossy_plan_needs_leave() -> None:
+    with pytest.raises(PlanMismatchError, match=r"Plan abc keeps values for backward in bf16, int8, which changes"):
+        check_leave(LOSSY, settings())
+    with pytest.raises(PlanMismatchError, match=r"in int8, which changes gradients, and lossy.kinds do not allow it"):
+        check_leave(LOSSY, settings(kinds=["bf16"]))
+    check_leave(LOSSY, settings(kinds=["bf16", "int8"]))
+    check_leave(LOSSY, settings(kinds="all"))
+
+
+def test_an_exact_plan_needs_none() -> None:
+    check_leave(replace(blank_summary(), lossy=("relu1bit: h relu alone",)), settings())
+
+
+def test_leave_in_params_yaml() -> None:
+    assert settings().lossy.leave is None
+    assert settings(kinds=["int8"], max_gradient_error=0.02).lossy.leave == Lossy(["int8"], 0.02)
+    with pytest.raises(ParameterError, match="int7"):
+        settings(kinds=["int7"])
+    with pytest.raises(ParameterError, match=r"lossy.kinds are for one process"):
+        parse_settings({"trace": {"model": {"architecture": "gpt2"}, "ranks": 2}, "lossy": {"kinds": "all"}})
+
+
+def test_the_head_of_a_step_and_the_report_list_what_is_kept() -> None:
+    meta = TraceMeta("", "gpt2", "cpu", "2", 0, "", 1)
+    text = header(meta, LOSSY)
+    assert "- int8: h.*.mlp addmm\n- bf16: h.* add\n" in text
+    assert "by 0.420% at most" in text
+    assert "fewer bits" not in header(meta, blank_summary())
+    rows = [row for row in headline(LOSSY, gather([])) if row.note in ("h.* add",) or "h.*.mlp addmm" in row.note]
+    assert [row.plan for row in rows] == ["int8", "bf16"]
+    assert "fewer bits" in repr(LOSSY)
