@@ -33,6 +33,8 @@ WRONG: dict[str, list[Any]] = {
     "offload_dir": [3, True, "", "a\x00b", "x" * 5000, ["x"], float("nan")],
     "weights": [3, "", "a\x00b"],
     "cache_dir": [3, "", "a\x00b", "x" * 5000],
+    "lossy": ["int8", 3, True, ["int8"]],
+    "freeze": ["ils", 0.9, True, ["ils"]],
     "max_grad_norm": [0, -1.0, "1", True, float("nan"), []],
 }
 

@@ -1,19 +1,17 @@
 """Measures what forward saves for backward against the freezing rate, and compares it with the prediction.
 
-`python -m stowage.flows.benchmarks.slimfit.saved bert vit decoder` prints a table of each. Everything is kept, so that
-what is in memory between forward and backward is what backward will read.
+Everything is kept, so that what is in memory between forward and backward is what backward will read.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from stowage.flows.benchmarks.slimfit.models import MODELS, Frozen
+from stowage.flows.benchmarks.slimfit.models import Frozen
 from stowage.stages.codegen import emit_step, manifest_of
 from stowage.stages.device import device_of
 from stowage.stages.formulations.freezing.coverage import by_first_unit, solved_coverage
@@ -22,7 +20,6 @@ from stowage.stages.freezing.policies import active_count
 from stowage.stages.freezing.projection import Guarded
 from stowage.stages.freezing.stored import guarded_plan
 from stowage.stages.freezing.units import units_of
-from stowage.stages.ir.amounts import size_text
 from stowage.stages.ir.costs import Cost
 from stowage.stages.ir.freezable import UnitKind
 from stowage.stages.ir.masked_bytes import MaskedBytes
@@ -149,29 +146,3 @@ def _measured(program: Program, model: Any, optimizer: torch.optim.Optimizer, ba
             return used
         used += event.nbytes
     raise AssertionError("forward ended without a mark")
-
-
-def table(found: Sequence[Saved]) -> str:
-    """Return the rows as text."""
-    lines = [f"{'rate':>6} {'mask':>6} {'predicted':>12} {'measured':>12} {'differ':>8} {'at the paper’s batch':>20}"]
-    for row in found:
-        differ = row.measured_bytes / row.predicted_bytes - 1 if row.predicted_bytes else 0.0
-        scaled = f"{row.scaled_gb:.2f} GB" if row.scaled_gb else "-"
-        lines.append(
-            f"{row.rate:>6} {row.mask:>6} {size_text(row.predicted_bytes):>12} {size_text(row.measured_bytes):>12} "
-            f"{differ:>8.2%} {scaled:>20}"
-        )
-    return "\n".join(lines)
-
-
-def main(names: Sequence[str]) -> None:
-    """Print a table for each model of these names."""
-    for name in names:
-        model = MODELS[name]
-        found = list(saved_activations(model))
-        print(f"{model.label}, batch {model.batch}, {found[0].units}; paper {model.paper_gb} GB")
-        print(table(found), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:] or list(MODELS))
