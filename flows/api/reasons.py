@@ -83,6 +83,8 @@ def planned_text(plan: PlanSummary, took_s: float, reason: str, traced_s: float 
     """
     next_one = f"; a new shape that fits will take about {max(traced_s, 0.1):.1f} s" if traced_s else ""
     because = f", {reason}" if reason else ""
+    if plan.units:
+        next_one = f"; at most {plan.active_units} of {plan.units} units train in a step{next_one}"
     return (
         f"Planned in {took_s:.1f} s{because}; predicted: peak {size_text(plan.device_peak_bytes)} "
         f"of {size_text(plan.device_budget_bytes)}, {time_text(plan.step_time_s)} a step ({plan.method})"

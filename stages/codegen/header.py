@@ -13,7 +13,7 @@ Plan {plan}: {method}, device budget {budget:,.1f} MiB, predicted peak {peak:,.1
 Each line is one operation; the comment gives its block, the bytes it makes and its predicted time. `again` marks a
 recomputation. `del` frees; `offload`, `reload` and `wait` move tensors to the lower tier and back. Written
 by codegen; change the plan, not this file.
-{lossy}"""
+{lossy}{freezes}"""
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ aten = torch.ops.aten
 @torch.no_grad()
 def step(run: Iteration) -> {returns}:
 '''
+
+_FREEZES = """
+At most {active} of {units} units train in a step; peak and time are those of the worst and of the mean choice. Lines
+under `if run.active(…)` run if one of these units trains, `...` standing for all between two; None frees too.
+"""
 
 
 def header(meta: TraceMeta, summary: PlanSummary) -> str:
@@ -42,6 +47,7 @@ def header(meta: TraceMeta, summary: PlanSummary) -> str:
         peak=summary.device_peak_bytes / MIB,
         time=summary.step_time_s,
         lossy=_lossy(summary),
+        freezes=_FREEZES.format(active=summary.active_units, units=summary.units) if summary.units else "",
     )
 
 

@@ -19,7 +19,7 @@ from stowage.stages.runtime.bind import bind
 from stowage.stages.runtime.executors.base import ExecutablePlan, Executor
 from stowage.stages.runtime.executors.iteration import SingleIteration
 from stowage.stages.runtime.executors.single import SingleDevice
-from stowage.stages.runtime.executors.verbs import AROUND, VERBS, Iteration
+from stowage.stages.runtime.executors.verbs import AROUND, CONDITIONS, VERBS, Iteration
 from stowage.stages.runtime.offload.contents import Contents
 from stowage.stages.runtime.offload.offloading import Offloading
 from stowage.stages.structure.tree import ModuleTree
@@ -152,7 +152,7 @@ def test_a_second_executor_runs_the_same_steps(
 
 def test_the_verbs_are_what_one_device_has() -> None:
     own = {name for name, member in vars(SingleIteration).items() if callable(member) and not name.startswith("_")}
-    assert own == VERBS | AROUND
+    assert own == VERBS | AROUND | CONDITIONS
 
 
 def test_generated_code_may_call_these_verbs_alone() -> None:
@@ -162,3 +162,4 @@ def test_generated_code_may_call_these_verbs_alone() -> None:
         "reload", "scatter", "scattered", "update", "update_all", "update_on_cpu", "update_together", "wait",
     } == VERBS  # fmt: skip
     assert {"as_in_forward"} == AROUND
+    assert {"active"} == CONDITIONS
