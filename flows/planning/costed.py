@@ -141,7 +141,7 @@ def cost_recorded(recorded: Recorded, step: StepToPlan, how: Costing) -> Costed:
     extra = [whole] if step.largest is not None else []
     errors: Sequence[GradientError] = ()
     if step.leave is not None:
-        extra += Classes(trace).traces(step.leave.lossy.kinds).values()
+        extra += Classes(trace).everywhere(step.leave.lossy.kinds)
     known = profiled([*traces.values(), *extra])
     if step.leave is not None:
         how.progress("errors")

@@ -29,7 +29,7 @@ def main() -> None:
     with Progress() as bar:
         task = bar.add_task("profile", total=None)
         costs = profile_variants(
-            [*variants_of(trace).values(), *(Classes(trace).traces(lossy.kinds).values() if lossy else ())],
+            [*variants_of(trace).values(), *(Classes(trace).everywhere(lossy.kinds) if lossy else ())],
             target,
             CostStore(STORE / "costs"),
             costs=settings.costs,

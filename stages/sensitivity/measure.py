@@ -36,17 +36,18 @@ def gradient_errors(
         around: surrounds the work; restores the random generators.
         progress: called with the number of backward runs done and their total.
     """
-    made = Classes(trace).traces(kinds)
-    changes = dict.fromkeys(made, 0.0)
+    kinds = tuple(kinds)
+    classes = Classes(trace)
+    changes = dict.fromkeys(classes.members(kinds), 0.0)
     norm = 0.0
     with around():
         for number, each in enumerate(live):
-            forward = StoredForward(trace, each, made.values())
+            forward = StoredForward(trace, each, classes.everywhere(kinds))
             exact = forward.gradients(trace)
             norm += sum(float(g.double().square().sum()) for g in exact.values())
-            for done, (key, packed) in enumerate(made.items(), 1):
-                changes[key] += squared_distance(forward.gradients(packed), exact)
-                progress(number * len(made) + done, len(live) * len(made))
+            for done, (kind, name) in enumerate(changes, 1):
+                changes[kind, name] += squared_distance(forward.gradients(classes.trace(kind, name)), exact)
+                progress(number * len(changes) + done, len(live) * len(changes))
     return [GradientError(kind, name, change / norm if norm else 0.0) for (kind, name), change in changes.items()]
 
 

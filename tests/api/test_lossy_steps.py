@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stowage.flows import Lossy, fit
+from stowage.flows import Freeze, Lossy, fit
 from stowage.stages.ir.errors import ParameterError
 from stowage.stages.ir.plan import Option
 from stowage.stages.rewrite import is_asked
@@ -17,6 +17,7 @@ from stowage.stages.rewrite.lossy import described
 from stowage.stages.rewrite.lossy import saved as saved_module
 from stowage.stages.solve import PlanRequest, Solved, Variant, solve_variants
 from stowage.stages.trace import trace_step
+from tests.freezing.beside import Given, assert_equal_to_plain
 from tests.rewrite.packed_by_hooks import Chosen, hooked
 from tests.zoo import ZOO, loss_of
 
@@ -83,6 +84,36 @@ def test_training_equals_hooks(name: str, tmp_path: Path) -> None:
     measured = step.measure(batch).peak_bytes
     assert measured <= step.plan.device_budget_bytes
     assert abs(measured - step.plan.device_peak_bytes) <= max(CLOSE_BYTES, step.plan.device_peak_bytes // 50)
+
+
+@pytest.mark.usefixtures("packed_only")
+def test_freezing_goes_with_it(tmp_path: Path) -> None:
+    """Masks that change each time set `requires_grad` in plain PyTorch, whose hooks keep the same values in codes."""
+
+    def adamw(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=1e-2)  # type: ignore[arg-type]
+
+    (model, batch, _), (plain, _, _), policy = ZOO["gpt2"](), ZOO["gpt2"](), Given()
+    trace = trace_step(plain, batch)
+    step = fit(
+        model,
+        batch,
+        adamw,
+        device_budget="97%",
+        cache_dir=tmp_path,
+        quick=True,
+        freeze=Freeze(policy=policy),
+        lossy=Lossy("bf16", 0.1),
+        say=lambda text: None,
+    )
+    assert not step.plan.exact
+    chosen = Chosen.of(trace, step.plan.variant)
+
+    def loss(model: torch.nn.Module, batch: object) -> torch.Tensor:
+        with hooked(chosen):
+            return loss_of(model, batch, None)  # type: ignore[arg-type]
+
+    assert_equal_to_plain(step, policy, plain, adamw(plain.parameters()), loss, [batch], updates=ITERATIONS)
 
 
 def test_without_leave_every_plan_is_exact(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_errors_of_classes_add_up_as_variances(name: str, monkeypatch: pytest.Mo
     kinds = ("bf16", "int8_tensor", "int4_tensor")
     errors = gradient_errors(trace, kinds, [live])
     costs = {c.signature: c for c in costs_for(trace).values()} | {
-        c.signature: c for made in Classes(trace).traces(kinds).values() for c in costs_for(made).values()
+        c.signature: c for made in Classes(trace).everywhere(kinds) for c in costs_for(made).values()
     }
     for limit in (0.003, 0.01, 0.05):
         names = choices(trace, costs, errors, Lossy(kinds, limit))
@@ -104,7 +104,7 @@ def test_the_same_tensor_of_every_layer_is_one_class(monkeypatch: pytest.MonkeyP
 
 def test_what_was_not_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     trace, _ = traced("gpt2", monkeypatch)
-    costs = {c.signature: c for made in Classes(trace).traces(["bf16"]).values() for c in costs_for(made).values()}
+    costs = {c.signature: c for made in Classes(trace).everywhere(["bf16"]) for c in costs_for(made).values()}
     assert choices(trace, costs, [], Lossy("bf16")) == []
     rows = [GradientError("bf16", name, 1.0) for _, name in Classes(trace).members(["bf16"])]
     assert choices(trace, costs, rows, Lossy("bf16")) == []

@@ -61,7 +61,7 @@ def choices(trace: TraceTables, costs: Mapping[str, Cost], errors: Sequence[Grad
 
     Args:
         trace: the step as it was recorded.
-        costs: the cost of every call of it and of `Classes.traces`.
+        costs: the cost of every call of it and of `Classes.everywhere`.
         errors: what was measured.
         lossy: the leave.
     """
@@ -95,10 +95,10 @@ def candidates(
     before = _Totals.of(trace, costs)
     rows = {(e.kind, e.tensors): e.squared_error for e in errors}
     found = []
-    for (kind, name), made in classes.traces(lossy.kinds).items():
+    for kind, name in members:
         error = 0.0 if CODECS[kind].exact else rows.get((kind, name), math.inf)
         if error <= lossy.max_gradient_error**2:
-            after = _Totals.of(made, costs)
+            after = _Totals.of(classes.trace(kind, name), costs)
             found.append(
                 Candidate(
                     kind,

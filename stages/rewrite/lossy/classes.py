@@ -103,9 +103,16 @@ class Classes:
                 found[kind, name].append((site, saved))
         return dict(found)
 
-    def traces(self, kinds: Iterable[str]) -> dict[tuple[str, str], TraceTables]:
-        """Return for each kind and class the trace in which that class alone is kept in that kind."""
-        return {
-            (kind, name): compress_values(CODECS[kind], self._trace, [saved for _, saved in members])
-            for (kind, name), members in self.members(kinds).items()
-        }
+    def trace(self, kind: str, name: str) -> TraceTables:
+        """Return the trace in which one class alone is kept in one kind."""
+        members = self.members([kind])[kind, name]
+        return compress_values(CODECS[kind], self._trace, [saved for _, saved in members])
+
+    def everywhere(self, kinds: Iterable[str]) -> list[TraceTables]:
+        """Return for each kind the trace in which all classes are kept in it: their calls are those of any choice."""
+        found: list[TraceTables] = []
+        for kind in kinds:
+            members = [saved for own in self.members([kind]).values() for _, saved in own]
+            if members:
+                found.append(compress_values(CODECS[kind], self._trace, members))
+        return found
