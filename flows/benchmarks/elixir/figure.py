@@ -17,7 +17,9 @@ def plan_time_figure(found: Sequence[PlanTime]) -> Figure:
         mine = [p for p in found if p.case == case]
         xs = [p.ranks if case == "GPUs" else p.layers for p in mine]
         axes.plot(xs, [p.seconds for p in mine], color="#4477aa", lw=2, marker="o", ms=4)
-        axes.set(xscale="log", yscale="log", xlabel=case)
+        axes.set_xlabel(case)
+        if mine:
+            axes.set(xscale="log", yscale="log")
         axes.set_xticks(xs, [str(x) for x in xs])
         axes.xaxis.minorticks_off()
         axes.grid(color="#e6e8eb")

@@ -61,8 +61,8 @@ _FULL = (
 
 _ABOUT = (
     "Simulated TFLOPS, and in brackets what the paper has; `OOM`: out of memory. *Speed-up*: Elixir over the best of "
-    "DeepSpeed's settings. *On FSDP2*: the best choice for FSDP2's groups, a layer each. *Sharded plan*: see below. "
-    "† cells that constants were fitted to."
+    "DeepSpeed's settings. *On FSDP2*: the best choice for FSDP2's groups, a layer each. *Sharded plan*: see below; "
+    "one that computes little again can be above the rate of matrix products. † cells that constants were fitted to."
 )
 
 TABLE_7 = Section("elixir_7", "Table 7: A100 40 GB SXM", _ABOUT, ELIXIR, _FULL)
