@@ -15,10 +15,10 @@ from tests.sharding.all_at_once import Found, Tiers, all_at_once, beside_collect
 from tests.sharding.processes import on_ranks
 from tests.sharding.test_planned_equal_to_ddp import check_all
 
-BUDGETS = {"gpt2": "40%", "llama_lora": "50%", "t5": "50%", "resnet": "60%"}
+BUDGETS = {"gpt2": "40%", "llama_lora": "55%", "t5": "50%", "resnet": "60%"}
 """Budgets of each recipe, of what plain PyTorch takes, with a disk as the lower tier."""
 
-BUDGETS_WITH_HOST = {"gpt2": "30%", "llama_lora": "40%", "t5": "40%", "resnet": "50%"}
+BUDGETS_WITH_HOST = {"gpt2": "30%", "llama_lora": "40%", "t5": "35%", "resnet": "50%"}
 """The same with host memory and a disk behind it, whose buffers are no part of the budget."""
 
 HOST_BYTES = 40_000
