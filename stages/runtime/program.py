@@ -164,6 +164,12 @@ class Program:
         self.lender: Lender | None = offloading
         self.elsewhere: Callable[[], list[torch.Tensor]] = list
 
+    def use_lower_tier(self, offloading: Offloading) -> None:
+        """Find in the lower tier what plans offload that were made after this one, which uses none of it."""
+        self.offloading = offloading
+        offloading.adopt(self.parameters())
+        self.lender = self.lender or offloading
+
     def take_left(self) -> Sequence[torch.Tensor]:
         """Return what the latest iteration leaves in the user's objects, which keep it from now on."""
         left, self.left = self.left, ()

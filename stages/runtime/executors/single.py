@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -36,6 +37,8 @@ class SingleDevice:
         self._tree = tree
         self._room_bytes = 0
         self._offloading: Offloading | None = None
+        self._without: weakref.WeakSet[Program] = weakref.WeakSet()
+        """Programs that were made before the tier was opened."""
         self._surroundings: MakeIteration = SingleIteration
 
     @property
@@ -50,6 +53,7 @@ class SingleDevice:
             limit = resident_limit(self._model, self._optimizer, plan.budget_bytes) if plan.budget_bytes else None
             self._offloading = Offloading(tier, self._model, self._optimizer, limit)
             self._room_bytes = plan.budget_bytes
+            self._tell(self._offloading)
         elif self._offloading is not None and plan.budget_bytes > self._room_bytes > 0:
             self._offloading.allow(plan.budget_bytes - self._room_bytes)
             self._room_bytes = plan.budget_bytes
@@ -59,7 +63,7 @@ class SingleDevice:
         self, plan: ExecutablePlan, outside: Mapping[str, torch.Tensor] | None = None, *, trains: bool = True
     ) -> Program:
         """Make a program of a plan; see `Executor`."""
-        return bind(
+        program = bind(
             plan.source,
             plan.manifest.source_hash,
             str(plan.path),
@@ -73,6 +77,15 @@ class SingleDevice:
             self._surroundings,
             [unit.name for unit in plan.units],
         )
+        if self._offloading is None:
+            self._without.add(program)
+        return program
+
+    def _tell(self, offloading: Offloading) -> None:
+        """Let programs that know of no lower tier fetch from it what others leave there between iterations."""
+        for program in self._without:
+            program.use_lower_tier(offloading)
+        self._without.clear()
 
     @contextmanager
     def lend(self, names: Iterable[str] | None) -> Iterator[None]:
