@@ -67,7 +67,7 @@ MORE: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.parametrize("number", some(range(len(MORE)), keep=[1]))
 def test_micro_batches_with_a_lower_tier(number: int, fit_stores: Path, tmp_path: Path) -> None:
     name, optimizer, more = MORE[number]
-    found = on_ranks(2, all_at_once, name, optimizer, "60%", fit_stores, Tiers(tmp_path, HOST_BYTES), more)
+    found = on_ranks(2, all_at_once, name, optimizer, "48%", fit_stores, Tiers(tmp_path, HOST_BYTES), more)
     check_all([one.compared for one in found])
     for one in found:
         assert one.down
