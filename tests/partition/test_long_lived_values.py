@@ -13,7 +13,6 @@ from torch import nn
 from stowage.flows import fit
 from stowage.stages.ir.block import BlockGraph
 from stowage.stages.ir.defaults import MAX_EXACT_NODES
-from stowage.stages.ir.errors import Infeasible
 from stowage.stages.ir.trace import TraceTables
 from stowage.stages.ir.variant import LONG_LIVED, NO_LONG_LIVED
 from stowage.stages.partition import chains as cut
@@ -121,11 +120,9 @@ def test_a_huge_block_that_holding_makes_small_is_in_no_plan(tmp_path: Path, mon
 
 def test_training_around_held_values_equals_eager(tmp_path: Path) -> None:
     model, eager = network(), network()
-    with pytest.raises(Infeasible) as found:
-        fit(model, BATCH, adam, device_budget=1, loss=loss, quick=True, cache_dir=tmp_path)
-    budget = found.value.smallest_feasible_bytes
-    step = fit(model, BATCH, adam, device_budget=budget, loss=loss, quick=True, cache_dir=tmp_path)
-    assert step.plan.variant.endswith(LONG_LIVED), "the tightest budget is out of reach of one large block"
+    step = fit(model, BATCH, adam, device_budget="60%", loss=loss, quick=True, cache_dir=tmp_path)
+    assert step.plan.variant.endswith(LONG_LIVED)
+    budget = step.plan.device_budget_bytes
     optimizer = adam(eager.parameters())
     torch.manual_seed(7)
     planned = [step(BATCH).item() for _ in range(3)]
